@@ -1,0 +1,1 @@
+"""Measured claims: `python -m benchmarks.<name>` writes JSON under `benchmarks/results/`."""

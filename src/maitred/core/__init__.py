@@ -1,0 +1,1 @@
+"""The vocabulary every part speaks: ids, requests, usage, clock, errors and ports. Imports nothing of ours."""

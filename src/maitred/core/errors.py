@@ -1,0 +1,168 @@
+"""Every error a caller can see, in four families by who must act.
+
+::
+
+    MaitredError
+    ├── CallerError           the caller must change the request
+    │   ├── InvalidRequest            400  a field is missing, of the wrong type or out of range
+    │   │   └── ContextLengthExceeded 400  prompt and answer do not fit the model's window
+    │   ├── ModelNotFound             404  no such model here
+    │   ├── RouteNotFound             404  no such path
+    │   ├── MethodNotAllowed          405  the path exists, the method does not
+    │   ├── BodyTooLarge              413  the body is over the configured limit
+    │   └── ConfigInvalid             400  the operator's configuration has faults
+    ├── Refused               the caller must come back later
+    │   └── Saturated                 429  more requests are in flight than this server takes
+    ├── Unavailable           the operator, or time, must act
+    │   ├── ReplicaUnavailable        503  no replica of the model is ready
+    │   ├── ReplicaLost               502  the replica died while it was answering
+    │   └── Draining                  503  the server is shutting down
+    └── Bug                   we must act
+        └── ProtocolViolation         500  a peer broke the framed protocol
+
+Each class says with `code`, `http_status` and `retryable` what it means to a program; the message says to a person
+what to do. Only `maitred.api.errors` turns an error into HTTP.
+"""
+
+from typing import ClassVar
+
+
+class MaitredError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: One or two sentences that name the remedy. The class's `default_message` when omitted.
+        param: The request field at fault, in the caller's own terms (``messages[2].content``).
+        retry_after_s: When coming back makes sense, for errors that pass by themselves.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    default_message: ClassVar[str] = "The server failed. Report this with the request id."
+
+    def __init__(
+        self, message: str | None = None, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        self.message = message or self.default_message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        super().__init__(self.message)
+
+
+class CallerError(MaitredError):
+    """The caller must change the request; sending it again as it is cannot help."""
+
+    code = "invalid_request"
+    http_status = 400
+    default_message = "The request cannot be served as it is. Change it and send it again."
+
+
+class InvalidRequest(CallerError):
+    """A field is missing, of the wrong type or out of range; `param` names it."""
+
+    code = "invalid_value"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested answer do not fit the model's context window."""
+
+    code = "context_length_exceeded"
+    default_message = "Prompt and max_tokens exceed the model's context window. Shorten one of them."
+
+
+class ModelNotFound(CallerError):
+    """No model of that name is served here."""
+
+    code = "model_not_found"
+    http_status = 404
+    default_message = "No such model. GET /v1/models lists what is served."
+
+
+class RouteNotFound(CallerError):
+    """No route has that path."""
+
+    code = "not_found"
+    http_status = 404
+    default_message = "No such path. GET /openapi.json lists the routes."
+
+
+class MethodNotAllowed(CallerError):
+    """The path exists, but not with that method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+    default_message = "This path does not take that method. GET /openapi.json lists the routes."
+
+
+class BodyTooLarge(CallerError):
+    """The body is larger than the server accepts."""
+
+    code = "request_too_large"
+    http_status = 413
+    default_message = "The request body is too large. Send a shorter prompt."
+
+
+class ConfigInvalid(CallerError):
+    """The operator's configuration has faults; the message lists all of them."""
+
+    code = "config_invalid"
+    default_message = "The configuration is invalid. Run `maitred config check`."
+
+
+class Refused(MaitredError):
+    """A sound request that is not taken now; `retry_after_s` says when it may be."""
+
+    code = "refused"
+    http_status = 429
+    retryable = True
+    default_message = "The request was refused for now. Try again later."
+
+
+class Saturated(Refused):
+    """More requests are in flight than the server takes."""
+
+    code = "saturated"
+    default_message = "The server has as many requests as it can hold. Try again after the time in Retry-After."
+
+
+class Unavailable(MaitredError):
+    """Nothing is wrong with the request, but nothing here can serve it now."""
+
+    code = "unavailable"
+    http_status = 503
+    retryable = True
+    default_message = "The service is not available now. Try again shortly."
+
+
+class ReplicaUnavailable(Unavailable):
+    """No replica of the model is ready: starting, restarting or gone."""
+
+    code = "replica_unavailable"
+    default_message = "No replica of this model is ready. Try again after the time in Retry-After."
+
+
+class ReplicaLost(Unavailable):
+    """The replica died while it was answering; what was sent so far is not the whole answer."""
+
+    code = "replica_lost"
+    http_status = 502
+    default_message = "The replica failed before the answer was complete. Send the request again."
+
+
+class Draining(Unavailable):
+    """The server is shutting down and takes no new work."""
+
+    code = "draining"
+    default_message = "The server is shutting down. Send the request to another one, or try again shortly."
+
+
+class Bug(MaitredError):
+    """A fault of ours; nothing the caller can change."""
+
+
+class ProtocolViolation(Bug):
+    """A peer sent what the framed protocol does not allow."""
+
+    code = "protocol_violation"
+    default_message = "A peer broke the engine protocol. Both ends must run the same version of maitred."

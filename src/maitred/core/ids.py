@@ -1,0 +1,22 @@
+"""Request ids: ours when the client sends none, the client's when it is safe to repeat.
+
+An id is echoed in headers, logs and traces, so what a client may choose is narrow: 1 to 128 characters, each a
+letter, a digit or one of ``-_.:``. Anything else is replaced, never echoed.
+"""
+
+import re
+import secrets
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+def new_request_id() -> str:
+    """A fresh id with 96 random bits, such as ``req-5b1f0c9e7d2a4c6f8e1b3a5d``."""
+    return f"req-{secrets.token_hex(12)}"
+
+
+def request_id_from(offered: str | None) -> str:
+    """The client's id if it offered a safe one, else a fresh id."""
+    if offered is not None and _SAFE_ID.fullmatch(offered):
+        return offered
+    return new_request_id()

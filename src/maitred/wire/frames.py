@@ -1,0 +1,129 @@
+"""The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
+
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello`. Then
+the gateway sends `Submit` and `Cancel` whenever it likes, and the engine sends one `Step` after every model step
+that has something to say, carrying the new tokens of *all* of that gateway's requests: at a hundred running sequences
+this is one system call and one decode instead of a hundred.
+
+`Step.sequence` counts up by one per connection; a gap means a lost message, and the reader must treat the connection
+as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for the one
+that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of the peer.
+An engine cancels everything a vanished gateway had submitted.
+"""
+
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+
+from maitred.core.errors import ProtocolViolation
+from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.request import Delta, Request
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Gateway to engine: run this."""
+
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Gateway to engine: nobody wants this any more.
+
+    Attributes:
+        request_id: Unknown ids are ignored: the request may have finished while the message travelled.
+        index: One choice, or None for all that are left.
+    """
+
+    request_id: str
+    index: int | None = None
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Engine to gateway, first of all: who I am and what I can hold."""
+
+    protocol: int
+    epoch: int
+    pid: int
+    card: ModelCard
+    load: LoadReport
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request's choice."""
+
+    request_id: str
+    delta: Delta
+
+
+class Rejection(msgspec.Struct, frozen=True, array_like=True):
+    """The engine will not run a request; no delta of it follows."""
+
+    request_id: str
+    message: str
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """Engine to gateway: what one step did for you."""
+
+    sequence: int
+    outputs: list[Output]
+    rejections: list[Rejection]
+    load: LoadReport
+
+
+ToEngine = Submit | Cancel
+ToGateway = Hello | Step
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: ToEngine | ToGateway) -> bytes:
+    """The message as one frame, ready to be written."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ProtocolViolation(f"A frame of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}.")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+M = TypeVar("M", ToEngine, ToGateway)
+
+
+class FrameReader(Generic[M]):
+    """Cuts a byte stream into messages; holds the unfinished rest between calls.
+
+    Args:
+        expected: Which direction this end reads: `ToEngine` or `ToGateway`.
+    """
+
+    def __init__(self, expected: type[M]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(expected)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """The messages that are complete with these bytes.
+
+        Raises:
+            ProtocolViolation: A frame is too long or does not decode. The stream is beyond repair: close it.
+        """
+        self._buffer += data
+        messages: list[M] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolViolation(f"The peer announced a frame of {length} bytes.")
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            except msgspec.MsgspecError as error:
+                raise ProtocolViolation(f"The peer sent a frame that does not decode: {error}") from error
+            start = end
+        del self._buffer[:start]
+        return messages
