@@ -101,7 +101,7 @@ class FrameReader(Generic[M]):
     """
 
     def __init__(self, expected: type[M]) -> None:
-        self._decoder = msgspec.msgpack.Decoder(expected)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(expected)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
