@@ -1,0 +1,1 @@
+"""The HTTP edge: routes, streaming, errors as HTTP, disconnects and drain."""

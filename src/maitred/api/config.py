@@ -1,0 +1,59 @@
+"""The `server` section: where the HTTP server listens and how much it takes on."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """Where the HTTP server listens and how much it takes on."""
+
+    host: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Address to listen on. Anything but a loopback address needs `allow_unauthenticated`.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")] = 8000
+    allow_unauthenticated: Annotated[
+        bool,
+        Meta(
+            description="Serve other machines although this version checks no API keys: whoever reaches the port can "
+            "use the model. Set it only behind a proxy or firewall that decides who may."
+        ),
+    ] = False
+    max_in_flight: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Requests held at once, running or waiting; more are refused with 429 and a `Retry-After`.",
+            extra={"unit": "requests"},
+        ),
+    ] = 8192
+    max_body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=1 << 30,
+            description="Largest request body; a larger one is refused with 413.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 10 << 20
+    drain_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="How long answers may go on after SIGTERM. What is not finished then ends with an error event.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 30.0
+    strict: Annotated[
+        bool,
+        Meta(
+            description="Refuse requests with fields that are not part of the API, instead of ignoring these fields. "
+            "Finds misspelt parameters."
+        ),
+    ] = False

@@ -1,0 +1,1 @@
+"""The `maitred` command, one file per verb."""

@@ -1,0 +1,48 @@
+"""The whole tree of settings: one frozen struct per section, each beside the package that it configures."""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from maitred.api.config import ServerConfig
+from maitred.engine.config import EngineConfig
+from maitred.observe.config import LogConfig
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """Which model is served, and under which name."""
+
+    path: Annotated[
+        str,
+        Meta(
+            description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` in the Hugging Face layout. "
+            "Empty: the small model that comes with maitred."
+        ),
+    ] = ""
+    served_name: Annotated[
+        str | None,
+        Meta(
+            min_length=1,
+            max_length=256,
+            description="The name that clients put into `model`; null takes the name of the folder.",
+        ),
+    ] = None
+    max_choices: Annotated[
+        int,
+        Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
+    ] = 128
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model lies; None for the one that comes with maitred."""
+        return Path(self.path) if self.path else None
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    log: LogConfig = LogConfig()

@@ -1,0 +1,1 @@
+"""Continuous batching: scheduler, KV cache, models, kernels and sampling behind one socket."""

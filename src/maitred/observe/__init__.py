@@ -1,0 +1,1 @@
+"""Metrics and logs; fed by events, never asked for a decision."""
