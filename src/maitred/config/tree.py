@@ -21,12 +21,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     served_name: Annotated[
-        str | None,
-        Meta(
-            min_length=1,
-            max_length=256,
-            description="The name that clients put into `model`; null takes the name of the folder.",
-        ),
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(description="The name that clients put into `model`; null takes the name of the folder."),
     ] = None
     max_choices: Annotated[
         int,

@@ -24,9 +24,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per physical core."),
     ] = 0
     kv_memory_bytes: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1 << 20)] | None,
         Meta(
-            ge=1 << 20,
             description="Memory for the KV cache; null takes a share of what is free when the engine starts.",
             extra={"unit": "bytes"},
         ),
@@ -61,9 +60,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 512
     context_tokens: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=2)] | None,
         Meta(
-            ge=2,
             description="Longest prompt and answer together; null takes what the model was made for.",
             extra={"unit": "tokens"},
         ),
