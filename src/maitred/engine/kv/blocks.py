@@ -1,0 +1,81 @@
+"""The block pool: every KV block is held by a number of sequences, or idle and up for reuse.
+
+An idle block keeps its content and, if it has one, its key, until the room is needed: a later sequence with the same
+prefix revives it for nothing. Idle blocks are taken back least recently used first. There is no third state, hence
+nothing to leak: `held + idle == total` at all times, and a pool whose sequences are gone has every block idle.
+
+All operations are O(1) per block.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Reference counts, the prefix index and the order of eviction, over block numbers ``0 … total-1``.
+
+    Args:
+        total: Number of blocks (at least 1).
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.evictions = 0
+        self._holders = [0] * total
+        self._keys: list[bytes | None] = [None] * total
+        self._by_key: dict[bytes, int] = {}
+        # First out first; a linked list underneath, so that reviving a block from the middle is O(1).
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
+
+    @property
+    def idle(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._idle)
+
+    def holders(self, block: int) -> int:
+        """How many sequences hold the block."""
+        return self._holders[block]
+
+    def find(self, key: bytes) -> int | None:
+        """The block whose content has this key, held or idle."""
+        return self._by_key.get(key)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Takes `count` blocks for one holder, evicting cached content if need be; None when there are too few."""
+        if count > len(self._idle):
+            return None
+        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._holders[block] = 1
+            key = self._keys[block]
+            if key is not None:
+                del self._by_key[key]
+                self._keys[block] = None
+                self.evictions += 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a holder to each block; an idle one is revived with its content."""
+        for block in blocks:
+            if self._holders[block] == 0:
+                del self._idle[block]
+            self._holders[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Removes one holder from each block of a sequence.
+
+        The last block goes first: the further from the root, the fewer can reuse it. Blocks that nobody can find
+        again (without a key) are reused before any cached one.
+        """
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._idle[block] = None
+                if self._keys[block] is None:
+                    self._idle.move_to_end(block, last=False)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Makes a held, completely written block findable. The first block with a key keeps it."""
+        if key not in self._by_key:
+            self._by_key[key] = block
+            self._keys[block] = key

@@ -1,0 +1,27 @@
+"""Names for the content of KV blocks.
+
+The KV of a token depends on every token before it, so a block's content is named by a chain: the key of a block is the
+digest of its parent's key and its own tokens. Two sequences share a key exactly when they share the whole prefix up to
+and including the block. The chain starts at a digest of the cache scope, so equal prompts in different scopes have
+nothing in common and one tenant cannot probe for another's prompts by timing.
+
+A cryptographic digest (BLAKE2b, 128 bits) is used because a collision would show one user another user's context; at
+about a microsecond per block it is not worth saving. The idea of block-level hash chains is vLLM's automatic prefix
+caching (Kwon et al., SOSP'23, and its design notes).
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+
+
+def root_key(scope: str) -> bytes:
+    """The parent of a scope's first blocks."""
+    return blake2b(scope.encode(), digest_size=KEY_BYTES, person=b"maitred-scope").digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of the block that holds `tokens` after the prefix that `parent` names."""
+    return blake2b(parent + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()

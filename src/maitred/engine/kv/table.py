@@ -1,0 +1,108 @@
+"""One sequence's blocks, in order: token position ``p`` lives in ``blocks[p // block_tokens]``.
+
+Full blocks are immutable and may be shared; a sequence writes only behind its shared prefix, in blocks that it alone
+holds. So sharing needs neither copies nor copy-on-write: a sibling of an ``n > 1`` request reuses all full blocks of
+the prompt and recomputes at most one block's worth of tokens.
+"""
+
+from collections.abc import Sequence
+
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.prefix import block_key, root_key
+
+
+class BlockTable:
+    """Holds blocks of a pool on behalf of one sequence.
+
+    Args:
+        pool: Where the blocks come from and go back to.
+        block_tokens: Tokens per block.
+        scope: Prefixes are shared only inside a scope.
+    """
+
+    __slots__ = ("_keys", "_pool", "_published", "_root", "block_tokens", "blocks")
+
+    def __init__(self, pool: BlockPool, block_tokens: int, scope: str) -> None:
+        self.block_tokens = block_tokens
+        self.blocks: list[int] = []
+        self._pool = pool
+        self._root = root_key(scope)
+        self._keys: list[bytes] = []
+        """Keys of the full blocks of the sequence's tokens, computed once; they outlive a release."""
+        self._published = 0
+        """Leading blocks that are already findable."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that fit in the blocks held."""
+        return len(self.blocks) * self.block_tokens
+
+    def open(self, tokens: Sequence[int], *, spare: int = 0) -> int | None:
+        """Takes blocks for all of `tokens`, reusing the longest cached prefix.
+
+        At least one token is left to compute, since its logits are wanted.
+
+        Args:
+            tokens: All that the sequence knows so far.
+            spare: Blocks that must stay idle for others.
+
+        Returns:
+            How many leading tokens need not be computed; None, holding nothing, when the pool has too few blocks.
+        """
+        assert not self.blocks
+        reusable = self._cached_prefix(tokens)
+        self._pool.share(reusable)
+        missing = self._blocks_for(len(tokens)) - len(reusable)
+        fresh = self._pool.allocate(missing) if missing + spare <= self._pool.idle else None
+        if fresh is None:
+            self._pool.free(reusable)
+            return None
+        self.blocks = reusable + fresh
+        self._published = len(reusable)
+        return len(reusable) * self.block_tokens
+
+    def grow(self, tokens: int) -> bool:
+        """Makes room for `tokens` in all; False, changing nothing, when the pool has too few blocks."""
+        missing = self._blocks_for(tokens) - len(self.blocks)
+        if missing <= 0:
+            return True
+        fresh = self._pool.allocate(missing)
+        if fresh is None:
+            return False
+        self.blocks += fresh
+        return True
+
+    def publish(self, tokens: Sequence[int], written: int) -> None:
+        """Makes the blocks findable that the first `written` tokens fill."""
+        full = written // self.block_tokens
+        if full > self._published:
+            self._extend_keys(tokens, full)
+            for position in range(self._published, full):
+                self._pool.publish(self.blocks[position], self._keys[position])
+            self._published = full
+
+    def release(self) -> None:
+        """Gives every block back. The content stays findable until it is evicted."""
+        self._pool.free(self.blocks)
+        self.blocks = []
+        self._published = 0
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def _extend_keys(self, tokens: Sequence[int], count: int) -> None:
+        for position in range(len(self._keys), count):
+            parent = self._keys[position - 1] if position else self._root
+            start = position * self.block_tokens
+            self._keys.append(block_key(parent, tokens[start : start + self.block_tokens]))
+
+    def _cached_prefix(self, tokens: Sequence[int]) -> list[int]:
+        count = (len(tokens) - 1) // self.block_tokens
+        self._extend_keys(tokens, count)
+        found: list[int] = []
+        for key in self._keys[:count]:
+            block = self._pool.find(key)
+            if block is None:
+                break
+            found.append(block)
+        return found

@@ -1,0 +1,51 @@
+"""What one step computes, as the scheduler hands it to the model runner."""
+
+from dataclasses import dataclass, field
+
+from maitred.engine.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of one sequence's tokens to compute: positions ``start … start + length - 1``."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that are computed after the step."""
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the newest token, so that the next one can be sampled."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. `decodes` have one token each; `prefills` are longer chunks (or single tokens short of the end).
+
+    All KV of a step is written layer by layer before it is read, so a chunk may rely on blocks that another chunk of
+    the same plan fills. This is how requests that arrive together share their common prefix.
+    """
+
+    decodes: list[Chunk] = field(default_factory=list)
+    prefills: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    """Lost their blocks while this plan was made; they wait again."""
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Decodes, then prefills."""
+        return self.decodes + self.prefills
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in the step; never more than the step budget."""
+        return len(self.decodes) + sum(chunk.length for chunk in self.prefills)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.prefills)
