@@ -1,0 +1,81 @@
+"""Reads the configuration: file, then environment, then flags; the later layer wins, setting by setting."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from maitred.config.checks import conflicts
+from maitred.config.node import DEFAULT_ORIGIN, Fault, merge
+from maitred.config.sources import read_environment, read_overrides, read_yaml
+from maitred.config.tree import Config
+from maitred.config.walker import Walker
+from maitred.core.errors import ConfigInvalid
+
+DEFAULT_FILE = Path("maitred.yaml")
+"""Read if it exists in the working directory and no other file is named."""
+
+
+class LoadedConfig(Struct, frozen=True):
+    """A sound configuration.
+
+    Attributes:
+        config: Its settings.
+        origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``
+            or ``default``.
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load(
+    path: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, object] | None = None
+) -> LoadedConfig:
+    """The configuration from all layers.
+
+    Args:
+        path: A YAML file, which must exist; None reads ``./maitred.yaml`` if there is one.
+        env: Environment variables; those named ``MAITRED__SECTION__SETTING`` are settings, and ``{env: NAME}``
+            references are looked up here. None is no environment.
+        overrides: Dotted keys (``server.port``) -> value, plain or wrapped in `sources.Flag`. Strings are read as they
+            would be from the environment.
+
+    Raises:
+        ConfigInvalid: The message lists every fault with its origin.
+    """
+    env = env or {}
+    faults: list[Fault] = []
+    root, found = read_environment(env)
+    faults += found
+    if path is not None or DEFAULT_FILE.is_file():
+        below, found = read_yaml(path or DEFAULT_FILE)
+        faults = found + faults
+        root = merge(below, root)
+    above, found = read_overrides(overrides or {})
+    faults += found
+    walker = Walker(env)
+    config = walker.build(Config, merge(root, above))
+    faults += walker.faults
+    if config is not None:
+        # A setting that is wrong by itself holds its default now; what this default conflicts with is no fault.
+        wrong = {fault.key for fault in faults}
+        faults += [
+            Fault(_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
+            for conflict in conflicts(config)
+            if wrong.isdisjoint(conflict.keys)
+        ]
+    if faults or config is None:
+        raise ConfigInvalid(listing(faults))
+    return LoadedConfig(config, walker.origins)
+
+
+def listing(faults: list[Fault]) -> str:
+    """All faults, one a line, below a line that counts them."""
+    count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return "\n".join([f"The configuration has {count}:", *(f"  {fault}" for fault in faults)])
+
+
+def _origin(keys: tuple[str, ...], origins: Mapping[str, str]) -> str:
+    """Where the conflict was written: the first of its settings that was set at all."""
+    return next((origins[key] for key in keys if origins[key] != DEFAULT_ORIGIN), "")

@@ -1,0 +1,42 @@
+"""Byte sizes as people write them: ``10MiB``, ``1.5 GB``, ``4096``.
+
+Binary units (KiB, MiB, GiB, TiB) count in 1024s, decimal ones (kB, MB, GB, TB) in 1000s. A bare ``M`` is refused: it
+means either, depending on who reads it.
+"""
+
+import re
+from fractions import Fraction
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_SIZE = re.compile(r"([0-9_]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]{0,3})", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int | None:
+    """The size in bytes; None if the text is not one, or not a whole number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    digits, unit = match[1].replace("_", ""), match[2].lower()
+    if not digits[:1].isdigit() or unit not in _UNITS:
+        return None
+    size = Fraction(digits) * _UNITS[unit]
+    return int(size) if size.denominator == 1 else None
+
+
+def format_bytes(size_bytes: int) -> str:
+    """The shortest exact way to write a size that `parse_bytes` reads back."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)

@@ -1,0 +1,153 @@
+"""Builds the structs of the configuration from nodes, and reports every fault instead of the first.
+
+A decoder that stops at the first fault makes an operator restart once per typing mistake. The walker goes through the
+struct types and the nodes side by side; where a value is wrong it notes the fault, puts the default in its place and
+goes on.
+"""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, inspect
+
+from maitred.config.node import DEFAULT_ORIGIN, Fault, Node
+from maitred.config.scalars import NULL_WORDS, READERS, shown
+from maitred.core.secret import Secret
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Walker:
+    """One pass over a configuration.
+
+    Args:
+        env: Where ``{env: NAME}`` references are looked up.
+
+    Attributes:
+        faults: What was wrong, in the order of the structs.
+        origins: Dotted key of every leaf -> where its value came from.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.faults: list[Fault] = []
+        self.origins: dict[str, str] = {}
+        self._env = env
+        self._all_keys: list[str] = []
+
+    def build(self, kind: type[S], root: Node) -> S | None:
+        """The struct with faulty settings at their defaults; None if one of these has no default."""
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        self._all_keys = leaf_keys(info)
+        built = self._struct(info, root, "")
+        return built if isinstance(built, kind) else None
+
+    def _struct(self, info: inspect.StructType, node: Node | None, key: str) -> object:
+        entries: dict[str, Node] = {}
+        if node is not None and node.value is not None:  # `server:` with nothing below it is an empty section
+            if isinstance(node.value, dict):
+                entries = node.value
+            else:
+                self._fault(node, key, f"Is a section: put its settings below it, such as `{info.fields[0].name}:`.")
+        names = [field.name for field in info.fields]
+        for name, child in entries.items():
+            if name not in names:
+                self._fault(child, _join(key, name), f"No such setting.{self._suggestion(key, name, names)}")
+        values: dict[str, object] = {}
+        for field in info.fields:
+            value = self._field(field, entries.get(field.name), _join(key, field.name))
+            if value is not UNSET:
+                values[field.name] = value
+        missing = any(field.required and field.name not in values for field in info.fields)
+        return UNSET if missing else info.cls(**values)
+
+    def _field(self, field: inspect.Field, node: Node | None, key: str) -> object:
+        """The field's value; UNSET where its default must do."""
+        kind, unit = unwrap(field.type)
+        if isinstance(kind, inspect.StructType):
+            return self._struct(kind, node, key)
+        if node is None:
+            self.origins[key] = DEFAULT_ORIGIN
+            if field.required:
+                self.faults.append(Fault("", key, "Must be set; it has no default."))
+            return UNSET
+        self.origins[key] = node.origin
+        return self._value(kind, node, key, unit)
+
+    def _value(self, kind: inspect.Type, node: Node, key: str, unit: str) -> object:
+        if isinstance(kind, inspect.UnionType):
+            if node.value is None or (node.is_text and node.value in NULL_WORDS):
+                return None
+            kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
+            return self._value(unwrap(kind)[0], node, key, unit)
+        if isinstance(kind, inspect.CustomType) and kind.cls is Secret:
+            return self._secret(node, key)
+        reader = READERS.get(type(kind))
+        if reader is None:
+            raise TypeError(f"{key}: the configuration has no way to read a {type(kind).__name__}.")
+        value, expected = reader(kind, node, unit)
+        if value is UNSET:
+            self._fault(node, key, f"Must be {expected}, not {shown(node)}.")
+        return value
+
+    def _secret(self, node: Node, key: str) -> object:
+        """Reads what the reference points at. Says nothing of the node's value: it may be the secret itself."""
+        entries = node.value if isinstance(node.value, dict) else {}
+        if len(entries) != 1 or not entries.keys() <= {"env", "file"}:
+            self._fault(node, key, "Secrets are given by reference: `{env: NAME}` or `{file: path}`.")
+            return UNSET
+        ((source, target),) = entries.items()
+        self.origins[key] = target.origin
+        if not isinstance(target.value, str) or not target.value:
+            self._fault(target, key, f"`{source}` must name {'a variable' if source == 'env' else 'a file'}.")
+            return UNSET
+        try:
+            value = self._env[target.value] if source == "env" else Path(target.value).read_text(encoding="utf-8")
+        except KeyError:
+            self._fault(target, key, f"The environment variable {target.value} is not set.")
+            return UNSET
+        except (OSError, ValueError):
+            self._fault(target, key, f"The file {target.value!r} cannot be read as text.")
+            return UNSET
+        if not value.strip():
+            self._fault(target, key, f"The secret in {source} {target.value} is empty.")
+            return UNSET
+        return Secret(value.rstrip("\r\n"), f"{{{source}: {target.value}}}")
+
+    def _suggestion(self, parent: str, name: str, names: list[str]) -> str:
+        close = difflib.get_close_matches(name[:64], names, n=1)
+        if close:
+            return f" Did you mean {_join(parent, close[0])}?"
+        # The right name in the wrong section, such as `port` at the top.
+        elsewhere = [key for key in self._all_keys if key.rpartition(".")[2] == name]
+        return f" Did you mean {elsewhere[0]}?" if elsewhere else f" There are: {', '.join(names)}."
+
+    def _fault(self, node: Node, key: str, message: str) -> None:
+        readable = key if key.isprintable() and len(key) <= 120 else repr(key[:120])
+        self.faults.append(Fault(node.origin, readable, message))
+
+
+def unwrap(kind: inspect.Type) -> tuple[inspect.Type, str]:
+    """The type below its metadata, and the unit that the metadata names."""
+    unit = ""
+    while isinstance(kind, inspect.Metadata):
+        unit = unit or (kind.extra or {}).get("unit", "")
+        kind = kind.type
+    return kind, unit
+
+
+def leaf_keys(info: inspect.StructType, parent: str = "") -> list[str]:
+    """Dotted names of all settings below a struct."""
+    keys: list[str] = []
+    for field in info.fields:
+        kind, _ = unwrap(field.type)
+        key = _join(parent, field.name)
+        keys += leaf_keys(kind, key) if isinstance(kind, inspect.StructType) else [key]
+    return keys
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
