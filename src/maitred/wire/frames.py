@@ -5,14 +5,14 @@ the gateway sends `Submit` and `Cancel` whenever it likes, and the engine sends 
 that has something to say, carrying the new tokens of *all* of that gateway's requests: at a hundred running sequences
 this is one system call and one decode instead of a hundred.
 
-`Step.sequence` counts up by one per connection; a gap means a lost message, and the reader must treat the connection
-as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for the one
+`Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
+connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for the one
 that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of the peer.
 An engine cancels everything a vanished gateway had submitted.
 """
 
 import struct
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -61,10 +61,17 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):
-    """The engine will not run a request; no delta of it follows."""
+    """The engine will not run a request; no delta of it follows.
+
+    Attributes:
+        request_id: Which one.
+        message: Why.
+        retryable: The request is sound; another replica, or this one later, may take it.
+    """
 
     request_id: str
     message: str
+    retryable: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -100,7 +107,7 @@ class FrameReader(Generic[M]):
         expected: Which direction this end reads: `ToEngine` or `ToGateway`.
     """
 
-    def __init__(self, expected: type[M]) -> None:
+    def __init__(self, expected: Any) -> None:  # noqa: ANN401 - a union is not a `type` to the type checker
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(expected)
         self._buffer = bytearray()
 
@@ -110,8 +117,15 @@ class FrameReader(Generic[M]):
         Raises:
             ProtocolViolation: A frame is too long or does not decode. The stream is beyond repair: close it.
         """
+        return list(self.messages(data))
+
+    def messages(self, data: bytes) -> Iterator[M]:
+        """`feed`, one by one: the messages before a broken frame are still handed out. Read it to its end.
+
+        Raises:
+            ProtocolViolation: See `feed`.
+        """
         self._buffer += data
-        messages: list[M] = []
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
@@ -121,9 +135,9 @@ class FrameReader(Generic[M]):
             if len(self._buffer) < end:
                 break
             try:
-                messages.append(self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+                message = self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end])
             except msgspec.MsgspecError as error:
                 raise ProtocolViolation(f"The peer sent a frame that does not decode: {error}") from error
             start = end
+            yield message
         del self._buffer[:start]
-        return messages
