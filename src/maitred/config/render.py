@@ -1,0 +1,133 @@
+"""Writes settings back: as YAML for people, as environment variables for a child process, as the reference in docs/."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import yaml
+from msgspec import inspect
+
+from maitred.config.loader import LoadedConfig
+from maitred.config.scalars import bounds
+from maitred.config.size import format_bytes
+from maitred.config.sources import ENVIRONMENT_PREFIX
+from maitred.config.tree import Config
+from maitred.config.walker import unwrap
+from maitred.core.secret import Secret
+
+_PREAMBLE = """\
+# Configuration
+
+<!-- Written by `maitred config docs` (`make docs`) from the structs that hold the settings. Do not edit. -->
+
+Every setting has a default, so maitred runs without any of this. Settings come from three layers, and the later one
+wins, setting by setting:
+
+1. a YAML file: `--config PATH`, or `maitred.yaml` in the working directory if it exists;
+2. environment variables, `MAITRED__SECTION__SETTING` (two underscores each);
+3. command-line flags, of which `--set section.setting=value` reaches every setting.
+
+```yaml
+# maitred.yaml
+server:
+  port: 9000
+engine:
+  kv_memory_bytes: 2GiB
+```
+
+`maitred config check` reads all layers and lists every fault, with the line, variable or flag that it stands in.
+`maitred config show --origin` prints what is in force and where each value came from. An unknown name is an error, not
+ignored.
+
+Sizes in bytes are written as a number or with a unit: `64MiB` and `2GiB` count in 1024s, `64MB` and `2GB` in 1000s.
+Relative paths start at the working directory. Secrets are never written into the file: `{env: NAME}` takes a secret
+from an environment variable, `{file: path}` from a file, and neither is ever printed.
+"""
+
+
+def yaml_of(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
+    """The settings in force as YAML that `load` reads back; secrets as the references that they were given by."""
+    lines: list[str] = []
+    for section, settings in _sections(loaded.config):
+        lines.append(f"{section}:")
+        for field, value in settings:
+            line = f"  {field.name}: {written(value, unwrap(field.type)[1])}"
+            origin = loaded.origins[f"{section}.{field.name}"]
+            lines.append(f"{line:<40}  # {origin}" if with_origins else line)
+    return "\n".join(lines) + "\n"
+
+
+def environment_of(config: Config, section: str) -> Mapping[str, str]:
+    """Variables that give a child process exactly this section, whatever file it may find."""
+    settings = dict(_sections(config))[section]
+    return {
+        f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper(): "null" if value is None else _plain(value)
+        for field, value in settings
+    }
+
+
+def reference() -> str:
+    """`docs/configuration.md`: every setting with its type, range, default and meaning."""
+    parts = [_PREAMBLE]
+    for section, info in _section_types():
+        parts.append(f"\n## `{section}`\n\n{(info.cls.__doc__ or '').strip()}\n")
+        for field in info.fields:
+            variable = f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper()
+            _, unit = unwrap(field.type)
+            default = "none, must be set" if field.required else f"`{written(field.default, unit)}`"
+            parts.append(
+                f"\n### `{section}.{field.name}`\n\n{_description(field.type)}\n\n"
+                f"- Takes: {_takes(field.type, unit)}\n- Default: {default}\n- Environment: `{variable}`\n"
+            )
+    return "".join(parts)
+
+
+def written(value: object, unit: str = "") -> str:
+    """A value as it would stand in the YAML file."""
+    if isinstance(value, Secret):
+        return value.reference
+    if unit == "bytes" and isinstance(value, int):
+        return format_bytes(value)
+    return yaml.safe_dump(value, allow_unicode=True, width=10**6).removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Secret):
+        raise TypeError("A secret is not passed on: its reference is read where it is used.")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _section_types() -> Iterator[tuple[str, inspect.StructType]]:
+    root = inspect.type_info(Config)
+    assert isinstance(root, inspect.StructType)
+    for field in root.fields:
+        kind, _ = unwrap(field.type)
+        assert isinstance(kind, inspect.StructType)
+        yield field.name, kind
+
+
+def _sections(config: Config) -> Iterator[tuple[str, list[tuple[inspect.Field, object]]]]:
+    for section, info in _section_types():
+        settings: msgspec.Struct = getattr(config, section)
+        yield section, [(field, getattr(settings, field.name)) for field in info.fields]
+
+
+def _description(kind: inspect.Type) -> str:
+    return str((kind.extra_json_schema or {}).get("description", "")) if isinstance(kind, inspect.Metadata) else ""
+
+
+def _takes(kind: inspect.Type, unit: str) -> str:
+    kind, inner_unit = unwrap(kind)
+    unit = unit or inner_unit
+    if isinstance(kind, inspect.UnionType):
+        members = [_takes(member, unit) for member in kind.types if not isinstance(member, inspect.NoneType)]
+        return " or ".join([*members, "null"])
+    if isinstance(kind, inspect.BoolType):
+        return "`true` or `false`"
+    if isinstance(kind, inspect.LiteralType):
+        return ", ".join(f"`{choice}`" for choice in kind.values)
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        name = unit or ("whole number" if isinstance(kind, inspect.IntType) else "number")
+        return f"{name}, {bounds(kind, unit)}".rstrip(", ")
+    if isinstance(kind, inspect.StrType):
+        return "text" if kind.max_length is None else f"text of {kind.min_length or 0} to {kind.max_length} characters"
+    return "a secret, by reference: `{env: NAME}` or `{file: path}`"
