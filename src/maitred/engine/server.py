@@ -67,19 +67,14 @@ class EngineServer:
             self._selector.register(parent_pipe, selectors.EVENT_READ, partial(self._on_parent_pipe, parent_pipe))
 
     def run(self) -> None:
-        """Serves until `drain` has ended the work, or `stop` was called."""
-        while not self._stopped:
-            self._poll()
-            if self._engine.busy:
-                self._report(self._engine.step())
-            if self._drain_until_s is not None:
-                if not self._engine.busy and not any(c.unsent for c in self._connections.values()):
-                    break
-                if self._clock.monotonic_s() > self._drain_until_s:
-                    logger.warning("the grace period is over with work left: its streams end here")
-                    break
-        for connection in list(self._connections.values()):
-            self._drop(connection, "the engine stops")
+        """Serves until `drain` has ended the work, or `stop` was called; then closes every socket it has."""
+        try:
+            self._serve_steps()
+        finally:
+            for connection in list(self._connections.values()):
+                self._drop(connection, "the engine stops")
+            self._selector.close()
+            self._listener.close()
 
     def drain(self) -> None:
         """Refuses new requests and stops once those at hand are done, or the grace period is over."""
@@ -100,6 +95,18 @@ class EngineServer:
         self._selector.register(wake, selectors.EVENT_READ, partial(wake.recv, 4096))
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
+
+    def _serve_steps(self) -> None:
+        while not self._stopped:
+            self._poll()
+            if self._engine.busy:
+                self._report(self._engine.step())
+            if self._drain_until_s is not None:
+                if not self._engine.busy and not any(c.unsent for c in self._connections.values()):
+                    break
+                if self._clock.monotonic_s() > self._drain_until_s:
+                    logger.warning("the grace period is over with work left: its streams end here")
+                    break
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._drain_until_s is None:
