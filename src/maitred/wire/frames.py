@@ -6,12 +6,13 @@ that has something to say, carrying the new tokens of *all* of that gateway's re
 this is one system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
-connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for the one
-that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of the peer.
-An engine cancels everything a vanished gateway had submitted.
+connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
+the one that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of
+the peer. An engine cancels everything a vanished gateway had submitted.
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec

@@ -1,0 +1,1 @@
+"""One replica as the gateway sees it: transport, health, load report."""

@@ -1,0 +1,154 @@
+"""One connection to one engine, from its `Hello` to its end.
+
+The streams belong to the connection: it numbers their requests, hands them what every `Step` brings, and fails them
+all, at once, when it ends. It ends the same way whatever the cause (end of the byte stream, half a frame, a broken
+frame, a gap in the sequence), and never comes back; `EngineLink` makes the next one.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from maitred.core.errors import CallerError, ProtocolViolation, ReplicaLost, ReplicaUnavailable
+from maitred.core.ports import LoadReport
+from maitred.core.request import Request
+from maitred.replica.stream import EngineStream
+from maitred.wire.frames import (
+    PROTOCOL_VERSION,
+    Cancel,
+    FrameReader,
+    Hello,
+    Step,
+    Submit,
+    ToGateway,
+    encode_frame,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class EngineConnection(asyncio.Protocol):
+    """The gateway's end of the engine protocol.
+
+    Back-pressure: nothing here waits for the socket to drain. What can pile up before a stalled engine is one
+    `Submit` and a few `Cancel` per open request, and the gateway bounds the open requests (`server.max_in_flight`);
+    in the other direction a stream holds at most its own answer.
+
+    Attributes:
+        hello: Done when the engine has introduced itself, or failed with the reason why it did not.
+        ended: Done, with the reason, when the connection is over.
+        load: The engine's last report.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.hello: asyncio.Future[Hello] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.load = LoadReport()
+        self._transport: asyncio.Transport | None = None
+        self._reader: FrameReader[ToGateway] = FrameReader(ToGateway)
+        self._streams: dict[str, EngineStream] = {}
+        self._steps_heard = 0
+        self._submitted = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine has said hello and the connection has not ended."""
+        return self.hello.done() and not self.ended.done()
+
+    # --- the gateway's side ---
+
+    def submit(self, request: Request) -> EngineStream:
+        """Sends a request and opens its stream, which must be given to `release` in the end.
+
+        On the wire a request's id carries a number that is unique in the connection. Clients may choose ids, and one
+        that leaves and comes back with the same id must not receive tokens that were still travelling to its first
+        request.
+        """
+        self._submitted += 1
+        wire_id = f"{request.id}/{self._submitted}"
+        frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
+        stream = EngineStream(wire_id, request.sampling.n, self._send_cancel)
+        self._streams[wire_id] = stream
+        self._write(frame)
+        return stream
+
+    def release(self, stream: EngineStream) -> None:
+        """Closes a stream and forgets it; what the engine still sends for it is ignored."""
+        stream.close()
+        self._streams.pop(stream.wire_id, None)
+
+    def end(self, reason: str) -> None:
+        """Ends the connection, and with it every stream that is not complete. Later calls change nothing."""
+        if self.ended.done():
+            return
+        self.ended.set_result(reason)
+        if not self.hello.done():
+            self.hello.set_exception(ReplicaUnavailable(f"The engine's connection ended before its hello: {reason}"))
+            self.hello.exception()  # marked as seen: whoever waits for the hello may have given up
+        if self._transport is not None:
+            self._transport.abort()
+        for stream in self._streams.values():
+            stream.fail(ReplicaLost())
+
+    def _send_cancel(self, wire_id: str, index: int | None) -> None:
+        if not self.ended.done():
+            self._write(encode_frame(Cancel(wire_id, index)))
+
+    def _write(self, frame: bytes) -> None:
+        assert self._transport is not None, "streams are opened after the hello only"
+        self._transport.write(frame)
+
+    # --- the engine's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self.ended.done():
+            return
+        try:
+            for message in self._reader.messages(data):
+                if isinstance(message, Step):
+                    self._on_step(message)
+                else:
+                    self._on_hello(message)
+        except ProtocolViolation as violation:
+            _log.error("The engine broke the protocol; its connection is closed: %s", violation)
+            self.end(violation.message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.end(f"the connection broke: {exc}" if exc is not None else "the engine closed the connection")
+
+    def _on_hello(self, hello: Hello) -> None:
+        if self.hello.done():
+            raise ProtocolViolation("The engine said hello twice.")
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ProtocolViolation(
+                f"The engine speaks protocol {hello.protocol} and this gateway {PROTOCOL_VERSION}. "
+                "Run the same version of maitred on both ends."
+            )
+        self.load = hello.load
+        self.hello.set_result(hello)
+
+    def _on_step(self, step: Step) -> None:
+        if not self.hello.done():
+            raise ProtocolViolation("The engine sent a step before its hello.")
+        self._steps_heard += 1
+        if step.sequence != self._steps_heard:
+            raise ProtocolViolation(f"Step {self._steps_heard} was lost: the engine sent step {step.sequence}.")
+        self.load = step.load
+        streams = self._streams
+        for output in step.outputs:
+            stream = streams.get(output.request_id)
+            if stream is not None:  # else: left while the message travelled
+                stream.push(output.delta)
+        for rejection in step.rejections:
+            stream = streams.get(rejection.request_id)
+            if stream is not None:
+                stream.fail(CallerError(rejection.message))

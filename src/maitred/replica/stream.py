@@ -1,0 +1,112 @@
+"""The answer to one request: what the connection has delivered and the reader has not yet taken.
+
+The connection pushes, the reader pulls; both live on one event loop, so nothing here is locked and nothing but the
+reader's own wait ever awaits. What piles up is bounded by the request itself: at most `max_tokens` tokens in each of
+`n` choices, because the connection refuses deltas after a choice's finish.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from maitred.core.errors import Bug, MaitredError, ProtocolViolation
+from maitred.core.request import Delta
+
+
+class EngineStream:
+    """Implements `core.ports.TokenStream` for `EngineLink`.
+
+    Args:
+        wire_id: How the connection and the engine call the request.
+        choices: The request's `n`.
+        send_cancel: Tells the engine that a choice (or None: all that are left) is no longer wanted.
+    """
+
+    __slots__ = ("_cancelled", "_failure", "_pending", "_running", "_send_cancel", "_waiter", "wire_id")
+
+    def __init__(self, wire_id: str, choices: int, send_cancel: Callable[[str, int | None], None]) -> None:
+        self.wire_id = wire_id
+        self._running = set(range(choices))
+        self._cancelled: set[int] = set()
+        self._pending: list[Delta] = []
+        self._failure: MaitredError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._send_cancel = send_cancel
+
+    def __aiter__(self) -> "EngineStream":
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        """Everything that came since the last call, waiting if that is nothing.
+
+        Raises:
+            ReplicaLost: The connection died; what had arrived was handed out before.
+            CallerError: The engine rejected the request.
+            RuntimeError: Two tasks read one stream.
+        """
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            if not self._running:
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise RuntimeError("A token stream has one reader; another task is already waiting on this one.")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        batch, self._pending = self._pending, []
+        return batch
+
+    def cancel(self, index: int) -> None:
+        """Ends one choice; what of it was not read yet is dropped."""
+        self._pending = [delta for delta in self._pending if delta.index != index]
+        if index in self._running:
+            self._running.discard(index)
+            self._cancelled.add(index)
+            self._send_cancel(self.wire_id, index)
+            if not self._running:
+                self._wake()
+
+    def push(self, delta: Delta) -> None:
+        """Takes a delta from the connection.
+
+        This runs once for every token of every request: it appends, and wakes the reader if there is one.
+
+        Raises:
+            ProtocolViolation: The choice does not exist or had already finished.
+        """
+        index = delta.index
+        if index not in self._running:
+            if index in self._cancelled:
+                return  # on its way when we cancelled
+            raise ProtocolViolation(
+                f"The engine sent tokens of choice {index} of {self.wire_id}, which is not running."
+            )
+        if delta.finish is not None:
+            self._running.discard(index)
+        self._pending.append(delta)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def fail(self, failure: MaitredError) -> None:
+        """Ends the stream with an error, after what is pending. A stream that is complete stays complete."""
+        if self._running:
+            self._running.clear()
+            self._failure = failure
+            self._wake()
+
+    def close(self) -> None:
+        """The reader leaves: whatever has not finished is cancelled, in one message."""
+        if self._running:
+            self._running.clear()
+            self._send_cancel(self.wire_id, None)
+        self._pending = []
+        # A read after this would look like a complete answer if it just ended.
+        self._failure = self._failure or Bug("A token stream was read after its context was left.")
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,1 @@
+"""Fakes and conformance functions that ship with maitred, for its own tests and for those of its extensions."""

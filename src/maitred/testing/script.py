@@ -1,0 +1,117 @@
+"""What a scripted engine does: plain data, so that it reads the same from Python and from a JSON file."""
+
+from enum import StrEnum
+
+import msgspec
+
+from maitred.core.ports import ModelCard
+from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs
+
+
+class Fault(StrEnum):
+    """What goes wrong in the middle of an answer."""
+
+    REJECT = "reject"
+    """The engine refuses the request (at once, whatever `fault_after` says)."""
+    STALL = "stall"
+    """No more tokens of this request; everything else goes on."""
+    DROP = "drop"
+    """The connection ends between two frames."""
+    HALF_FRAME = "half_frame"
+    """The connection ends within a frame."""
+    GARBAGE = "garbage"
+    """A frame that does not decode; the connection stays open."""
+    SEQUENCE_GAP = "sequence_gap"
+    """A step goes missing."""
+    DIE = "die"
+    """The process ends as by SIGKILL; an engine in the test's own process closes its doors instead."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request is answered, the same for each of its choices."""
+
+    tokens: list[int] | None = None
+    """Ends with `stop` after these, or with `length` at the request's `max_tokens`. None repeats the prompt until
+    `max_tokens`."""
+    tokens_per_step: int = 1
+    wait_steps: int = 0
+    """Steps before the first token."""
+    cached_tokens: int = 0
+    """Reported with the first delta."""
+    fault: Fault | None = None
+    fault_after: int = 0
+    """Tokens of the answer that are sent before the fault."""
+    rejection: str = "The scripted engine rejects this request."
+
+
+ECHO = Answer()
+"""Repeats the prompt until `max_tokens`."""
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Answers in the order of the requests; the last one serves all that follow."""
+
+    answers: list[Answer] = msgspec.field(default_factory=lambda: [ECHO])
+    step_s: float = 0.0
+    """Pause between two steps."""
+    load_s: float = 0.0
+    """Pause before the engine listens, as if it loaded a model."""
+
+
+SCRIPTED_CARD = ModelCard(
+    name="scripted",
+    context_tokens=4096,
+    vocab_size=32_000,
+    eos_token_ids=(2,),
+    max_sequences=128,
+    kv_capacity_tokens=65_536,
+    max_choices=8,
+    dtype="none",
+    device="none",
+)
+
+
+class ChoiceRun:
+    """One choice of one request on its way through its answer."""
+
+    def __init__(self, request: Request, index: int, answer: Answer) -> None:
+        self.request = request
+        self.index = index
+        self.answer = answer
+        self._sent = 0
+        self._waited = 0
+
+    @property
+    def fault(self) -> Fault | None:
+        """The fault that is due before the next token."""
+        return self.answer.fault if self._sent >= self.answer.fault_after else None
+
+    def step(self) -> Delta | None:
+        """The next delta; None while the answer makes its reader wait."""
+        if self._waited < self.answer.wait_steps:
+            self._waited += 1
+            return None
+        sampling = self.request.sampling
+        script = self.answer.tokens
+        end = sampling.max_tokens if script is None else min(len(script), sampling.max_tokens)
+        upto = min(end, self._sent + self.answer.tokens_per_step)
+        if self.answer.fault is not None:
+            upto = min(upto, max(self.answer.fault_after, self._sent + 1))
+        positions = range(self._sent, upto)
+        prompt = self.request.prompt
+        tokens = [prompt[i % len(prompt)] for i in positions] if script is None else [script[i] for i in positions]
+        finish = None
+        if upto >= end:
+            cut = script is None or len(script) > sampling.max_tokens
+            finish = FinishReason.LENGTH if cut else FinishReason.STOP
+        cached_tokens = self.answer.cached_tokens if self._sent == 0 else 0
+        self._sent = upto
+        logprobs = None
+        if sampling.top_logprobs is not None:
+            logprobs = [_logprobs(token, sampling.top_logprobs) for token in tokens]
+        return Delta(self.index, tokens, finish, logprobs, cached_tokens)
+
+
+def _logprobs(token: int, top: int) -> TokenLogprobs:
+    """The chosen token first, at -0.5, and its neighbours each one below the other."""
+    return TokenLogprobs(-0.5, [(token + rank, -0.5 - rank) for rank in range(top)])

@@ -1,0 +1,293 @@
+"""An engine without a model: the real protocol over a real socket, with answers and faults from a script.
+
+In a test's own process::
+
+    async with ScriptedEngine([Answer(tokens=[7, 8, 9])]) as engine:
+        link = EngineLink(engine.address)
+        await link.connect(timeout_s=5)
+
+and as a process, which can die like one::
+
+    python -m maitred.testing.scripted_engine --listen unix:/tmp/engine.sock --script '{"answers": [{"fault": "die"}]}'
+
+It notes what was submitted and cancelled, in the order of arrival.
+"""
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from maitred.core.lifeline import follow_parent
+from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.request import Request
+from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, ChoiceRun, Fault, Script
+from maitred.wire.address import Address, TcpAddress, UnixAddress, parse_address
+from maitred.wire.frames import (
+    PROTOCOL_VERSION,
+    Cancel,
+    FrameReader,
+    Hello,
+    Output,
+    Rejection,
+    Step,
+    Submit,
+    ToEngine,
+    ToGateway,
+    encode_frame,
+)
+
+_epochs = itertools.count(time.time_ns())
+
+
+class ScriptedEngine:
+    """A server of the engine protocol. Enter it to listen; leave it to close every connection.
+
+    Args:
+        answers: One per request in order, the last one repeated; or a function from the request to its answer.
+        address: Where to listen; by default a free port of this machine, known once the engine is entered.
+        card: What the engine says of its model.
+        step_s: Pause between two steps.
+        die: What `Fault.DIE` does; by default it closes the listener and every connection.
+
+    Attributes:
+        submitted: Every request received. Its id is the link's own (the request's id, a slash, a number).
+        cancelled: Every cancellation received.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[Answer] | Callable[[Request], Answer] = (ECHO,),
+        *,
+        address: Address = TcpAddress("127.0.0.1", 0),  # noqa: B008 - frozen
+        card: ModelCard = SCRIPTED_CARD,
+        step_s: float = 0.0,
+        die: Callable[[], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.card = card
+        self.submitted: list[Request] = []
+        self.cancelled: list[Cancel] = []
+        self.epoch = next(_epochs)
+        self.step_s = step_s
+        self.die = die or self.close
+        self._answers = answers
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> "ScriptedEngine":
+        loop = asyncio.get_running_loop()
+        if isinstance(self.address, UnixAddress):
+            self._server = await loop.create_unix_server(lambda: _Connection(self), self.address.path)
+        else:
+            self._server = await loop.create_server(lambda: _Connection(self), self.address.host, self.address.port)
+            self.address = TcpAddress(self.address.host, self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+        await self.wait_until(lambda: not self._connections)
+
+    def close(self) -> None:
+        """Dies as seen from outside: no listener, no connection."""
+        if self._server is not None:
+            self._server.close()
+        self.drop_connections()
+
+    def drop_connections(self) -> None:
+        """Ends every connection; new ones are welcome."""
+        for connection in list(self._connections):
+            connection.drop()
+
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+        """Waits for something to become true of what was received; there is no need to sleep for it.
+
+        Raises:
+            TimeoutError: It did not within the time.
+        """
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def load(self) -> LoadReport:
+        """Gauges of what runs now; the counters a test may want to see move."""
+        running = sum(connection.running for connection in self._connections)
+        return LoadReport(running=running, cancelled=len(self.cancelled))
+
+    # --- what connections report ---
+
+    def answer_to(self, request: Request) -> Answer:
+        """Notes a request; returns what the script has for it."""
+        self.submitted.append(request)
+        self._changed.set()
+        if callable(self._answers):
+            return self._answers(request)
+        return self._answers[min(len(self.submitted), len(self._answers)) - 1]
+
+    def note_cancel(self, cancel: Cancel) -> None:
+        """Notes a cancellation."""
+        self.cancelled.append(cancel)
+        self._changed.set()
+
+    def opened(self, connection: "_Connection") -> None:
+        """A gateway has connected."""
+        self._connections.add(connection)
+        self._changed.set()
+
+    def closed(self, connection: "_Connection") -> None:
+        """A gateway has gone."""
+        self._connections.discard(connection)
+        self._changed.set()
+
+
+class _Connection(asyncio.Protocol):
+    """One gateway. Steps are made by timers, one after the other, as long as something runs."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+        self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
+        self._transport: asyncio.Transport | None = None
+        self._runs: dict[tuple[str, int], ChoiceRun] = {}
+        self._sequence = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._engine.opened(self)
+        engine = self._engine
+        self._send(Hello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.messages(data):
+            if isinstance(message, Submit):
+                self._start(message.request)
+            else:
+                self._engine.note_cancel(message)
+                for key in [k for k in self._runs if k[0] == message.request_id and message.index in (None, k[1])]:
+                    del self._runs[key]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._runs.clear()
+        self._engine.closed(self)
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._runs.clear()
+
+    def _start(self, request: Request) -> None:
+        answer = self._engine.answer_to(request)
+        if answer.fault is Fault.REJECT:
+            self._send_step([], [Rejection(request.id, answer.rejection)])
+            return
+        for index in range(request.sampling.n):
+            self._runs[request.id, index] = ChoiceRun(request, index, answer)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is None and self._runs:
+            self._timer = asyncio.get_running_loop().call_later(self._engine.step_s, self._step)
+
+    def _step(self) -> None:
+        self._timer = None
+        fault = next((run.fault for run in self._runs.values() if run.fault not in (None, Fault.STALL)), None)
+        if fault is not None:
+            self._commit(fault)
+            return
+        outputs = []
+        stalled = 0
+        for (request_id, index), run in list(self._runs.items()):
+            if run.fault is Fault.STALL:
+                stalled += 1
+                continue
+            delta = run.step()
+            if delta is None:
+                continue
+            outputs.append(Output(request_id, delta))
+            if delta.finish is not None:
+                del self._runs[request_id, index]
+        if outputs:
+            self._send_step(outputs, [])
+        if stalled < len(self._runs):
+            self._schedule()
+
+    def _commit(self, fault: Fault) -> None:
+        """Does to the connection what the script asks for."""
+        match fault:
+            case Fault.DROP:
+                self.drop()
+            case Fault.HALF_FRAME:
+                frame = encode_frame(Step(self._sequence + 1, [], [], self._engine.load()))
+                self._write(frame[: len(frame) // 2])
+                self.drop()
+            case Fault.GARBAGE:
+                self._write(b"\0\0\0\4\xc1\xc1\xc1\xc1")
+                self._runs.clear()
+            case Fault.SEQUENCE_GAP:
+                self._sequence += 1
+                self._send_step([], [])
+                self._runs.clear()
+            case Fault.DIE:
+                self._engine.die()
+            case Fault.REJECT | Fault.STALL:
+                raise AssertionError(f"{fault} is not done to a connection")
+
+    def _send_step(self, outputs: list[Output], rejections: list[Rejection]) -> None:
+        self._sequence += 1
+        self._send(Step(self._sequence, outputs, rejections, self._engine.load()))
+
+    def _send(self, message: ToGateway) -> None:
+        self._write(encode_frame(message))
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+
+async def _serve(script: Script, address: Address) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await asyncio.sleep(script.load_s)
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    async with ScriptedEngine(script.answers, address=address, step_s=script.step_s, die=die) as engine:
+        print(f"scripted engine listens at {engine.address}", flush=True)  # noqa: T201 - what its owner's log shows
+        await stop.wait()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process: listens until SIGTERM, or until its parent has gone."""
+    parser = argparse.ArgumentParser(prog="maitred.testing.scripted_engine", description=__doc__.partition("\n")[0])
+    parser.add_argument("--listen", required=True, help="unix:/path or tcp:host:port")
+    parser.add_argument("--script", default="{}", help="a Script as JSON, or @ and the name of a file that holds it")
+    options = parser.parse_args(arguments)
+    text: str = options.script
+    source = Path(text[1:]).read_text() if text.startswith("@") else text
+    follow_parent()
+    asyncio.run(_serve(msgspec.json.decode(source, type=Script), parse_address(options.listen)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,73 @@
+"""Where an engine listens, as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
+
+Both ends of the engine protocol read the same string, from the command line or from the configuration. An IPv6 host
+stands in brackets: ``tcp:[::1]:9000``. Port 0 is for whoever listens: the system picks a free one.
+"""
+
+import msgspec
+
+from maitred.core.errors import ConfigInvalid
+
+MAX_UNIX_PATH_BYTES = 107
+"""What fits into `sockaddr_un` on Linux beside the closing zero byte."""
+
+
+class UnixAddress(msgspec.Struct, frozen=True):
+    """A socket in the file system."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+class TcpAddress(msgspec.Struct, frozen=True):
+    """A host, by name or number, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+
+
+Address = UnixAddress | TcpAddress
+
+
+def parse_address(text: str) -> Address:
+    """Reads an address; `str()` of the result gives the text back.
+
+    Raises:
+        ConfigInvalid: It is neither ``unix:/path`` nor ``tcp:host:port``, or the system could not take it.
+    """
+    scheme, _, rest = text.partition(":")
+    if scheme == "unix":
+        return _unix(text, rest)
+    if scheme == "tcp":
+        return _tcp(text, rest)
+    raise ConfigInvalid(f"{text!r} is not an engine address. Write unix:/path/to/socket or tcp:host:port.")
+
+
+def _unix(text: str, path: str) -> UnixAddress:
+    if not path.startswith("/") or "\0" in path:
+        raise ConfigInvalid(f"The address {text!r} needs an absolute path, such as unix:/run/maitred/engine.sock.")
+    length_bytes = len(path.encode())
+    if length_bytes > MAX_UNIX_PATH_BYTES:
+        raise ConfigInvalid(
+            f"The socket path in {text!r} has {length_bytes} bytes and the system takes {MAX_UNIX_PATH_BYTES}. "
+            "Choose a shorter folder."
+        )
+    return UnixAddress(path)
+
+
+def _tcp(text: str, rest: str) -> TcpAddress:
+    host, _, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigInvalid(f"The address {text!r} has a host with colons. Put it in brackets, as in tcp:[::1]:9000.")
+    if not host:
+        raise ConfigInvalid(f"The address {text!r} needs a host and a port, such as tcp:127.0.0.1:9000.")
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigInvalid(f"The port in {text!r} must be a number from 0 to 65535.")
+    return TcpAddress(host, int(port))

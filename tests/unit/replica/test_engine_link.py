@@ -1,0 +1,255 @@
+"""The link against a scripted engine in the same process."""
+# ruff: noqa: SIM117 - nested contexts say who lives within whom
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+
+from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
+from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.replica.engine_link import EngineLink
+from maitred.testing.script import ECHO, Answer, Fault
+from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.wire.address import TcpAddress, UnixAddress
+
+LIMIT_S = 5.0
+
+
+def request(max_tokens=4, n=1, name="req-1", prompt=(5, 6, 7), **sampling):
+    return Request(name, list(prompt), SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling))
+
+
+@asynccontextmanager
+async def linked(answers=(ECHO,), **options):
+    async with ScriptedEngine(answers, **options) as engine:
+        link = EngineLink(engine.address, retry_after_s=lambda: 7.0)
+        await link.connect(LIMIT_S)
+        try:
+            yield engine, link
+        finally:
+            link.close()
+            await engine.wait_until(lambda: engine.load().running == 0)
+            assert link.open_streams == 0
+
+
+async def tokens_of(stream, into=None):
+    tokens = {} if into is None else into
+    async for batch in stream:
+        for delta in batch:
+            tokens.setdefault(delta.index, []).extend(delta.tokens)
+    return tokens
+
+
+async def test_a_complete_answer():
+    async with linked([Answer(tokens=[9, 8], cached_tokens=3)]) as (engine, link):
+        async with link.generate(request()) as stream:
+            deltas = [delta async for batch in stream for delta in batch]
+        assert [delta.tokens for delta in deltas] == [[9], [8]]
+        assert [delta.finish for delta in deltas] == [None, FinishReason.STOP]
+        assert deltas[0].cached_tokens == 3
+        assert engine.cancelled == []
+
+
+async def test_over_a_unix_socket(tmp_path):
+    async with linked(address=UnixAddress(str(tmp_path / "s"))) as (_, link), link.generate(request()) as stream:
+        assert await tokens_of(stream) == {0: [5, 6, 7, 5]}
+
+
+async def test_a_lagging_reader_gets_everything_in_one_batch():
+    async with linked([Answer(tokens=[1, 2, 3]), Answer(tokens=[4])]) as (_, link):
+        async with link.generate(request(name="a")) as first, link.generate(request(name="b", max_tokens=1)) as second:
+            assert await tokens_of(second) == {0: [4]}
+            async with link.generate(request(name="c", max_tokens=1)) as third:
+                await tokens_of(third)
+            batch = await anext(first)
+            assert [token for delta in batch for token in delta.tokens] == [1, 2, 3]
+            with pytest.raises(StopAsyncIteration):
+                await anext(first)
+
+
+async def test_requests_of_one_id_do_not_mix():
+    async with linked([Answer(tokens=[1, 2]), Answer(tokens=[3, 4])]) as (_, link):
+        async with link.generate(request()) as first, link.generate(request()) as second:
+            assert await tokens_of(second) == {0: [3, 4]}
+            assert await tokens_of(first) == {0: [1, 2]}
+
+
+async def test_tokens_that_were_travelling_when_a_request_left_do_not_reach_the_next_of_its_id():
+    answers = [Answer(tokens=[1] * 50), Answer(tokens=[2, 2])]
+    async with linked(answers) as (_, link):
+        async with link.generate(request(max_tokens=50)) as stream:
+            await anext(stream)
+        async with link.generate(request()) as stream:
+            assert await tokens_of(stream) == {0: [2, 2]}
+
+
+async def test_cancelling_a_choice_silences_it_and_leaves_the_others():
+    async with linked() as (engine, link):
+        async with link.generate(request(max_tokens=20, n=3)) as stream:
+            await anext(stream)
+            stream.cancel(1)
+            stream.cancel(1)
+            tokens = await tokens_of(stream)
+        assert set(tokens) == {0, 2}
+        assert [(cancel.request_id, cancel.index) for cancel in engine.cancelled] == [("req-1/1", 1)]
+
+
+async def test_cancelling_drops_what_was_not_read_and_ends_a_waiting_reader():
+    async with linked([Answer(fault=Fault.STALL, fault_after=1)]) as (engine, link):
+        async with link.generate(request()) as stream:
+            await anext(stream)
+            async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(tokens_of(stream))
+                await asyncio.sleep(0)
+                stream.cancel(0)
+            assert reader.result() == {}
+        assert len(engine.cancelled) <= 1
+        await engine.wait_until(lambda: len(engine.cancelled) == 1)
+
+
+async def test_leaving_the_context_cancels_what_runs():
+    async with linked() as (engine, link):
+        async with link.generate(request(max_tokens=4000, n=2)) as stream:
+            await anext(stream)
+        await engine.wait_until(lambda: bool(engine.cancelled))
+        assert engine.cancelled[0].index is None
+        with pytest.raises(Bug, match="after its context"):
+            await anext(stream)
+
+
+async def test_a_cancelled_reader_cancels_the_request():
+    async with linked([Answer(fault=Fault.STALL)]) as (engine, link):
+
+        async def read():
+            async with link.generate(request()) as stream:
+                await tokens_of(stream)
+
+        task = asyncio.create_task(read())
+        await engine.wait_until(lambda: bool(engine.submitted))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert link.open_streams == 0
+        await engine.wait_until(lambda: bool(engine.cancelled))
+
+
+async def test_a_read_that_timed_out_can_be_repeated():
+    async with linked([Answer(tokens=[1, 2], wait_steps=3)], step_s=0.02) as (_, link):
+        async with link.generate(request()) as stream:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await anext(stream)
+            assert await tokens_of(stream) == {0: [1, 2]}
+
+
+async def test_two_readers_are_refused():
+    async with linked([Answer(fault=Fault.STALL)]) as (_, link), link.generate(request()) as stream:
+        first = asyncio.create_task(tokens_of(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="one reader"):
+            await anext(stream)
+        stream.cancel(0)
+        assert await first == {}
+
+
+async def test_a_rejection_is_the_callers_error():
+    async with linked([Answer(fault=Fault.REJECT, rejection="Too many tokens.")]) as (engine, link):
+        async with link.generate(request()) as stream:
+            with pytest.raises(CallerError, match="Too many tokens"):
+                await anext(stream)
+        assert engine.cancelled == []
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP, Fault.HALF_FRAME, Fault.GARBAGE, Fault.SEQUENCE_GAP, Fault.DIE])
+async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
+    answers = [Answer(fault=Fault.STALL, fault_after=1), Answer(fault=fault, fault_after=2)]
+    async with ScriptedEngine(answers) as engine:
+        link = EngineLink(engine.address, retry_after_s=lambda: 7.0)
+        await link.connect(LIMIT_S)
+        bystander: dict = {}
+        victim: dict = {}
+        async with link.generate(request(name="a", n=2, max_tokens=9)) as other:
+            async with asyncio.timeout(LIMIT_S), link.generate(request(name="b")) as stream:
+                with pytest.raises(ReplicaLost):
+                    await tokens_of(stream, victim)
+                with pytest.raises(ReplicaLost):
+                    await anext(stream)
+            assert not link.ready
+            with pytest.raises(ReplicaLost):
+                await tokens_of(other, bystander)
+            other.cancel(0)
+        assert victim == {0: [5, 6]}
+        assert bystander == {0: [5], 1: [5]}
+        assert link.open_streams == 0
+        with pytest.raises(ReplicaUnavailable) as refusal:
+            link.card()
+        assert refusal.value.retry_after_s == 7.0
+        with pytest.raises(ReplicaUnavailable):
+            async with link.generate(request()):
+                raise AssertionError("nothing may be submitted to a dead engine")
+        assert await link.lost()
+
+
+async def test_an_answer_that_was_complete_is_not_lost():
+    async with linked([Answer(tokens=[1])]) as (engine, link), link.generate(request(name="a")) as stream:
+        async with link.generate(request(name="b")) as later:
+            await tokens_of(later)
+        engine.drop_connections()
+        await link.lost()
+        assert await tokens_of(stream) == {0: [1]}
+
+
+async def test_one_link_survives_its_engine(tmp_path):
+    address = UnixAddress(str(tmp_path / "s"))
+    link = EngineLink(address)
+    epochs = []
+    for _ in range(3):
+        async with ScriptedEngine(address=address) as engine:
+            await link.connect(LIMIT_S)
+            epochs.append(link.epoch)
+            async with link.generate(request()) as stream:
+                assert len((await tokens_of(stream))[0]) == 4
+            engine.close()
+            await link.lost()
+            assert not link.ready
+    assert len(set(epochs)) == 3
+
+
+async def test_connect_waits_for_a_listener_and_gives_up_in_time(tmp_path):
+    address = UnixAddress(str(tmp_path / "s"))
+    link = EngineLink(address)
+    with pytest.raises(ReplicaUnavailable, match=r"No engine answered at unix:.* within 0.05 s"):
+        await link.connect(0.05)
+    async with asyncio.TaskGroup() as tasks:
+        connecting = tasks.create_task(link.connect(LIMIT_S))
+        await asyncio.sleep(0)
+        async with ScriptedEngine(address=address):
+            await connecting
+            assert link.ready
+            with pytest.raises(RuntimeError, match="close it first"):
+                await link.connect(LIMIT_S)
+            link.close()
+
+
+async def test_a_peer_that_is_not_an_engine_is_refused(caplog):
+    async def speak(_, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    async with server:
+        link = EngineLink(TcpAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
+        with caplog.at_level(logging.ERROR), pytest.raises(ReplicaUnavailable):
+            await link.connect(0.3)
+        assert "broke the protocol" in caplog.text
+        assert not link.ready
+
+
+async def test_the_load_is_the_last_one_heard():
+    async with linked() as (_, link):
+        assert link.load().running == 0
+        async with link.generate(request(max_tokens=50)) as stream:
+            await anext(stream)
+            assert link.load().running == 1
