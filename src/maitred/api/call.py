@@ -1,0 +1,161 @@
+"""One HTTP request and its answer, on raw ASGI.
+
+A framework's response classes cost more per streamed chunk than all our own work on it, and they decide too early
+when the status line goes out. Here a handler sees three things: the body, one way to answer at once, and one way to
+stream.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum, auto
+from typing import Any
+
+from maitred.api.errors import Header, body_of, headers_of
+from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.core.answer import Tally
+from maitred.core.errors import BodyTooLarge, MaitredError
+from maitred.core.ids import request_id_from
+from maitred.wire.sse import DONE, encode_event
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = b"application/json"
+_EVENT_STREAM: Sequence[Header] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx and its kin would otherwise collect the stream and pass it on in lumps.
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Progress(Enum):
+    """How far the answer is."""
+
+    NOTHING_SENT = auto()
+    STREAMING = auto()
+    COMPLETE = auto()
+
+
+class Call:
+    """One request with its answer.
+
+    Attributes:
+        path: Decoded, without the query.
+        method: Upper case.
+        tally: What is known of this request so far.
+        parameter: The rest of the path, for a route that ends in one.
+        body: What was read.
+        status: The status that was sent; 0 before.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, started_s: float) -> None:
+        self.path: str = scope["path"]
+        self.method: str = scope["method"]
+        self.parameter = ""
+        self.body = b""
+        self.status = 0
+        self.progress = Progress.NOTHING_SENT
+        self._headers: list[Header] = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
+
+    def header(self, name: bytes) -> str | None:
+        """The first value of a header (name in lower case)."""
+        for key, value in self._headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    async def read_body(self, limit_bytes: int) -> None:
+        """Reads the whole body; chunked or not, no more than the limit is ever held.
+
+        Raises:
+            BodyTooLarge: It is longer than `limit_bytes`.
+            ClientLeft: The connection closed before the body was complete.
+        """
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
+            raise _too_large(limit_bytes)
+        chunks: list[bytes] = []
+        received_bytes = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            received_bytes += len(chunk)
+            if received_bytes > limit_bytes:
+                raise _too_large(limit_bytes)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                self.body = b"".join(chunks)
+                return
+
+    @asynccontextmanager
+    async def watched(self, block: Interruptible) -> AsyncIterator[None]:
+        """Interrupts the block when the client leaves. Only after the body has been read."""
+
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            block.interrupt(ClientLeft())
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+
+    async def respond(
+        self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
+    ) -> None:
+        """Answers at once."""
+        head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
+        self.progress = Progress.COMPLETE
+        await self._start(status, head)
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def refuse(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
+        """Answers with an error; in the middle of a stream, breaks it off with an error event.
+
+        A stream that is broken off gets no ``[DONE]``, and its last chunk is never marked as the last: the server
+        closes the connection instead. So a client that looks at any of the three knows that the answer is not whole.
+        """
+        if self.progress is Progress.STREAMING:
+            await self.stream(encode_event(body_of(error)))
+        elif self.progress is Progress.NOTHING_SENT:
+            await self.respond(body_of(error), status=error.http_status, headers=[*headers_of(error), *headers])
+
+    async def stream(self, events: bytes) -> None:
+        """Sends encoded events; the first call sends the status line before them.
+
+        Returns when the connection's buffer has room again: a client that reads slowly holds up its own handler,
+        and nobody else.
+        """
+        if self.progress is Progress.NOTHING_SENT:
+            self.progress = Progress.STREAMING
+            await self._start(200, _EVENT_STREAM)
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def finish(self, events: bytes = b"") -> None:
+        """Ends a stream as complete."""
+        await self.stream(events + DONE)
+        self.progress = Progress.COMPLETE
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: Sequence[Header]) -> None:
+        self.status = status
+        identified = [*headers, (b"x-request-id", self.tally.request_id.encode("ascii"))]
+        await self._send({"type": "http.response.start", "status": status, "headers": identified})
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {limit_bytes:,} bytes, the most this server reads.")
+
+

@@ -1,0 +1,89 @@
+"""The ASGI application: what happens to every request, whatever its route.
+
+Each one gets a request id, a place inside (or a refusal), and exactly one outcome. The order of the `except` clauses
+below is the whole error policy of the HTTP edge.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from maitred.api.call import Call, Progress, Receive, Scope, Send
+from maitred.api.errors import Header, public
+from maitred.api.gate import Gate
+from maitred.api.interrupt import ClientLeft
+from maitred.api.routes import Route, RouteTable
+from maitred.core.answer import Observer, Outcome
+from maitred.core.clock import Clock
+from maitred.core.errors import CallerError, Draining, MaitredError, MethodNotAllowed, Refused, ReplicaUnavailable
+
+_CLIENT_LEFT_STATUS = 499
+"""Never sent, only counted; the number that nginx made customary for it."""
+
+
+class Edge:
+    """The application that the HTTP server runs.
+
+    Args:
+        table: The routes.
+        gate: Who may come in. Health, metrics and lists pass beside it.
+        observers: Told of every ended request.
+        max_body_bytes: Largest body that is read.
+        clock: For the times in the tally.
+    """
+
+    def __init__(
+        self, table: RouteTable, gate: Gate, observers: Sequence[Observer], *, max_body_bytes: int, clock: Clock
+    ) -> None:
+        self._table = table
+        self._gate = gate
+        self._max_body_bytes = max_body_bytes
+        self._observers = observers
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry point."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"The server offered {scope['type']!r}; maitred speaks HTTP only.")
+        call = Call(scope, receive, send, self._clock.monotonic_s())
+        outcome = Outcome.FAILED
+        try:
+            outcome = await self._serve(call)
+        except asyncio.CancelledError:
+            outcome = Outcome.CANCELLED
+            raise
+        finally:
+            call.tally.close(outcome, call.status, self._clock.monotonic_s())
+            for observer in self._observers:
+                observer.ended(call.tally)
+
+    async def _serve(self, call: Call) -> Outcome:
+        """Answers the call, whatever happens; returns how it ended."""
+        headers: list[Header] = []
+        try:
+            route, call.parameter = self._table.find(call.method, call.path)
+            call.tally.route = route.path
+            if route.reads is None:
+                await route.handler(call)
+            else:
+                await self._work(route, call)
+            return Outcome.FINISHED
+        except ClientLeft:
+            if call.progress is Progress.NOTHING_SENT:
+                call.status = _CLIENT_LEFT_STATUS
+            return Outcome.CANCELLED
+        except MethodNotAllowed as error:
+            failure: MaitredError = error
+            headers = [(b"allow", ", ".join(self._table.methods_of(call.path)).encode("ascii"))]
+        except Exception as error:
+            failure = public(error, call.tally.request_id)
+        untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT
+        await call.refuse(failure, headers)
+        refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
+        return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
+
+    async def _work(self, route: Route, call: Call) -> None:
+        """A call that takes a place inside and that the client can abandon."""
+        async with self._gate.enter() as block:
+            await call.read_body(self._max_body_bytes)
+            async with call.watched(block):
+                await route.handler(call)

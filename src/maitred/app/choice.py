@@ -1,0 +1,107 @@
+"""One choice of an answer on its way from tokens to text.
+
+The replica sends tokens; the caller reads text. In between: bytes become whole characters, the text waits while it
+could still turn into a stop string, and a stop string that completes ends the choice. Tokens are counted up to and
+including the one that completed it, because that is what it took to find out.
+"""
+
+from collections.abc import Sequence
+
+from maitred.core.answer import Ask, Part, Score, TokenScore
+from maitred.core.request import Delta, FinishReason, TokenLogprobs
+from maitred.text.detokenizer import Detokenizer
+from maitred.text.stop import StopWindow
+from maitred.text.tokenizer import Tokenizer
+
+
+class Choice:
+    """Takes deltas in, gives parts out.
+
+    Args:
+        tokenizer: The model's.
+        prompt: What comes before the first token; its end can change how that one reads.
+        ask: For its stop strings, `min_tokens` and `echo`.
+        ends: The tokens with which the model ends its turn. They are counted, not shown.
+
+    Attributes:
+        tokens: How many this choice has, up to its end.
+        finish: Why it ended; None while it goes on.
+        last_token_s: When tokens last came; for whoever measures.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], ask: Ask, *, ends: Sequence[int]) -> None:
+        self.tokens = 0
+        self.finish: FinishReason | None = None
+        self.last_token_s: float | None = None
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._window = StopWindow(ask.stops) if ask.stops else None
+        self._min_tokens = ask.sampling.min_tokens
+        self._hidden = frozenset((*ask.sampling.stop_token_ids, *(() if ask.sampling.ignore_eos else ends)))
+        self._text = [tokenizer.decode(prompt)] if ask.echo else []
+        self._scores: list[TokenScore] | None = None if ask.sampling.top_logprobs is None else []
+
+    def take(self, delta: Delta) -> None:
+        """Takes the next delta; may set `finish`, also where the replica would have gone on."""
+        tokens = delta.tokens
+        shown = len(tokens)
+        if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden:
+            shown -= 1
+        if self._window is None:
+            self._text.append(self._detokenizer.push(tokens[:shown]))
+            self.tokens += len(tokens)
+        else:
+            # One by one: the first token that completes a stop string is the last one that counts.
+            for position in range(shown):
+                self.tokens += 1
+                if self._show(self._detokenizer.push(tokens[position : position + 1])):
+                    shown = position + 1
+                    self.finish = FinishReason.STOP
+                    break
+            else:
+                self.tokens += len(tokens) - shown
+        if self._scores is not None and delta.logprobs is not None:
+            self._scores += map(self._score, tokens[:shown], delta.logprobs)
+        if self.finish is None and delta.finish is not None:
+            self._end(delta.finish)
+
+    def part(self, index: int) -> Part | None:
+        """What there is to show since the last call; None if all of it is held back."""
+        text = "".join(self._text)
+        self._text.clear()
+        scores = self._scores
+        if not text and not scores and self.finish is None:
+            return None
+        if scores is not None:
+            self._scores = []
+        return Part(index, text, self.finish, scores)
+
+    def _show(self, text: str) -> bool:
+        """Passes text through the stop window; True if a stop string completed."""
+        assert self._window is not None
+        if self.tokens <= self._min_tokens:
+            self._text.append(text)
+            return False
+        visible, stopped = self._window.push(text)
+        self._text.append(visible)
+        return stopped
+
+    def _end(self, finish: FinishReason) -> None:
+        """The replica is done: nothing needs to wait any more."""
+        self.finish = finish
+        rest = self._detokenizer.flush()
+        if self._window is None:
+            self._text.append(rest)
+        elif self._show(rest):
+            self.finish = FinishReason.STOP
+        else:
+            self._text.append(self._window.flush())
+
+    def _score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
+        return TokenScore(
+            chosen=self._named(token, logprobs.logprob),
+            top=[self._named(other, logprob) for other, logprob in logprobs.top],
+        )
+
+    def _named(self, token: int, logprob: float) -> Score:
+        return Score(self._tokenizer.token_text(token), self._tokenizer.token_bytes(token), logprob)

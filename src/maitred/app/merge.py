@@ -1,0 +1,78 @@
+"""Several token streams read as one.
+
+A completions request may bring many prompts; they run side by side, and whichever has news is read next. One slow
+prompt must not hold back the others' tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+from maitred.core.ports import TokenStream
+from maitred.core.request import Delta
+
+Batch = tuple[int, list[Delta]]
+"""Which stream, and what came of it."""
+
+
+@asynccontextmanager
+async def merged(streams: Sequence[TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
+    """All batches of all streams, as they come; ends when all have ended.
+
+    Raises:
+        ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
+    """
+    if len(streams) == 1:
+        # By far the most common case needs neither task nor queue.
+        yield _Single(streams[0])
+        return
+    news = _News(unfinished=len(streams))
+    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        yield news
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.wait(pumps)
+
+
+class _Single:
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = aiter(stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return 0, await anext(self._stream)
+
+
+class _News:
+    """What the pumps bring, in order of arrival."""
+
+    def __init__(self, unfinished: int) -> None:
+        self._unfinished = unfinished
+        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
+
+    async def pump(self, number: int, stream: TokenStream) -> None:
+        """Moves a stream's batches into the queue; None after the last one."""
+        try:
+            async for batch in stream:
+                self._queue.put_nowait((number, batch))
+            self._queue.put_nowait(None)
+        except Exception as error:  # raised again where it is read
+            self._queue.put_nowait(error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while self._unfinished:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return item
+            self._unfinished -= 1
+        raise StopAsyncIteration

@@ -1,0 +1,176 @@
+"""The spine: one request from the model's name to its last token.
+
+`Pipeline.answer` names the stages in order. Each is called once per request, and nothing upstream is reached for from
+downstream. The pipeline speaks in tokens and parts; which API the request came through is not its business.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
+
+import msgspec
+
+from maitred.app.choice import Choice
+from maitred.app.merge import merged
+from maitred.app.prompts import check_fits, tokens_of
+from maitred.core.answer import Answer, Ask, Part, Prompt, Tally
+from maitred.core.clock import Clock, SystemClock
+from maitred.core.errors import InvalidRequest, ReplicaLost, ReplicaUnavailable
+from maitred.core.ids import new_request_id
+from maitred.core.ports import ModelCard, TokenStream
+from maitred.core.request import Delta, FinishReason, Request
+from maitred.routing.catalog import Catalog, ServedModel
+
+
+def draw_seed() -> int:
+    """A seed that nobody can guess, for requests that name none."""
+    return secrets.randbits(63)
+
+
+class Pipeline:
+    """Takes requests through the stages. Implements `maitred.core.answer.Answering`.
+
+    Args:
+        catalog: What is served.
+        clock: For the times in the tally.
+        draw_seed: Makes a seed where the caller names none.
+    """
+
+    def __init__(
+        self, catalog: Catalog, clock: Clock | None = None, draw_seed: Callable[[], int] = draw_seed
+    ) -> None:
+        self._catalog = catalog
+        self._clock = clock or SystemClock()
+        self._draw_seed = draw_seed
+
+    @asynccontextmanager
+    async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
+        """See `Answering.answer`."""
+        # Who serves it?
+        model = self._catalog.resolve(ask.model)
+        tally.model = model.name
+        # What does the model read?
+        prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
+        # Does it fit, and what exactly is to be generated?
+        requests = [self._request(model, ask, prompt) for prompt in prompts]
+        tally.prompt_tokens = sum(map(len, prompts))
+        choices = [
+            Choice(model.tokenizer, prompt, ask, ends=model.card.eos_token_ids)
+            for prompt in prompts
+            for _ in range(ask.sampling.n)
+        ]
+        # Run it. Leaving the stack, however that comes about, cancels what has not finished.
+        async with AsyncExitStack() as running:
+            streams = [await running.enter_async_context(model.replica.generate(request)) for request in requests]
+            batches = await running.enter_async_context(merged(streams))
+            yield _Answer(batches, streams, choices, tally, self._clock)
+
+    def _request(self, model: ServedModel, ask: Ask, prompt: list[int]) -> Request:
+        """The request as scheduler and engine see it."""
+        if ask.sampling.n > model.card.max_choices:
+            raise InvalidRequest(f"n must be at most {model.card.max_choices} for this model.", param="n")
+        max_tokens = check_fits(model.card, prompt, ask)
+        seed = self._draw_seed() if ask.seed is None else ask.seed
+        return Request(
+            # A client may repeat its request id; at the replica it must be unique.
+            id=new_request_id(),
+            prompt=prompt,
+            sampling=msgspec.structs.replace(ask.sampling, max_tokens=max_tokens, seed=seed),
+            cache_scope=_cache_scope(),
+        )
+
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+        """See `Answering.tokenize`."""
+        return await tokens_of(self._catalog.resolve(model), prompt, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        """See `Answering.detokenize`."""
+        tokenizer = self._catalog.resolve(model).tokenizer
+        if not all(0 <= token < tokenizer.vocab_size for token in tokens):
+            raise InvalidRequest(f"Token ids run from 0 to {tokenizer.vocab_size - 1}.", param="tokens")
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def models(self) -> Mapping[str, ModelCard]:
+        """See `Answering.models`."""
+        return {model.name: model.card for model in self._catalog}
+
+    def ready(self) -> bool:
+        """See `Answering.ready`."""
+        return all(_is_up(model) for model in self._catalog)
+
+
+class _Answer:
+    """Turns batches of deltas into lists of parts, and writes what it sees into the tally."""
+
+    def __init__(
+        self,
+        batches: AsyncIterator[tuple[int, list[Delta]]],
+        streams: Sequence[TokenStream],
+        choices: Sequence[Choice],
+        tally: Tally,
+        clock: Clock,
+    ) -> None:
+        self._batches = batches
+        self._streams = streams
+        self._choices = choices
+        self._per_stream = len(choices) // len(streams)
+        self._unfinished = len(choices)
+        self._tally = tally
+        self._clock = clock
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Part]:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        try:
+            source, deltas = await anext(self._batches)
+        except StopAsyncIteration:
+            raise ReplicaLost from None
+        now_s = self._clock.monotonic_s()
+        touched: dict[int, Choice] = {}
+        for delta in deltas:
+            index = source * self._per_stream + delta.index
+            choice = touched[index] = self._choices[index]
+            if choice.finish is None:
+                self._take(source, choice, delta)
+        self._time(touched.values(), now_s)
+        return [part for index, choice in touched.items() if (part := choice.part(index)) is not None]
+
+    def _take(self, source: int, choice: Choice, delta: Delta) -> None:
+        if delta.finish is FinishReason.CANCELLED:
+            raise ReplicaLost("The replica gave up the answer before it was complete. Send the request again.")
+        before = choice.tokens
+        choice.take(delta)
+        self._tally.completion_tokens += choice.tokens - before
+        if delta.index == 0:
+            # The further choices of a prompt find it in the cache because of the first: no merit of an earlier request.
+            self._tally.cached_tokens += delta.cached_tokens
+        if choice.finish is not None:
+            self._unfinished -= 1
+            if delta.finish is None:
+                # A stop string came up, of which the replica knows nothing.
+                self._streams[source].cancel(delta.index)
+
+    def _time(self, choices: Iterable[Choice], now_s: float) -> None:
+        if self._tally.first_token_s is None:
+            self._tally.first_token_s = now_s
+        for choice in choices:
+            if choice.last_token_s is not None:
+                self._tally.gaps_s.append(now_s - choice.last_token_s)
+            choice.last_token_s = now_s
+
+
+def _cache_scope() -> str:
+    """Who may share KV blocks with this request. There is one tenant: everybody with everybody."""
+    return ""
+
+
+def _is_up(model: ServedModel) -> bool:
+    try:
+        model.replica.card()
+    except ReplicaUnavailable:
+        return False
+    return True

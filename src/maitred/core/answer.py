@@ -1,0 +1,170 @@
+"""What a caller asks and what it gets, free of any API's shape; and the record that every request leaves behind.
+
+An API turns its own request into an `Ask` and maps the `Part` objects of an `Answer` back to its own chunks.
+Whatever stands in between never learns which API was called. A `Tally` goes along: the stages write down what they
+see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from maitred.core.ports import ModelCard
+from maitred.core.request import FinishReason, SamplingParams, Usage
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """A prompt that the model's chat template has yet to render."""
+
+    messages: list[dict[str, Any]]
+
+
+Prompt = str | list[int] | Conversation
+"""Text, token ids, or a conversation."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request, read and checked, not yet tokenised."""
+
+    model: str
+    prompts: Sequence[Prompt]
+    """At least one. Choice `i` of prompt `p` has index `p * sampling.n + i` in the answer."""
+    sampling: SamplingParams
+    """With `max_tokens` and `seed` still to be settled: the next two fields say what the caller wants."""
+    max_tokens: int | None = None
+    """None: as many as the context window leaves."""
+    seed: int | None = None
+    """None: draw one for each prompt."""
+    stops: tuple[str, ...] = ()
+    """Strings that end a choice; they are not part of the answer."""
+    echo: bool = False
+    """Begin every choice with its prompt."""
+    max_tokens_param: str = "max_tokens"
+    """What this API calls the limit, and..."""
+    prompt_param: str = "prompt"
+    """...the prompt, for messages about them."""
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A token and its log-probability, in text."""
+
+    text: str
+    raw: bytes
+    """The token's exact bytes; `text` cannot show half a character."""
+    logprob: float
+
+
+class TokenScore(msgspec.Struct, frozen=True):
+    """The chosen token at one position, and the most probable ones there, best first."""
+
+    chosen: Score
+    top: list[Score]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What was added to one choice since its last part; exactly the last part of a choice has `finish`."""
+
+    index: int
+    text: str
+    finish: FinishReason | None = None
+    scores: list[TokenScore] | None = None
+    """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
+
+
+class Outcome(StrEnum):
+    """How a request ended. Each ends in exactly one of these ways."""
+
+    FINISHED = "finished"
+    """The whole answer was sent."""
+    REFUSED = "refused"
+    """It was turned away before any work was done for it."""
+    FAILED = "failed"
+    """It was taken, and then we could not complete it."""
+    CANCELLED = "cancelled"
+    """The caller left."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is known of one request; observers read it once, when the request has ended."""
+
+    request_id: str
+    started_s: float
+    """Monotonic, as all times here."""
+    route: str = "unmatched"
+    model: str = ""
+    """As resolved, so its values are bounded; empty until then."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    """Between one delivery of tokens of a choice and the next."""
+    outcome: Outcome | None = None
+    status: int = 0
+    ended_s: float = 0.0
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens, as they are billed."""
+        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+
+    def close(self, outcome: Outcome, status: int, now_s: float) -> None:
+        """Fixes the outcome; a second one would be a fault of ours."""
+        if self.outcome is not None:
+            raise RuntimeError(f"Request {self.request_id} ended twice: {self.outcome}, then {outcome}.")
+        self.outcome, self.status, self.ended_s = outcome, status, now_s
+
+
+class Answer(Protocol):
+    """An answer as it comes; iterate once."""
+
+    def __aiter__(self) -> AsyncIterator[list[Part]]:
+        """One list for every batch that the replica delivers, with at most one part per choice.
+
+        The list is empty while all new text is held back. The first one, empty or not, says that the replica has
+        begun to answer.
+        """
+        ...
+
+
+class Answering(Protocol):
+    """What an API needs of the system behind it; `maitred.app.pipeline` is the one that serves."""
+
+    def answer(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
+        """Starts the work for a request; leaving the context ends whatever is unfinished.
+
+        Raises:
+            ModelNotFound: Nothing of that name is served.
+            InvalidRequest: The prompt cannot be rendered or does not fit.
+            ReplicaUnavailable: Nothing can run it now.
+        """
+        ...
+
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+        """The prompt as the model would get it."""
+        ...
+
+    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        """The text of these tokens."""
+        ...
+
+    def models(self) -> Mapping[str, ModelCard]:
+        """What is served, by the names that requests use."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether a request that arrives now can run."""
+        ...
+
+
+class Observer(Protocol):
+    """Someone who wants to know of ended requests. Must not block and must not raise."""
+
+    def ended(self, tally: Tally) -> None:
+        """Called once per request, after everything it held is free."""
+        ...

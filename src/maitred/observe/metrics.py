@@ -1,0 +1,176 @@
+"""Prometheus metrics: what requests did, from their tallies; what engines do, from their load reports.
+
+Counters of requests are fed when a request ends. The engine's numbers are not copied step by step: they are read
+from its last load report when somebody scrapes. Every metric is described for people in ``docs/metrics.md``.
+
+Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.ports import LoadReport, ModelCard
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
+_ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One engine at the moment of a scrape."""
+
+    up: bool
+    restarts: int
+    load: LoadReport
+    card: ModelCard
+
+
+class RequestMetrics:
+    """Counts ended requests. Implements `maitred.core.answer.Observer`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "maitred_requests", "Requests that ended.", ["route", "outcome", "status"], registry=registry
+        )
+        self._duration = Histogram(
+            "maitred_request_seconds",
+            "From the head of the request to the end of the answer.",
+            ["route"],
+            buckets=_REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "maitred_ttft_seconds",
+            "From the head of the request to its first token.",
+            ["model"],
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._itl = Histogram(
+            "maitred_itl_seconds",
+            "Between two deliveries of tokens of one choice.",
+            ["model"],
+            buckets=_ITL_BUCKETS_S,
+            registry=registry,
+        )
+        self._prompt = Counter(
+            "maitred_prompt_tokens", "Prompt tokens of requests that ran.", ["model"], registry=registry
+        )
+        self._cached = Counter(
+            "maitred_cached_tokens", "Of these, tokens found in the prefix cache.", ["model"], registry=registry
+        )
+        self._output = Counter("maitred_output_tokens", "Tokens generated for clients.", ["model"], registry=registry)
+
+    def ended(self, tally: Tally) -> None:
+        """Counts one."""
+        self._requests.labels(tally.route, tally.outcome or Outcome.FAILED, tally.status).inc()
+        self._duration.labels(tally.route).observe(tally.ended_s - tally.started_s)
+        if tally.first_token_s is None:
+            return
+        self._ttft.labels(tally.model).observe(tally.first_token_s - tally.started_s)
+        itl = self._itl.labels(tally.model)
+        for gap_s in tally.gaps_s:
+            itl.observe(gap_s)
+        self._prompt.labels(tally.model).inc(tally.prompt_tokens)
+        self._cached.labels(tally.model).inc(tally.cached_tokens)
+        self._output.labels(tally.model).inc(tally.completion_tokens)
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
+    "maitred_engine_up": ("1 while the engine is connected.", lambda state: state.up),
+    "maitred_engine_running": ("Sequences in the batch.", lambda state: state.load.running),
+    "maitred_engine_waiting": ("Sequences that wait for a place in the batch.", lambda state: state.load.waiting),
+    "maitred_engine_kv_blocks_free": (
+        "KV blocks that can be allocated now, cached ones that nobody uses included.",
+        lambda state: state.load.free_blocks,
+    ),
+    "maitred_engine_kv_blocks_total": ("KV blocks in all.", lambda state: state.load.total_blocks),
+    "maitred_engine_kv_capacity_tokens": (
+        "Tokens that the KV cache can hold.",
+        lambda state: state.card.kv_capacity_tokens,
+    ),
+}
+_COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
+    "maitred_engine_restarts": ("Times that the engine was started again.", lambda state: state.restarts),
+    "maitred_engine_steps": ("Model steps.", lambda state: state.load.steps),
+    "maitred_engine_step_seconds": ("Time spent in model steps.", lambda state: state.load.step_s),
+    "maitred_engine_prompt_tokens": (
+        "Prompt tokens of admitted sequences, cached ones included.",
+        lambda state: state.load.prompt_tokens,
+    ),
+    "maitred_engine_cached_tokens": (
+        "Of these, tokens found in the prefix cache.",
+        lambda state: state.load.cached_tokens,
+    ),
+    "maitred_engine_output_tokens": ("Tokens sampled.", lambda state: state.load.output_tokens),
+    "maitred_engine_preemptions": (
+        "Sequences that lost their KV blocks to others for a while.",
+        lambda state: state.load.preemptions,
+    ),
+    "maitred_engine_recomputed_tokens": (
+        "Tokens computed again after a preemption; never billed.",
+        lambda state: state.load.recomputed_tokens,
+    ),
+    "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
+    "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),
+}
+
+
+class LiveState(Collector):
+    """Reads gateway and engines when somebody scrapes.
+
+    Args:
+        in_flight: Requests that are being answered.
+        engines: Each engine by its model's name.
+    """
+
+    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
+        self._in_flight = in_flight
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
+        engines = self._engines()
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model"])
+            for model, state in engines.items():
+                gauge.add_metric([model], read(state))
+            yield gauge
+        for name, (text, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            for model, state in engines.items():
+                counter.add_metric([model], read(state))
+            yield counter
+
+
+class Metrics:
+    """All metrics of one gateway, in a registry of their own.
+
+    Attributes:
+        requests: The observer that counts ended requests.
+    """
+
+    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = RequestMetrics(self._registry)
+        self._registry.register(LiveState(in_flight, engines))
+        # CPU, memory, open files and start time of this process, under `maitred_process_`.
+        ProcessCollector(namespace="maitred", registry=self._registry)
+
+    def render(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def names(self) -> set[str]:
+        """The name of every metric, without the endings that Prometheus adds."""
+        return {metric.name for metric in self._registry.collect()}

@@ -1,0 +1,1 @@
+"""From the model name in a request to what serves it."""
