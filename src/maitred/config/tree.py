@@ -9,6 +9,9 @@ from maitred.api.config import ServerConfig
 from maitred.engine.config import EngineConfig
 from maitred.observe.config import LogConfig
 
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-tiny"
+"""The small model that comes with maitred, so that it runs without a download."""
+
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """Which model is served, and under which name."""
@@ -30,9 +33,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = 128
 
     @property
-    def folder(self) -> Path | None:
-        """Where the model lies; None for the one that comes with maitred."""
-        return Path(self.path) if self.path else None
+    def folder(self) -> Path:
+        """Where the model lies."""
+        return Path(self.path) if self.path else BUNDLED_MODEL
 
 
 class Config(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,101 @@
+"""`maitred chat`: a conversation in the terminal, or from a pipe with one turn per line."""
+
+import asyncio
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maitred.cli.options import DEFAULT_URL, ModelOption, TemperatureOption, UrlOption
+from maitred.core.errors import MaitredError
+
+if TYPE_CHECKING:
+    from maitred.cli.client import Message, Options
+
+EXAMPLES = """
+Examples:
+
+    maitred chat
+
+    maitred chat --system "Answer in one sentence." --temperature 0.2
+
+    echo "What is a KV cache?" | maitred chat
+"""
+_PROMPT = "> "
+
+
+def chat(
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions for the model.")] = None,
+    temperature: TemperatureOption = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="COUNT", min=1, help="Most tokens per answer.")
+    ] = None,
+    model: ModelOption = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Talk with a model.
+
+    Ctrl-C stops an answer, Ctrl-D leaves. From a pipe, each line is one turn, and the first failure ends the command.
+    """
+    from maitred.cli.client import Client, Message, Options
+
+    async def choose() -> str:
+        async with Client(url) as client:
+            return await client.first_model()
+
+    name = model or asyncio.run(choose())
+    conversation = [Message("system", system)] if system else []
+    options = Options(temperature, max_tokens)
+    if sys.stdin.isatty():
+        _converse(url, name, conversation, options)
+        return
+    for line in sys.stdin:
+        if line.strip():
+            _turn(url, name, conversation, line.strip(), options)
+
+
+def _converse(url: str, model: str, conversation: "list[Message]", options: "Options") -> None:
+    """Turns until Ctrl-D; a failed one is explained and can be sent again."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() line editing and history
+    typer.echo(f"Talking with {model}. Ctrl-C stops an answer, Ctrl-D leaves.", err=True)
+    while True:
+        try:
+            line = input(_PROMPT).strip()
+        except EOFError:
+            typer.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            typer.echo("\nCtrl-D leaves.", err=True)
+            continue
+        if line:
+            try:
+                _turn(url, model, conversation, line, options)
+            except MaitredError as error:
+                typer.echo(error.message, err=True)
+
+
+def _turn(url: str, model: str, conversation: "list[Message]", line: str, options: "Options") -> None:
+    """One question and its answer; both join the conversation, the answer as far as it came before Ctrl-C.
+
+    Raises:
+        MaitredError: There is no answer or only a part; the conversation is as it was before.
+    """
+    from maitred.cli.client import Client, Message
+    from maitred.cli.terminal import write_answer
+
+    question = Message("user", line)
+    answer: list[str] = []
+
+    async def stream() -> None:
+        async with Client(url) as client:
+            await write_answer(client.chat(model, [*conversation, question], options), answer)
+
+    try:
+        asyncio.run(stream())
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        typer.echo("(stopped)", err=True)
+    conversation += [question, Message("assistant", "".join(answer))]

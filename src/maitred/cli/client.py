@@ -1,0 +1,220 @@
+"""The client side of the command line: one server, spoken to in OpenAI's API, with a sentence for every failure.
+
+An answer counts as whole only if the server said ``[DONE]``. A connection that ends sooner raises, however clean its end
+looks: the reader must not take half an answer for the whole.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+import aiohttp
+import msgspec
+
+from maitred.core.errors import CallerError, InvalidRequest, MaitredError, Refused, Unavailable
+from maitred.wire.sse import SSEDecoder
+
+CONNECT_TIMEOUT_S = 10.0
+_LONGEST_QUOTE = 300
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the caller chose; the server decides the rest."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some more of an answer; the last piece says why it ended."""
+
+    text: str
+    finish_reason: str | None = None
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """An entry of ``/v1/models``."""
+
+    id: str
+    owned_by: str = ""
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ListedModel]
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    message: str = ""
+    code: str | int | None = None
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """A chunk of a chat (`delta`) or of a completion (`text`), or the error that ends either."""
+
+    choices: list[_Choice] = []
+    error: _ErrorBody | None = None
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: _ErrorBody
+
+
+class Client:
+    """Talks to one server; an async context manager that owns the connections.
+
+    Args:
+        url: Where the server is, with or without the ``/v1`` at the end.
+
+    Raises:
+        InvalidRequest: That is not an HTTP address.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        # An answer may take as long as it takes; only connecting has a limit.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def models(self) -> list[ListedModel]:
+        """What the server serves.
+
+        Raises:
+            MaitredError: It cannot be reached, or does not speak OpenAI's API.
+        """
+        try:
+            async with self._session.get(f"{self._url}/v1/models") as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise _refusal(response.status, body)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
+        try:
+            return msgspec.json.decode(body, type=_ModelList).data
+        except msgspec.MsgspecError as error:
+            raise self._stranger() from error
+
+    async def first_model(self) -> str:
+        """The model to talk to when none was named.
+
+        Raises:
+            Unavailable: The server lists none.
+        """
+        models = await self.models()
+        if not models:
+            raise Unavailable(f"{self._url} serves no model yet. Try again shortly.")
+        return models[0].id
+
+    def chat(self, model: str, messages: Sequence[Message], options: Options) -> AsyncIterator[Piece]:
+        """Streams the next turn of a conversation."""
+        return self._stream("/v1/chat/completions", {"model": model, "messages": messages}, options)
+
+    def complete(self, model: str, prompt: str, options: Options) -> AsyncIterator[Piece]:
+        """Streams how a text goes on."""
+        return self._stream("/v1/completions", {"model": model, "prompt": prompt}, options)
+
+    async def _stream(self, path: str, request: Mapping[str, object], options: Options) -> AsyncIterator[Piece]:
+        body = msgspec.json.encode({**request, **msgspec.to_builtins(options), "stream": True})
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        try:
+            response = await self._session.post(self._url + path, data=body, headers=headers)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
+        async with response:
+            if response.status != 200:
+                raise _refusal(response.status, await response.content.read(1 << 20))
+            if response.content_type != "text/event-stream":
+                raise self._stranger()
+            decoder = SSEDecoder()
+            try:
+                async for data in response.content.iter_any():
+                    for event in decoder.feed(data):
+                        if event.data == "[DONE]":
+                            return
+                        for piece in _pieces(event.data):
+                            yield piece
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _cut() from error
+        raise _cut()
+
+    def _unreachable(self, error: Exception) -> MaitredError:
+        if isinstance(error, aiohttp.InvalidURL | ValueError):
+            return InvalidRequest(f"{self._url!r} is not an address of a server. Write it as http://host:port.")
+        if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+            return Unavailable(f"{self._url} closed the connection without an answer. See the server's log.")
+        if isinstance(error, asyncio.TimeoutError | aiohttp.ClientConnectionError | OSError):
+            return Unavailable(f"Nothing answers at {self._url}. Start a server with `maitred serve`, or pass --url.")
+        return self._stranger()
+
+    def _stranger(self) -> MaitredError:
+        return Unavailable(f"What answers at {self._url} does not speak OpenAI's API. Pass --url of a maitred server.")
+
+
+def _pieces(data: str) -> list[Piece]:
+    """The text in one event.
+
+    Raises:
+        Unavailable: The event is the error that ends the answer, or nothing that we know.
+    """
+    try:
+        chunk = msgspec.json.decode(data, type=_Chunk)
+    except msgspec.MsgspecError as error:
+        raise Unavailable(
+            "The server sent something that is not a part of an answer. Is it another version?"
+        ) from error
+    if chunk.error is not None:
+        raise Unavailable(f"The answer was cut: {_quote(chunk.error.message) or 'the server failed.'}")
+    return [Piece(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
+
+
+def _cut() -> Unavailable:
+    return Unavailable("The answer was cut: the connection ended before the server had finished. Send it again.")
+
+
+def _refusal(status: int, body: bytes) -> MaitredError:
+    """What a response that is not 200 means, in the server's own words if it has some."""
+    try:
+        failure = msgspec.json.decode(body, type=_Failure)
+    except msgspec.MsgspecError:
+        message = f"The server answered HTTP {status} without saying why."
+    else:
+        code = f"HTTP {status}, {failure.error.code}" if failure.error.code else f"HTTP {status}"
+        message = f"{_quote(failure.error.message) or 'The server refused.'} ({code})"
+    if status == 429:
+        return Refused(message)
+    return CallerError(message) if 400 <= status < 500 else Unavailable(message)
+
+
+def _quote(text: str) -> str:
+    """A server's words, on one line and without control characters that a terminal would obey."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + "…"

@@ -1,0 +1,43 @@
+"""`maitred complete`: how a text goes on."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from maitred.cli.options import DEFAULT_URL, ModelOption, TemperatureOption, UrlOption
+
+EXAMPLES = """
+Examples:
+
+    maitred complete "Once upon a time"
+
+    cat draft.txt | maitred complete - --max-tokens 200
+"""
+
+
+def complete(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to go on from; - reads standard input.")],
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="COUNT", min=1, help="Most tokens to write.")
+    ] = 128,
+    temperature: TemperatureOption = None,
+    model: ModelOption = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Continue a text and stream it to standard output.
+
+    Exits with 1 if the answer was cut, so a script never takes half for the whole.
+    """
+    from maitred.cli.client import Client, Options
+    from maitred.cli.terminal import write_answer
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+
+    async def stream() -> None:
+        async with Client(url) as client:
+            name = model or await client.first_model()
+            await write_answer(client.complete(name, text, Options(temperature, max_tokens)), [])
+
+    asyncio.run(stream())

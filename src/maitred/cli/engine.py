@@ -1,0 +1,75 @@
+"""`maitred engine`: one engine process on a socket."""
+
+from typing import Annotated
+
+import typer
+
+from maitred.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    KvMemoryOption,
+    MaxSequencesOption,
+    SetOption,
+    ThreadsOption,
+    load_settings,
+    require_model,
+)
+from maitred.core.errors import Unavailable
+from maitred.wire.address import parse_address
+
+EXAMPLES = """
+Examples:
+
+    maitred engine --listen unix:/tmp/engine.sock
+
+    maitred engine ./model --listen tcp:127.0.0.1:9100 --device cuda
+"""
+_EXTRA = frozenset({"torch", "numpy", "numba", "safetensors", "psutil"})
+"""What `maitred[engine]` installs beyond maitred itself."""
+
+
+def engine(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDRESS", help="Where gateways connect: unix:/path or tcp:host:port.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Folder of the model. Default: the small one inside maitred."),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    kv_memory: KvMemoryOption = None,
+    max_sequences: MaxSequencesOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Run one engine without HTTP, for a gateway to connect to.
+
+    `maitred serve` starts one by itself; start your own to put the engine on another machine or to restart the gateway
+    without reloading the model.
+    """
+    loaded = load_settings(
+        config,
+        settings,
+        {
+            "model.path": ("MODEL", model or None),
+            "engine.device": ("--device", device),
+            "engine.dtype": ("--dtype", dtype),
+            "engine.threads": ("--threads", threads),
+            "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
+            "engine.max_sequences": ("--max-sequences", max_sequences),
+        },
+    )
+    parse_address(listen)
+    folder = require_model(loaded)
+    try:
+        from maitred.engine.server import serve
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise Unavailable(
+            f"The engine needs {error.name}, which is not installed. Run: pip install 'maitred[engine]'"
+        ) from error
+    serve(folder, loaded.config.engine, listen)

@@ -1,0 +1,61 @@
+"""The `maitred` command.
+
+Modules of commands import nothing heavy at the top: `maitred --help` must be quick, and the gateway must run where torch
+is not installed. What a command needs, it imports when it runs.
+"""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from maitred import __version__
+from maitred.cli import chat, complete, config, engine, models, serve
+from maitred.cli.group import CommandGroup
+
+app = typer.Typer(
+    name="maitred",
+    cls=CommandGroup,
+    help="Serves large language models to thousands of concurrent users.",
+    epilog=serve.EXAMPLES.strip(),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.", rich_markup_mode="markdown")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"maitred {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serves large language models to thousands of concurrent users."""
+
+
+def _add(to: typer.Typer, name: str, command: Callable[..., None], examples: str = "", *, hidden: bool = False) -> None:
+    to.command(name, epilog=examples.strip() or None, hidden=hidden)(command)
+
+
+_add(app, "serve", serve.serve, serve.EXAMPLES)
+_add(app, "chat", chat.chat, chat.EXAMPLES)
+_add(app, "complete", complete.complete, complete.EXAMPLES)
+_add(app, "models", models.models, models.EXAMPLES)
+_add(app, "engine", engine.engine, engine.EXAMPLES)
+app.add_typer(config_app, name="config")
+_add(config_app, "check", config.check, config.CHECK_EXAMPLES)
+_add(config_app, "show", config.show, config.SHOW_EXAMPLES)
+_add(config_app, "docs", config.docs, hidden=True)
+
+
+def main() -> None:
+    """Entry point of the `maitred` script and of ``python -m maitred``."""
+    app()

@@ -1,0 +1,99 @@
+"""Options that several commands share, and how the command line becomes the top layer of the configuration."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maitred.config.loader import LoadedConfig, load
+from maitred.config.sources import Flag
+from maitred.core.errors import ConfigInvalid
+
+CONFIGURATION = "Configuration"
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="PATH",
+        help="YAML file with settings. Default: ./maitred.yaml, if it exists.",
+        rich_help_panel=CONFIGURATION,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting by its dotted name, such as engine.step_tokens=1024. Repeatable.",
+        rich_help_panel=CONFIGURATION,
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
+DtypeOption = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="auto, fp32 or bf16.")]
+ThreadsOption = Annotated[
+    str | None, typer.Option("--threads", metavar="COUNT", help="CPU threads of a step; 0: one per physical core.")
+]
+KvMemoryOption = Annotated[
+    str | None, typer.Option("--kv-memory", metavar="SIZE", help="Memory for the KV cache, such as 2GiB.")
+]
+MaxSequencesOption = Annotated[
+    str | None, typer.Option("--max-sequences", metavar="COUNT", help="Sequences in one batch at most.")
+]
+UrlOption = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", envvar="MAITRED_URL", help="The server to talk to."),
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Which model answers. Default: the first that the server lists."),
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", metavar="NUMBER", min=0.0, max=2.0, help="0 always takes the likeliest token; 2 is wild."
+    ),
+]
+
+
+def load_settings(
+    path: Path | None, assignments: list[str] | None, flags: Mapping[str, tuple[str, str | None]]
+) -> LoadedConfig:
+    """The configuration with the command line as its top layer.
+
+    Flags are text here, so that a wrong one is reported together with all other faults.
+
+    Args:
+        path: What `--config` named.
+        assignments: What each `--set` said. A flag of its own wins over `--set`.
+        flags: Dotted key -> the flag's name and its value; None where it was not given.
+
+    Raises:
+        ConfigInvalid: The message lists every fault.
+    """
+    overrides: dict[str, object] = {}
+    for assignment in assignments or []:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigInvalid(f"--set {assignment}: write it as --set section.setting=value.")
+        overrides[key.strip()] = Flag("--set", value.strip())
+    overrides |= {key: Flag(name, value) for key, (name, value) in flags.items() if value is not None}
+    return load(path, os.environ, overrides)
+
+
+def require_model(loaded: LoadedConfig) -> Path:
+    """The model's folder.
+
+    Raises:
+        ConfigInvalid: It does not exist. maitred downloads nothing.
+    """
+    folder = loaded.config.model.folder
+    if not (folder / "config.json").is_file():
+        raise ConfigInvalid(
+            f"There is no model in {str(folder)!r}. Pass a folder with config.json, tokenizer.json and *.safetensors; "
+            "maitred downloads none. Without a path it serves the small model that it comes with."
+        )
+    return folder

@@ -1,0 +1,80 @@
+"""`maitred serve`: the gateway and its engine."""
+
+from typing import Annotated
+
+import typer
+
+from maitred.cli.options import (
+    ConfigOption,
+    DeviceOption,
+    DtypeOption,
+    KvMemoryOption,
+    MaxSequencesOption,
+    SetOption,
+    ThreadsOption,
+    load_settings,
+    require_model,
+)
+
+EXAMPLES = """
+Examples:
+
+    maitred serve
+
+    maitred serve ./models/Qwen2.5-0.5B-Instruct --port 9000
+
+    maitred serve ./model --kv-memory 4GiB --max-sequences 256 --set server.strict=true
+"""
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Folder of the model. Default: the small one inside maitred."),
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
+    port: Annotated[str | None, typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.")] = None,
+    served_name: Annotated[
+        str | None, typer.Option("--served-name", metavar="NAME", help="The name that clients put into `model`.")
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Serve other machines too, although no API keys are checked."),
+    ] = False,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = None,
+    kv_memory: KvMemoryOption = None,
+    max_sequences: MaxSequencesOption = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="NAME", help="debug, info, warning or error.")
+    ] = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Serve a model over HTTP, with the API of OpenAI.
+
+    Starts an engine process for the model and the HTTP server in front of it. Ctrl-C, or SIGTERM, lets running answers
+    finish and then stops both.
+    """
+    loaded = load_settings(
+        config,
+        settings,
+        {
+            "model.path": ("MODEL", model),
+            "model.served_name": ("--served-name", served_name),
+            "server.host": ("--host", host),
+            "server.port": ("--port", port),
+            "server.allow_unauthenticated": ("--allow-unauthenticated", "true" if allow_unauthenticated else None),
+            "engine.device": ("--device", device),
+            "engine.dtype": ("--dtype", dtype),
+            "engine.threads": ("--threads", threads),
+            "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
+            "engine.max_sequences": ("--max-sequences", max_sequences),
+            "log.level": ("--log-level", log_level),
+        },
+    )
+    require_model(loaded)
+    from maitred.app.serve import run
+
+    raise typer.Exit(run(loaded))

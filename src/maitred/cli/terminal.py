@@ -1,0 +1,36 @@
+"""Streams an answer to the terminal, or into a pipe."""
+
+import sys
+from collections.abc import AsyncIterator
+
+import typer
+
+from maitred.cli.client import Piece
+
+_OBEYED = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Control characters: a terminal would obey them, and a model may write anything."""
+
+
+async def write_answer(pieces: AsyncIterator[Piece], answer: list[str]) -> None:
+    """Writes pieces as they come.
+
+    Args:
+        pieces: The answer.
+        answer: Gets each piece of text as soon as it is written, so that the caller has the part that came, too, when
+            the answer is stopped or cut.
+    """
+    to_terminal = sys.stdout.isatty()
+    finish_reason = None
+    try:
+        async for piece in pieces:
+            text = piece.text.translate(_OBEYED) if to_terminal else piece.text
+            answer.append(piece.text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            finish_reason = piece.finish_reason or finish_reason
+    finally:
+        if answer and not answer[-1].endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    if finish_reason == "length" and to_terminal:
+        typer.echo("(The answer reached its limit of tokens; --max-tokens sets it.)", err=True)
