@@ -1,0 +1,95 @@
+"""What msgspec says of a body that does not decode, in the caller's terms.
+
+msgspec speaks of Python types and JSON pointers (``Expected `int | null`, got `str` - at `$.max_tokens` ``); a
+caller thinks in fields and JSON (``max_tokens must be an integer or null; got a string.``).
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All that decoding a body can raise."""
+
+_TYPE_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
+_EXPECTED = re.compile(r"Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`$")
+_MOST_SHOWN_CHARACTERS = 64
+
+
+def fault_of(error: Exception) -> InvalidRequest:
+    """The error to raise for what decoding a body raised."""
+    match error:
+        case RecursionError():
+            return InvalidRequest("The body is nested too deeply. Send a flatter one.")
+        case UnicodeDecodeError():
+            return InvalidRequest("The body is not UTF-8. Encode it as UTF-8 JSON.")
+        case msgspec.ValidationError():
+            return _mistyped(str(error))
+        case _:
+            return InvalidRequest(f"The body is not valid JSON: {_reason(str(error))}. Send one JSON object.")
+
+
+def shown(value: object) -> str:
+    """A value as a message can repeat it: in JSON's words, and short."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() if not -(2**63) <= value < 2**64:
+            return "a number beyond 64 bits"
+        case int():
+            return str(value)
+        case float():
+            return f"{value:g}"
+        case str():
+            text = value if len(value) <= _MOST_SHOWN_CHARACTERS else value[:_MOST_SHOWN_CHARACTERS] + "…"
+            return f"'{text}'"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def _mistyped(text: str) -> InvalidRequest:
+    path = ""
+    if place := _PLACE.search(text):
+        path, text = place["path"], text[: place.start()]
+        if place["key"]:
+            return InvalidRequest(f"The keys of {path} have the wrong form.", param=path)
+    subject = path or "The body"
+    param = path or None
+    if match := _MISSING.match(text):
+        missing = f"{path}.{match['field']}" if path else match["field"]
+        return InvalidRequest(f"{missing} is required.", param=missing)
+    if match := _EXPECTED.match(text):
+        expected = _alternatives(match["expected"])
+        got = _TYPE_NAMES.get(match["got"], match["got"])
+        return InvalidRequest(f"{subject} must be {expected}; got {got}.", param=param)
+    if "out of range" in text:
+        return InvalidRequest(f"{subject} is a number too large to represent. Send a smaller one.", param=param)
+    return InvalidRequest(f"{subject} is invalid: {text}.", param=param)
+
+
+def _alternatives(expected: str) -> str:
+    """``int | str | null`` in words."""
+    names: list[Any] = [_TYPE_NAMES.get(name, name) for name in expected.split(" | ")]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _reason(text: str) -> str:
+    reason = text.removeprefix("JSON is malformed: ")
+    return reason[:1].lower() + reason[1:]

@@ -1,0 +1,215 @@
+"""What an OpenAI client gets, field by field, in OpenAI's order.
+
+A field that OpenAI always sends is always sent, as null if there is nothing to say; one that it sends only sometimes
+defaults to `UNSET`, which leaves it out. All structs take keywords only: an `object` stands between `id` and
+`created`, and nobody should have to count. They are trees without cycles, so the garbage collector skips them.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from maitred.core.request import Usage
+
+Finish = Literal["stop", "length"]
+Role = Literal["assistant"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens, as billed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageBody":
+        """A usage as OpenAI writes it."""
+        return cls(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """The token's bytes: `token` cannot show half a character."""
+
+
+class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The chosen token, and the most probable ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Log-probabilities of a chat choice."""
+
+    content: list[ChatLogprob] | None
+    refusal: list[ChatLogprob] | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer of one choice."""
+
+    role: Role = "assistant"
+    content: str | None
+    refusal: str | None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole chat answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    """Unix time, seconds."""
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a chunk adds to a message: first the role, then text, at last nothing."""
+
+    role: Role | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a chunk adds to one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    """Left out unless the client asked for it; then null in every chunk but the last, which has no choices."""
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Log-probabilities of a text choice, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each token begins in the choice's text, in characters."""
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One answer, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole text answer, or one event of its stream: OpenAI gives both the same shape."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    """As in `ChatChunk`; always present in a whole answer."""
+    system_fingerprint: str | UnsetType = UNSET
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int | UnsetType = UNSET
+    """Context window in tokens; not OpenAI's, but what clients of open servers look for."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Answer of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Answer of `POST /detokenize`."""
+
+    prompt: str
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What went wrong: `message` for a person, the rest for a program."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Any error, whole or as the last event of a stream."""
+
+    error: ErrorDetail
+
+
+Body = ChatCompletion | ChatChunk | Completion | ModelEntry | ModelList | Tokenized | Detokenized | ErrorBody
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(body: Body) -> bytes:
+    """The body as JSON in UTF-8."""
+    return _encoder.encode(body)

@@ -1,0 +1,95 @@
+"""Server-sent events, both ways: how a stream is written, and an incremental reader of one.
+
+The reader follows "Interpreting an event stream" of the WHATWG HTML standard: lines end in LF, CR or CRLF, a byte
+order mark at the start is skipped, a blank line dispatches, an event cut off by the end of the stream is dropped.
+"""
+
+import codecs
+
+import msgspec
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of every complete stream of the OpenAI API."""
+
+
+def encode_event(data: bytes) -> bytes:
+    """One event. The data must be a single line, which JSON from an encoder is."""
+    return b"data: " + data + b"\n\n"
+
+
+def encode_comment(text: str) -> bytes:
+    """A comment, which readers skip; sent to keep a silent connection alive."""
+    return b"".join(b": " + line.encode() + b"\n" for line in text.splitlines() or [""]) + b"\n"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event as it was dispatched."""
+
+    data: str
+    type: str = "message"
+    id: str = ""
+    """The last id seen on the stream, in this event or before."""
+
+
+class SSEDecoder:
+    """Cuts a byte stream into events; holds the unfinished rest between calls.
+
+    Attributes:
+        retry_ms: How long the server wants clients to wait before they reconnect, once it has said so.
+    """
+
+    def __init__(self) -> None:
+        self.retry_ms: int | None = None
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._line: list[str] = []
+        self._at_start = True
+        self._skip_line_feed = False
+        self._data: list[str] = []
+        self._type = ""
+        self._id = ""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that are complete with these bytes."""
+        text = self._characters.decode(data)
+        if not text:
+            return []
+        if self._at_start:
+            self._at_start = False
+            text = text.removeprefix("\ufeff")
+        if self._skip_line_feed and text:
+            # The CR before ended its line already; this may be the second half of a CRLF.
+            self._skip_line_feed = False
+            text = text.removeprefix("\n")
+        self._skip_line_feed = text.endswith("\r")
+        *ended, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        events: list[Event] = []
+        for end in ended:
+            self._line.append(end)
+            line = "".join(self._line)
+            self._line.clear()
+            if line:
+                self._take(line)
+            elif event := self._dispatch():
+                events.append(event)
+        if rest:
+            self._line.append(rest)
+        return events
+
+    def _take(self, line: str) -> None:
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "data":
+                self._data.append(value)
+            case "event":
+                self._type = value
+            case "id" if "\0" not in value:
+                self._id = value
+            case "retry" if value.isascii() and value.isdigit() and len(value) <= 18:
+                self.retry_ms = int(value)
+
+    def _dispatch(self) -> Event | None:
+        event = Event("\n".join(self._data), self._type or "message", self._id) if self._data else None
+        self._data = []
+        self._type = ""
+        return event
