@@ -1,6 +1,5 @@
 """`maitred chat`: a conversation in the terminal, or from a pipe with one turn per line."""
 
-import asyncio
 import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +37,8 @@ def chat(
 
     Ctrl-C stops an answer, Ctrl-D leaves. From a pipe, each line is one turn, and the first failure ends the command.
     """
+    import asyncio
+
     from maitred.cli.client import Client, Message, Options
 
     async def choose() -> str:
@@ -82,6 +83,8 @@ def _turn(url: str, model: str, conversation: "list[Message]", line: str, option
     Raises:
         MaitredError: There is no answer or only a part; the conversation is as it was before.
     """
+    import asyncio
+
     from maitred.cli.client import Client, Message
     from maitred.cli.terminal import write_answer
 

@@ -1,7 +1,7 @@
 """The client side of the command line: one server, spoken to in OpenAI's API, with a sentence for every failure.
 
-An answer counts as whole only if the server said ``[DONE]``. A connection that ends sooner raises, however clean its end
-looks: the reader must not take half an answer for the whole.
+An answer counts as whole only if the server said ``[DONE]``. A connection that ends sooner raises, however clean its
+end looks: the reader must not take half an answer for the whole.
 """
 
 import asyncio
@@ -188,9 +188,7 @@ def _pieces(data: str) -> list[Piece]:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
     except msgspec.MsgspecError as error:
-        raise Unavailable(
-            "The server sent something that is not a part of an answer. Is it another version?"
-        ) from error
+        raise Unavailable("The answer was cut: the server sent something that is no part of one.") from error
     if chunk.error is not None:
         raise Unavailable(f"The answer was cut: {_quote(chunk.error.message) or 'the server failed.'}")
     return [Piece(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]

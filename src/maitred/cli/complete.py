@@ -1,6 +1,5 @@
 """`maitred complete`: how a text goes on."""
 
-import asyncio
 import sys
 from typing import Annotated
 
@@ -30,6 +29,8 @@ def complete(
 
     Exits with 1 if the answer was cut, so a script never takes half for the whole.
     """
+    import asyncio
+
     from maitred.cli.client import Client, Options
     from maitred.cli.terminal import write_answer
 

@@ -27,7 +27,7 @@ Examples:
 
 def check(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="YAML file. Default: ./maitred.yaml, if it exists.")
+        Path | None, typer.Argument(metavar="FILE", help="YAML file. Default: ./maitred.yaml, if it exists.")
     ] = None,
     settings: SetOption = None,
 ) -> None:

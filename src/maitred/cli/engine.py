@@ -16,7 +16,6 @@ from maitred.cli.options import (
     require_model,
 )
 from maitred.core.errors import Unavailable
-from maitred.wire.address import parse_address
 
 EXAMPLES = """
 Examples:
@@ -35,7 +34,7 @@ def engine(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Folder of the model. Default: the small one inside maitred."),
+        typer.Argument(metavar="MODEL", help="Folder of the model. Default: the small one in maitred."),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
@@ -62,6 +61,8 @@ def engine(
             "engine.max_sequences": ("--max-sequences", max_sequences),
         },
     )
+    from maitred.wire.address import parse_address
+
     parse_address(listen)
     folder = require_model(loaded)
     try:

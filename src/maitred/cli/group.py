@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 the caller must change something (arguments, configuration
 130 stopped with Ctrl-C. A traceback means a bug in maitred.
 """
 
+import os
 import sys
 
 import typer
@@ -28,5 +29,5 @@ class CommandGroup(TyperGroup):
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             # Whoever read our output has left (`maitred models | head -1`), so there is nobody to tell.
-            sys.stderr.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(1)

@@ -1,7 +1,7 @@
 """The `maitred` command.
 
-Modules of commands import nothing heavy at the top: `maitred --help` must be quick, and the gateway must run where torch
-is not installed. What a command needs, it imports when it runs.
+Modules of commands import nothing heavy at the top: `maitred --help` must be quick, and the gateway must run where
+torch is not installed. What a command needs, it imports when it runs.
 """
 
 from collections.abc import Callable

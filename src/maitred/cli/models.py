@@ -1,6 +1,5 @@
 """`maitred models`: what a server serves."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from maitred.cli.options import DEFAULT_URL, UrlOption
@@ -19,6 +18,8 @@ Examples:
 
 def models(url: UrlOption = DEFAULT_URL) -> None:
     """List the models that a server serves."""
+    import asyncio
+
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.config.loader import LoadedConfig, load
-from maitred.config.sources import Flag
 from maitred.core.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from maitred.config.loader import LoadedConfig
 
 CONFIGURATION = "Configuration"
 
@@ -61,7 +62,7 @@ TemperatureOption = Annotated[
 
 def load_settings(
     path: Path | None, assignments: list[str] | None, flags: Mapping[str, tuple[str, str | None]]
-) -> LoadedConfig:
+) -> "LoadedConfig":
     """The configuration with the command line as its top layer.
 
     Flags are text here, so that a wrong one is reported together with all other faults.
@@ -74,6 +75,9 @@ def load_settings(
     Raises:
         ConfigInvalid: The message lists every fault.
     """
+    from maitred.config.loader import load
+    from maitred.config.sources import Flag
+
     overrides: dict[str, object] = {}
     for assignment in assignments or []:
         key, equals, value = assignment.partition("=")
@@ -84,7 +88,7 @@ def load_settings(
     return load(path, os.environ, overrides)
 
 
-def require_model(loaded: LoadedConfig) -> Path:
+def require_model(loaded: "LoadedConfig") -> Path:
     """The model's folder.
 
     Raises:
