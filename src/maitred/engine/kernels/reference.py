@@ -1,0 +1,90 @@
+"""Attention in plain torch, one sequence after the other: slow, and the specification of every other backend."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.rotary import rotary_table, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of one sequence, and where it lives in the cache."""
+
+    first_row: int
+    last_row: int
+    context: int
+    """Tokens up to and with the last row."""
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The step, one span per sequence."""
+
+    slots: Tensor
+    angles: Tensor
+    spans: list[Span]
+
+
+class ReferenceAttention:
+    """Softmax attention written out (Vaswani et al., 2017), in fp32 whatever the cache holds.
+
+    Args:
+        config: Shape of the model.
+        device: Where the model runs.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
+        self._config = config
+        self._table = rotary_table(config, device)
+
+    def plan(self, batch: ForwardBatch, cache: KVCache) -> ReferencePlan:
+        """Lists the sequences of the step."""
+        lengths = batch.decode_lengths.tolist()
+        spans = [
+            Span(row, row, lengths[row], batch.decode_tables[row, : -(-lengths[row] // cache.block_tokens)].long())
+            for row in range(batch.num_decodes)
+        ]
+        for chunk in batch.chunks:
+            blocks = torch.tensor(
+                chunk.block_table[: -(-chunk.context // cache.block_tokens)], device=self._table.device
+            )
+            spans.append(Span(chunk.start_row, chunk.end_row - 1, chunk.context, blocks))
+        return ReferencePlan(batch.slots, self._table[batch.positions], spans)
+
+    def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: ReferencePlan) -> Tensor:
+        """Rotates and writes all rows, then takes the sequences one by one."""
+        config = self._config
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
+        queries = rotate(queries, plan.angles)
+        cache.write(layer, rotate(keys, plan.angles), values, plan.slots)
+        attended = torch.empty_like(queries)
+        for span in plan.spans:
+            rows = slice(span.first_row, span.last_row + 1)
+            attended[rows] = self._attend_one(queries[rows], layer, cache, span)
+        return attended.flatten(1)
+
+    def _attend_one(self, queries: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+        """``[L, heads, head_dim]`` queries of the last L tokens of a sequence."""
+        group = self._config.group_size
+
+        def of_sequence(blocks: Tensor) -> Tensor:
+            """``[heads, context, head_dim]`` from ``[blocks, kv_heads, block_tokens, head_dim]``."""
+            per_head = blocks[span.blocks].transpose(0, 1).flatten(1, 2)[:, : span.context]
+            return per_head.float().repeat_interleave(group, dim=0)
+
+        keys, values = of_sequence(cache.keys[layer]), of_sequence(cache.values[layer])
+        scores = torch.einsum("lhd,hsd->hls", queries.float(), keys) * self._config.head_dim**-0.5
+        positions = torch.arange(span.context - len(queries), span.context, device=queries.device)
+        future = torch.arange(span.context, device=queries.device)[None, :] > positions[:, None]
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        return torch.einsum("hls,hsd->lhd", weights, values).to(queries.dtype)
+
+    def warm_up(self) -> None:
+        """Nothing compiles here."""

@@ -1,0 +1,57 @@
+"""What one step hands to the model: the tokens of all sequences side by side, and where each one's KV lives.
+
+Rows are tokens, decodes first::
+
+    row      0   1   2 | 3   4   5   6 | 7   8  …
+             decode ×3 | chunk 0       | chunk 1      (each chunk: consecutive tokens of one sequence)
+
+The KV of every row is written, layer by layer, before any row of that layer attends. So a chunk may count on blocks
+that another chunk of the same step fills, which is how requests that arrive together share a prefix.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence."""
+
+    start_row: int
+    length: int
+    context_before: int
+    """Tokens of the sequence whose KV is in the cache already, or is written by another chunk of the step."""
+    block_table: list[int]
+    """Blocks of the sequence, in order of position; at least as many as its tokens need."""
+
+    @property
+    def end_row(self) -> int:
+        """One past the last row."""
+        return self.start_row + self.length
+
+    @property
+    def context(self) -> int:
+        """Tokens that the last row attends to: all before it, and itself."""
+        return self.context_before + self.length
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step of ``T`` tokens: ``D`` decodes and any number of chunks."""
+
+    token_ids: Tensor
+    """int64 ``[T]``"""
+    positions: Tensor
+    """int64 ``[T]``"""
+    slots: Tensor
+    """int64 ``[T]``: where each token's KV goes, ``block * block_tokens + offset``."""
+    logit_rows: Tensor
+    """int64 ``[R]``: rows whose logits are wanted."""
+    num_decodes: int = 0
+    decode_tables: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int32))
+    """int32 ``[D, max_blocks]``, rows padded with any valid block."""
+    decode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    """int32 ``[D]``: tokens to attend to, the new one included."""
+    chunks: list[Chunk] = field(default_factory=list)

@@ -1,0 +1,78 @@
+"""The forward pass: a pre-norm transformer decoder with rotary positions and a gated MLP (Touvron et al., 2023).
+
+One function for all families. What differs between them is data: a bias that is there or not, a norm on the heads
+that is there or not.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.weights import LayerWeights, Weights
+
+
+class Decoder:
+    """A loaded model, ready to run.
+
+    Args:
+        config: Its shape.
+        weights: Its parameters.
+        attention: Where its attention is computed.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend[Any]) -> None:
+        self.config = config
+        self._weights = weights
+        self._attention = attention
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and activations; the KV cache is best of the same."""
+        return self._weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._weights.embedding.device
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """Computes one step and adds its keys and values to the cache.
+
+        Returns:
+            Logits of the rows that the batch asks for: fp32 ``[R, vocab_size]``.
+        """
+        weights = self._weights
+        plan = self._attention.plan(batch, cache)
+        hidden = weights.embedding[batch.token_ids]
+        for index, layer in enumerate(weights.layers):
+            qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
+            if layer.head_norm is not None:
+                self._norm_heads(qkv, layer.head_norm)
+            hidden = hidden + layer.attention_output(self._attention.attend(index, qkv, cache, plan))
+            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
+        return weights.head(self._norm(hidden[batch.logit_rows], weights.final_norm)).float()
+
+    def warm_up(self) -> None:
+        """Compiles what compiles lazily; call it before the first request."""
+        self._attention.warm_up()
+
+    def _norm(self, rows: Tensor, gain: Tensor) -> Tensor:
+        return functional.rms_norm(rows, gain.shape, gain, self.config.norm_epsilon)
+
+    def _norm_heads(self, qkv: Tensor, gains: Tensor) -> None:
+        """Normalises every query and key head in place."""
+        heads, head_dim = gains.shape
+        rows = qkv[:, : heads * head_dim].view(-1, heads, head_dim)
+        rows.copy_(functional.rms_norm(rows, (head_dim,), None, self.config.norm_epsilon) * gains)
+
+    @staticmethod
+    def _mlp(rows: Tensor, layer: LayerWeights) -> Tensor:
+        gate, up = layer.gate_up(rows).chunk(2, dim=-1)
+        return layer.down(functional.silu(gate) * up)

@@ -1,0 +1,36 @@
+"""From a folder to a model that runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from maitred.engine.kernels.reference import ReferenceAttention
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.weights import load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and its shape."""
+
+    config: ModelConfig
+    decoder: Decoder
+
+
+def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> LoadedModel:
+    """Reads a checkpoint and picks the kernels for the device.
+
+    Args:
+        folder: Holds ``config.json`` and safetensors files.
+        dtype: fp32 or bf16, for weights, activations and KV cache.
+        device: Where to run.
+
+    Raises:
+        ConfigInvalid: The checkpoint is not one that maitred runs, or it is broken.
+    """
+    device = torch.device(device)
+    config = ModelConfig.load(folder)
+    weights = load_weights(folder, config, dtype, device)
+    return LoadedModel(config, Decoder(config, weights, ReferenceAttention(config, device)))

@@ -1,0 +1,187 @@
+"""A checkpoint's tensors, read from safetensors files and put into the form that the decoder computes with.
+
+Queries, keys and values are fused into one matrix, and so are the gate and the up projection: fewer and larger matrix
+products. Files are mapped, not read, and each tensor is dropped once it is converted, so loading peaks little above
+the size of the converted weights.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from maitred.core.errors import ConfigInvalid
+from maitred.engine.kernels.linear import Linear, make_linear
+from maitred.engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    head_norm: Tensor | None
+    """``[heads + kv_heads, head_dim]``: the query heads' gains, then the key heads'."""
+    attention_output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All of a model."""
+
+    embedding: Tensor
+    layers: list[LayerWeights]
+    final_norm: Tensor
+    head: Linear
+
+
+def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Reads the checkpoint in `folder`, converted to `dtype` on `device`.
+
+    Raises:
+        ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
+    """
+    with Checkpoint(folder, dtype, device) as checkpoint:
+        weights = _assemble(checkpoint, config)
+        checkpoint.check_nothing_left()
+    return weights
+
+
+class Checkpoint:
+    """The open safetensors files of a folder: ``model.safetensors``, or the shards that an index lists.
+
+    Args:
+        folder: The checkpoint.
+        dtype: Type that tensors are converted to.
+        device: Where they go.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._device = device
+        self._file_of = _tensor_files(folder)
+        self._files = {path: safe_open(path, framework="pt") for path in sorted(set(self._file_of.values()))}
+        self._unread = set(self._file_of)
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor of that name, which must have that shape."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise ConfigInvalid(f"{self._folder} has no tensor {name}, which its config.json asks for. Is it complete?")
+        try:
+            stored: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]
+        except SafetensorError as fault:
+            raise ConfigInvalid(f"{path} is broken at tensor {name}: {fault}. Fetch it again.") from fault
+        if tuple(stored.shape) != shape:
+            raise ConfigInvalid(
+                f"Tensor {name} in {path} has the shape {list(stored.shape)}, but config.json announces {list(shape)}."
+            )
+        if not stored.is_floating_point():
+            raise ConfigInvalid(
+                f"Tensor {name} in {path} is of type {stored.dtype}; quantised weights are not supported."
+            )
+        self._unread.discard(name)
+        # A copy even where the type fits: the file's mapping must not be what the model computes on for ever.
+        return stored.to(device=self._device, dtype=self._dtype, copy=True)
+
+    def fused(self, names: Iterable[str], rows: Iterable[int], *columns: int) -> Tensor:
+        """Tensors stacked along their first dimension."""
+        return torch.cat([self.tensor(name, count, *columns) for name, count in zip(names, rows, strict=True)])
+
+    def ignore(self, name: str) -> None:
+        """Marks a tensor, if it is there, as one that is known and not needed."""
+        self._unread.discard(name)
+
+    def check_nothing_left(self) -> None:
+        """Raises unless every tensor was used: an unknown one means that the model computes something we do not."""
+        unread = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
+        if unread:
+            shown = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+            raise ConfigInvalid(
+                f"{self._folder} has tensors that its architecture does not know: {shown}. An adapter or a variant of "
+                "the model? Merge it into a plain checkpoint first."
+            )
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file that holds it."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.is_file():
+            with safe_open(single, framework="pt") as file:
+                return dict.fromkeys(file.keys(), single)
+        if index.is_file():
+            file_of = {name: folder / shard for name, shard in json.loads(index.read_bytes())["weight_map"].items()}
+            if absent := sorted({path.name for path in file_of.values() if not path.is_file()}):
+                raise ConfigInvalid(f"{folder} lacks the weight files {', '.join(absent)}, which its index lists.")
+            return file_of
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as fault:
+        raise ConfigInvalid(f"The weights in {folder} cannot be read: {fault}. Fetch them again.") from fault
+    raise ConfigInvalid(
+        f"{folder} has neither model.safetensors nor model.safetensors.index.json. maitred reads safetensors only; "
+        "save other formats again with `save_pretrained(..., safe_serialization=True)`."
+    )
+
+
+def _assemble(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
+    hidden = config.hidden_size
+    embedding = checkpoint.tensor("model.embed_tokens.weight", config.vocab_size, hidden)
+    layers = [_layer(checkpoint, config, f"model.layers.{index}.") for index in range(config.layers)]
+    final_norm = checkpoint.tensor("model.norm.weight", hidden)
+    if config.tied_embeddings:
+        checkpoint.ignore("lm_head.weight")
+        head = make_linear(embedding, keep=True)
+    else:
+        head = make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, hidden))
+    return Weights(embedding, layers, final_norm, head)
+
+
+def _layer(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> LayerWeights:
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    query_rows, kv_rows = config.heads * head_dim, config.kv_heads * head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+    def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
+        weight = checkpoint.fused([f"{name}.weight" for name in names], rows, columns)
+        return make_linear(weight, checkpoint.fused([f"{name}.bias" for name in names], rows) if bias else None)
+
+    head_norm = None
+    if config.head_norms:
+        query_norm = checkpoint.tensor(attention + "q_norm.weight", head_dim).expand(config.heads, -1)
+        key_norm = checkpoint.tensor(attention + "k_norm.weight", head_dim).expand(config.kv_heads, -1)
+        head_norm = torch.cat((query_norm, key_norm))
+    return LayerWeights(
+        attention_norm=checkpoint.tensor(prefix + "input_layernorm.weight", hidden),
+        qkv=linear(
+            [attention + name for name in ("q_proj", "k_proj", "v_proj")],
+            [query_rows, kv_rows, kv_rows],
+            hidden,
+            bias=config.qkv_bias,
+        ),
+        head_norm=head_norm,
+        attention_output=linear([attention + "o_proj"], [hidden], query_rows, bias=config.output_bias),
+        mlp_norm=checkpoint.tensor(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=linear([mlp + "gate_proj", mlp + "up_proj"], [inner, inner], hidden, bias=config.mlp_bias),
+        down=linear([mlp + "down_proj"], [hidden], inner, bias=config.mlp_bias),
+    )

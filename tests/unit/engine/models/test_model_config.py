@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from maitred.core.errors import ConfigInvalid
+from maitred.engine.models.config import ModelConfig
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 7,
+}
+
+
+def load(folder: Path, generation: dict | None = None, **changes: object) -> ModelConfig:
+    fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(fields))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.load(folder)
+
+
+def test_plain_llama(tmp_path):
+    config = load(tmp_path)
+    assert (config.head_dim, config.group_size, config.qkv_features) == (8, 4, 96)
+    assert not any((config.qkv_bias, config.output_bias, config.mlp_bias, config.head_norms, config.tied_embeddings))
+    assert config.rotary.scaling == "none"
+    assert config.rotary.theta == 10_000.0
+
+
+def test_kv_heads_default_to_heads(tmp_path):
+    assert load(tmp_path, num_key_value_heads=...).kv_heads == 8
+
+
+def test_families_differ_in_fields(tmp_path):
+    qwen2 = load(tmp_path, architectures=["Qwen2ForCausalLM"])
+    qwen3 = load(tmp_path, architectures=["Qwen3ForCausalLM"], head_dim=32)
+    assert qwen2.qkv_bias
+    assert not qwen2.output_bias
+    assert qwen3.head_norms
+    assert not qwen3.qkv_bias
+    assert qwen3.head_dim == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "context_tokens"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, 100),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, 256),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": False}, 256),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, 100),
+        ({"sliding_window": 100, "layer_types": ["full_attention", "full_attention"]}, 256),
+        ({"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"]}, 100),
+    ],
+)
+def test_context_ends_where_a_sliding_window_would_bite(tmp_path, changes, context_tokens):
+    assert load(tmp_path, **changes).context_tokens == context_tokens
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rotary_scaling_under_old_and_new_key(tmp_path, key):
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    rotary = load(tmp_path, **{key: rope}).rotary
+    assert (rotary.scaling, rotary.theta, rotary.factor, rotary.original_context_tokens) == (
+        "llama3",
+        500000.0,
+        8.0,
+        8192,
+    )
+
+
+def test_oldest_spelling_of_rotary_scaling(tmp_path):
+    rotary = load(tmp_path, rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 4.0}).rotary
+    assert (rotary.scaling, rotary.factor, rotary.theta) == ("linear", 4.0, 5000.0)
+
+
+def test_eos_ids_of_generation_config_come_first(tmp_path):
+    assert load(tmp_path).eos_token_ids == (7,)
+    assert load(tmp_path, {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
+    assert load(tmp_path, {"temperature": 1.0}).eos_token_ids == (7,)
+    (tmp_path / "generation_config.json").unlink()
+    assert load(tmp_path, eos_token_id=...).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported.*LlamaForCausalLM.*Qwen3ForCausalLM",
+        ),
+        ({"architectures": ...}, "not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_size": ...}, "hidden_size"),
+        ({"hidden_size": "wide"}, "wrong type"),
+        ({"num_key_value_heads": 3}, "shared out"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_refusals_name_the_fault(tmp_path, changes, words):
+    with pytest.raises(ConfigInvalid, match=words):
+        load(tmp_path, **changes)
+
+
+def test_no_folder_no_json_no_object(tmp_path):
+    with pytest.raises(ConfigInvalid, match="does not exist"):
+        ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigInvalid, match="object"):
+        ModelConfig.load(tmp_path)
