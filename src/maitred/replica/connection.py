@@ -151,4 +151,5 @@ class EngineConnection(asyncio.Protocol):
         for rejection in step.rejections:
             stream = streams.get(rejection.request_id)
             if stream is not None:
-                stream.fail(CallerError(rejection.message))
+                refusal = ReplicaUnavailable if rejection.retryable else CallerError
+                stream.fail(refusal(rejection.message))

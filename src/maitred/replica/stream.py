@@ -40,7 +40,7 @@ class EngineStream:
 
         Raises:
             ReplicaLost: The connection died; what had arrived was handed out before.
-            CallerError: The engine rejected the request.
+            CallerError: The engine rejected the request; `ReplicaUnavailable` if another one might take it.
             RuntimeError: Two tasks read one stream.
         """
         while not self._pending:

@@ -42,6 +42,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fault_after: int = 0
     """Tokens of the answer that are sent before the fault."""
     rejection: str = "The scripted engine rejects this request."
+    retryable: bool = False
+    """Whether the rejection says that another replica may take the request."""
 
 
 ECHO = Answer()

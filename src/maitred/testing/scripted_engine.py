@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
     def _start(self, request: Request) -> None:
         answer = self._engine.answer_to(request)
         if answer.fault is Fault.REJECT:
-            self._send_step([], [Rejection(request.id, answer.rejection)])
+            self._send_step([], [Rejection(request.id, answer.rejection, answer.retryable)])
             return
         for index in range(request.sampling.n):
             self._runs[request.id, index] = ChoiceRun(request, index, answer)

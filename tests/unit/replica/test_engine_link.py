@@ -154,10 +154,11 @@ async def test_two_readers_are_refused():
         assert await first == {}
 
 
-async def test_a_rejection_is_the_callers_error():
-    async with linked([Answer(fault=Fault.REJECT, rejection="Too many tokens.")]) as (engine, link):
+@pytest.mark.parametrize(("retryable", "error"), [(False, CallerError), (True, ReplicaUnavailable)])
+async def test_a_rejection_says_who_must_act(retryable, error):
+    async with linked([Answer(fault=Fault.REJECT, rejection="No.", retryable=retryable)]) as (engine, link):
         async with link.generate(request()) as stream:
-            with pytest.raises(CallerError, match="Too many tokens"):
+            with pytest.raises(error, match=r"No\."):
                 await anext(stream)
         assert engine.cancelled == []
 

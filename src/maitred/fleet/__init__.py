@@ -1,0 +1,1 @@
+"""Replicas as processes: starting, supervising and stopping them."""

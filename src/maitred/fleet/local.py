@@ -1,0 +1,215 @@
+"""An engine on this machine: a process of its own, kept alive, behind one link.
+
+    starting --hello--> ready --end of stream--> dead --back-off--> starting
+
+The first start is different from all later ones. If it fails, the command or the model is wrong, and `started` says so
+with the engine's own last words. Once the engine has been ready, every death is met with a new start.
+"""
+
+import asyncio
+import logging
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from maitred.core.clock import Clock, SystemClock
+from maitred.core.errors import ReplicaUnavailable
+from maitred.engine.config import EngineConfig
+from maitred.fleet.backoff import Backoff
+from maitred.fleet.process import EngineProcess
+from maitred.replica.engine_link import EngineLink
+from maitred.wire.address import parse_address
+
+SOONEST_S = 1.0
+"""Least that `predicted_ready_s` promises: a start that takes longer than the last one is still a start."""
+
+EXIT_REPORT_S = 1.0
+"""Between the end of the connection and the exit of a process that died."""
+
+SOCKET_NAME = "engine.sock"
+
+_log = logging.getLogger(__name__)
+
+Command = Callable[[str], Sequence[str]]
+"""From the address to listen at to the program and its arguments."""
+
+
+def engine_command(model: Path, config: EngineConfig) -> Command:
+    """The engine of this installation.
+
+    Every setting is passed, so that the engine runs with what the gateway has settled on, whatever a file or the
+    environment says to a program that reads them again.
+    """
+    values = msgspec.to_builtins(config)
+    settings = [
+        f"--set=engine.{name}={msgspec.json.encode(value).decode().strip(chr(34))}" for name, value in values.items()
+    ]
+    return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", *settings]
+
+
+class LocalEngine:
+    """Starts, supervises and stops one engine process. Enter it to start; leave it to stop.
+
+    Entering does not wait: the engine loads its model while the gateway already listens and refuses with an honest
+    `Retry-After`. Whoever wants to wait, or to know why it cannot start, awaits `started`.
+
+    Args:
+        command: What to run, such as `engine_command(model, config)`.
+        environment: Variables for the engine in addition to ours.
+        start_timeout_s: From the start of the process to its hello.
+        stop_grace_s: From SIGTERM to SIGKILL. By then the gateway has drained; there is nothing to wait for.
+        expected_start_s: What a start is expected to take before one has been measured.
+        backoff: When to start again after a death.
+        clock: Measures starts and lives.
+        sleep: Waits for the back-off to pass.
+
+    Attributes:
+        link: The replica. It stays the same over restarts.
+        restarts: Starts after the first one.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        *,
+        environment: Mapping[str, str] | None = None,
+        start_timeout_s: float = 600.0,
+        stop_grace_s: float = 5.0,
+        expected_start_s: float = 10.0,
+        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._command = command
+        self._environment = environment or {}
+        self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
+        self._start_s = expected_start_s
+        self._backoff = backoff or Backoff()
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._ready_at_s = self._clock.monotonic_s() + expected_start_s
+        self._process: EngineProcess | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._first_start: asyncio.Future[None] | None = None
+        # Nobody else can enter a folder with mode 0700, and mkdir fails if somebody made it before us.
+        self._folder = Path(tempfile.gettempdir()) / f"maitred-{secrets.token_hex(8)}"
+        self._address = parse_address(f"unix:{self._folder / SOCKET_NAME}")
+        self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s)
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None between two lives."""
+        return None if self._process is None else self._process.pid
+
+    def predicted_ready_s(self) -> float:
+        """Seconds until the engine should be ready, from the remaining back-off and the last measured start."""
+        if self.link.ready:
+            return 0.0
+        return max(SOONEST_S, self._ready_at_s - self._clock.monotonic_s())
+
+    async def started(self) -> None:
+        """Waits until the engine has been ready once.
+
+        Raises:
+            ReplicaUnavailable: The first start failed; the message holds the engine's last lines.
+        """
+        assert self._first_start is not None, "enter the engine first"
+        await asyncio.shield(self._first_start)
+
+    async def __aenter__(self) -> "LocalEngine":
+        self._folder.mkdir(mode=0o700)
+        self._first_start = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise(self._first_start), name="engine supervisor")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._supervisor is not None
+        self._supervisor.cancel()
+        try:
+            await asyncio.wait({self._supervisor})
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if error is None and not self._supervisor.cancelled():
+            self._supervisor.result()  # a fault of the supervisor itself must not pass unseen
+
+    # --- the supervisor ---
+
+    async def _supervise(self, first_start: asyncio.Future[None]) -> None:
+        try:
+            while True:
+                ready_s, reason = await self._live(first_start)
+                if not first_start.done():
+                    raise ReplicaUnavailable(f"The engine did not start: {reason}")
+                wait_s = self._backoff.wait_s(ready_s)
+                _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)
+                self._ready_at_s = self._clock.monotonic_s() + wait_s + self._start_s
+                await self._sleep(wait_s)
+                self.restarts += 1
+        except Exception as error:
+            if first_start.done():
+                raise
+            first_start.set_exception(error)
+            first_start.exception()  # marked as seen: `started` need not be awaited
+        finally:
+            first_start.cancel()
+
+    async def _live(self, first_start: asyncio.Future[None]) -> tuple[float, str]:
+        """One life of the engine, from start to death.
+
+        Returns:
+            For how many seconds it was ready, and why it ended.
+        """
+        self._remove_socket()
+        began_s = self._clock.monotonic_s()
+        try:
+            process = await EngineProcess.start(self._command(str(self._address)), self._environment)
+        except OSError as error:
+            return 0.0, f"The system cannot run its command: {error}"
+        self._process = process
+        try:
+            await self._await_hello(process)
+            ready_since_s = self._clock.monotonic_s()
+            self._start_s = ready_since_s - began_s
+            _log.info("The engine (pid %d) was ready after %.1f s.", process.pid, self._start_s)
+            if not first_start.done():
+                first_start.set_result(None)
+            reason = await self.link.lost()
+            ready_s = self._clock.monotonic_s() - ready_since_s
+            self._ready_at_s = ready_since_s + ready_s + self._start_s
+            await asyncio.wait({process.exited}, timeout=EXIT_REPORT_S)
+        except ReplicaUnavailable as failure:
+            ready_s, reason = 0.0, failure.message
+        finally:
+            self.link.close()
+            await process.stop(self._stop_grace_s)
+            self._process = None
+        return ready_s, f"{reason}\n{process.obituary()}"
+
+    def _remove_socket(self) -> None:
+        """A killed engine leaves it behind, and the next one could not bind."""
+        (self._folder / SOCKET_NAME).unlink(missing_ok=True)
+
+    async def _await_hello(self, process: EngineProcess) -> None:
+        """Connects the link, unless the process exits before.
+
+        Raises:
+            ReplicaUnavailable: It exited, it said no hello in time, or it is not an engine of this version.
+        """
+        connecting = asyncio.create_task(self.link.connect(self._start_timeout_s), name="engine hello")
+        try:
+            await asyncio.wait({connecting, process.exited}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise ReplicaUnavailable("It exited before it listened.")
+            connecting.result()
+        finally:
+            connecting.cancel()

@@ -1,0 +1,122 @@
+"""One life of an engine process: started, listened to, ended.
+
+Three things a bare subprocess lacks:
+
+- It cannot outlive us. Its standard input is a pipe that we never write to; the engine ends at the end of that file
+  (see `core.lifeline`), which comes however we die.
+- It has a session of its own, so that Ctrl-C in a terminal reaches the gateway alone, which lets running answers
+  finish before it stops the engine.
+- What it prints goes line by line to our log, and the last lines are kept to explain its death.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from maitred.core.lifeline import LIFELINE_VARIABLE
+
+LAST_LINES = 20
+MAX_LINE_BYTES = 16 * 1024
+"""A longer line is cut into several."""
+
+_OUTPUT_GRACE_S = 1.0
+"""For the last output of a dead process; only a grandchild that holds the pipe open makes it last."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    """A running child. Made by `start`, and over after `stop`, which must be awaited.
+
+    Attributes:
+        exited: Done with the exit status (negative: the signal that killed it).
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._stopped = False
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.exited = asyncio.create_task(process.wait(), name=f"engine {process.pid}: exit")
+        self._output = asyncio.create_task(self._forward_output(), name=f"engine {process.pid}: output")
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "EngineProcess":
+        """Starts the command with these variables in addition to our own.
+
+        Raises:
+            OSError: The system cannot run it.
+        """
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, LIFELINE_VARIABLE: "1"},
+                start_new_session=True,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends it: SIGTERM, and SIGKILL for one that has not exited after `grace_s`. Returns when it is gone."""
+        self._stopped = not self.exited.done()
+        try:
+            self._signal(signal.SIGTERM)
+            await asyncio.wait({self.exited}, timeout=grace_s)
+        finally:  # also when we are cancelled while we wait
+            if not self.exited.done():
+                _log.warning("The engine (pid %d) does not stop; it is killed.", self.pid)
+            self._signal(signal.SIGKILL)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        await self.exited
+        await asyncio.wait({self._output}, timeout=_OUTPUT_GRACE_S)
+        self._output.cancel()
+
+    def obituary(self) -> str:
+        """How it ended and what it said last, for an error message."""
+        if not self.exited.done():
+            ending = "is still running"
+        elif self._stopped:
+            ending = "was stopped by its supervisor"
+        elif (status := self.exited.result()) >= 0:
+            ending = f"exited with status {status}"
+        else:
+            ending = f"was killed by {signal.Signals(-status).name}"
+        if not self._last_lines:
+            return f"The engine (pid {self.pid}) {ending}. It printed nothing."
+        return "\n  ".join([f"The engine (pid {self.pid}) {ending}. Its last lines:", *self._last_lines])
+
+    def _signal(self, number: int) -> None:
+        if not self.exited.done():
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _forward_output(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        while data := await self._process.stdout.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) >= MAX_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._note(line)
+        if rest:
+            self._note(rest)
+
+    def _note(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self._last_lines.append(text)
+            _log.info("engine %d: %s", self.pid, text)

@@ -1,0 +1,103 @@
+"""A real `maitred serve` in its own process, for tests and benchmarks."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+READY_S = 120.0
+STOP_S = 60.0
+
+
+class ServerProcess:
+    """A running server.
+
+    Attributes:
+        url: Where it listens, without a trailing slash.
+        process: The gateway; its child is the engine.
+        log: File with everything it has printed.
+    """
+
+    def __init__(self, url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.url = url
+        self.process = process
+        self.log = log
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of ``GET /metrics``; the key is the name with its labels, as printed."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+    def stop(self) -> int:
+        """Ends it as an operator would, with SIGTERM; the exit code. Kills it only when it does not end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + READY_S
+        while time.monotonic() < deadline_s:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.05)
+        raise RuntimeError(f"maitred serve did not become ready. It printed:\n{self.log.read_text()}")
+
+
+@contextmanager
+def serving(
+    *arguments: str, settings: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """Starts ``maitred serve`` on a free loopback port, waits until it is ready, and stops it at the end.
+
+    Args:
+        *arguments: For the command line, such as a model folder.
+        settings: Dotted configuration keys and their values.
+        environment: Variables on top of this process's own.
+    """
+    port = free_port()
+    command: Sequence[str] = [
+        *(sys.executable, "-m", "maitred", "serve", *arguments, "--port", str(port)),
+        *(f"--set={key}={value}" for key, value in (settings or {}).items()),
+    ]
+    with tempfile.TemporaryDirectory(prefix="maitred-") as folder:
+        log = Path(folder) / "serve.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                cwd=folder,
+            )
+        server = ServerProcess(f"http://127.0.0.1:{port}", process, log)
+        try:
+            server._wait_until_ready()
+            yield server
+        finally:
+            server.stop()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

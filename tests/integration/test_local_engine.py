@@ -1,0 +1,234 @@
+"""Real processes: an engine is started, killed, restarted, stopped, orphaned."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.core.request import Request, SamplingParams
+from maitred.fleet.backoff import Backoff
+from maitred.fleet.local import LocalEngine
+
+LIMIT_S = 20.0
+STALLS = {"fault": "stall", "fault_after": 1}
+
+
+def scripted(*answers, **script):
+    if answers:
+        script["answers"] = list(answers)
+
+    def command(address):
+        module = "maitred.testing.scripted_engine"
+        return [sys.executable, "-m", module, "--listen", address, "--script", json.dumps(script)]
+
+    return command
+
+
+def python(code):
+    return lambda address: [sys.executable, "-c", code, address]
+
+
+def request(name="r", n=1):
+    return Request(name, [5, 6, 7], SamplingParams(max_tokens=4, seed=0, n=n))
+
+
+class Pauses:
+    """Stands in for sleep: notes the wait, and lets go when the test says so."""
+
+    def __init__(self, *, hold=False):
+        self.asked_s = []
+        self.go = asyncio.Event()
+        self.asked = asyncio.Event()
+        if not hold:
+            self.go.set()
+
+    async def __call__(self, seconds):
+        self.asked_s.append(seconds)
+        self.asked.set()
+        await self.go.wait()
+
+
+async def answer(engine, **options):
+    async with engine.link.generate(request(**options)) as stream:
+        return [token async for batch in stream for delta in batch for token in delta.tokens]
+
+
+async def restarted(engine, times):
+    async with asyncio.timeout(LIMIT_S):
+        while engine.restarts < times or not engine.link.ready:  # noqa: ASYNC110 - a process has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with LocalEngine(scripted()) as engine:
+        await engine.started()
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert engine.link.card().name == "scripted"
+        assert await answer(engine) == [5, 6, 7, 5]
+        assert engine.predicted_ready_s() == 0
+        pid = engine.pid
+    assert not psutil.pid_exists(pid)
+    assert list(tmp_path.iterdir()) == []
+    assert engine.restarts == 0
+    assert engine.link.open_streams == 0
+
+
+async def test_while_it_starts_it_says_for_how_long():
+    async with LocalEngine(scripted(load_s=0.3), expected_start_s=30) as engine:
+        with pytest.raises(ReplicaUnavailable) as refusal:
+            engine.link.card()
+        assert 25 < refusal.value.retry_after_s <= 30
+        await engine.started()
+        assert engine.link.ready
+
+
+async def test_a_killed_engine_fails_every_stream_at_once_and_comes_back():
+    pauses = Pauses(hold=True)
+    async with LocalEngine(scripted(STALLS), sleep=pauses, backoff=Backoff(first_s=3)) as engine:
+        await engine.started()
+        first_tokens = asyncio.Semaphore(0)
+
+        async def read(name):
+            async with engine.link.generate(request(name)) as stream:
+                await anext(stream)
+                first_tokens.release()
+                with pytest.raises(ReplicaLost):
+                    await anext(stream)
+                return time.monotonic()
+
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            readers = [tasks.create_task(read(f"r{i}")) for i in range(50)]
+            for _ in readers:
+                await first_tokens.acquire()
+            killed_s = time.monotonic()
+            os.kill(engine.pid, signal.SIGKILL)
+        slowest_s = max(reader.result() for reader in readers) - killed_s
+        print(f"50 streams knew {slowest_s * 1e3:.1f} ms after the kill")
+        assert slowest_s < 1.0  # typically 2 ms; the margin is for a busy machine
+        assert engine.link.open_streams == 0
+
+        await pauses.asked.wait()
+        assert pauses.asked_s == [3]
+        with pytest.raises(ReplicaUnavailable) as refusal:
+            await answer(engine)
+        assert 3 < refusal.value.retry_after_s < 3 + LIMIT_S
+        pauses.go.set()
+        await restarted(engine, 1)
+        async with engine.link.generate(request()) as stream:
+            assert await anext(stream)
+
+
+async def test_restarts_again_and_again_with_growing_pauses():
+    pauses = Pauses()
+    async with LocalEngine(scripted({"fault": "die"}), sleep=pauses, backoff=Backoff(first_s=1)) as engine:
+        await engine.started()
+        epochs = {engine.link.epoch}
+        for life in range(1, 4):
+            with pytest.raises(ReplicaLost):
+                await answer(engine)
+            await restarted(engine, life)
+            epochs.add(engine.link.epoch)
+        assert pauses.asked_s == [1, 2, 4]
+        assert len(epochs) == 4
+
+
+async def test_an_engine_that_breaks_the_protocol_is_replaced():
+    async with LocalEngine(scripted({"fault": "garbage"}), sleep=Pauses()) as engine:
+        await engine.started()
+        pid = engine.pid
+        with pytest.raises(ReplicaLost):
+            await answer(engine)
+        await restarted(engine, 1)
+        assert engine.pid != pid
+        assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (lambda address: ["/nonexistent/engine", address], "cannot run its command.*No such file"),
+        (python("print('no such model'); raise SystemExit(3)"), "(?s)exited with status 3.*no such model"),
+        (python("import os; os.kill(os.getpid(), 9)"), "killed by SIGKILL.*printed nothing"),
+    ],
+)
+async def test_a_first_start_that_fails_says_why(command, says):
+    async with LocalEngine(command) as engine:
+        with pytest.raises(ReplicaUnavailable, match=says):
+            await engine.started()
+        with pytest.raises(ReplicaUnavailable):
+            engine.link.card()
+
+
+async def test_an_engine_that_never_listens_is_given_up():
+    async with LocalEngine(
+        python("import time; print('loading', flush=True); time.sleep(60)"), start_timeout_s=1
+    ) as engine:
+        with pytest.raises(ReplicaUnavailable, match=r"(?s)within 1 s.*stopped by its supervisor.*loading"):
+            await engine.started()
+
+
+async def test_a_start_can_be_called_off():
+    started_s = time.monotonic()
+    async with LocalEngine(scripted(load_s=60)):
+        await asyncio.sleep(0)
+    assert time.monotonic() - started_s < LIMIT_S
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed():
+    stubborn = python(
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "from maitred.testing import scripted_engine as s\n"
+        "import asyncio, maitred.wire.address as a\n"
+        "async def main():\n"
+        "    async with s.ScriptedEngine(address=a.parse_address(sys.argv[1])): await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    async with LocalEngine(stubborn, stop_grace_s=0.1) as engine:
+        await engine.started()
+        pid = engine.pid
+    assert not psutil.pid_exists(pid)
+
+
+async def test_long_and_broken_lines_are_logged(caplog):
+    chatty = python("import sys; sys.stdout.buffer.write(b'x' * 40000 + b'\\n\\xff end'); raise SystemExit(1)")
+    with caplog.at_level("INFO", "maitred.fleet.process"):
+        async with LocalEngine(chatty) as engine:
+            with pytest.raises(ReplicaUnavailable, match="\ufffd end"):
+                await engine.started()
+    assert sum(record.getMessage().count("x") for record in caplog.records) == 40000
+
+
+OWNER = """
+import asyncio, json, sys
+from maitred.fleet.local import LocalEngine
+
+async def main():
+    command = lambda address: [sys.executable, "-m", "maitred.testing.scripted_engine", "--listen", address]
+    async with LocalEngine(command) as engine:
+        await engine.started()
+        print(engine.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_does_not_outlive_a_killed_parent(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment, cwd=Path.cwd()
+    ) as owner:
+        assert owner.stdout is not None
+        child = psutil.Process(int(owner.stdout.readline()))
+        owner.kill()
+    assert psutil.wait_procs([child], timeout=LIMIT_S)[1] == []
