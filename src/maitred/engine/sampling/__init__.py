@@ -1,0 +1,1 @@
+"""From logits to tokens: edits, filters, counter-based draws and log-probabilities."""

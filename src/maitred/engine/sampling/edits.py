@@ -1,0 +1,154 @@
+"""Changes to single logits before the draw: penalties, bias, and tokens that may not come yet.
+
+A penalty concerns the tokens that a row has seen, hundreds out of a vocabulary of 150,000. So each row that has any
+edit keeps a table of just these tokens, extended by one entry per new token, and an edit touches as many logits as the
+table has entries. Rows without edits have no table and cost nothing.
+
+For a token with logit x, seen in prompt or output, and c times in the output::
+
+    x ← x / repetition if x > 0 else x · repetition        (Keskar et al., "CTRL", arXiv:1909.05858)
+    x ← x - frequency · c - presence · [c > 0]
+    x ← x + bias
+    x ← -inf                                                if it would end the answer before min_tokens
+"""
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from maitred.core.request import SamplingParams
+
+_NO_TOKENS = np.empty(0, np.int64)
+
+
+class RowEdits:
+    """The tokens of one row whose logits change, and what is known of each.
+
+    Args:
+        params: How the row's request is sampled.
+        prompt: Its prompt.
+        output: What it has generated before (after a preemption, say).
+        ending: The tokens that would end the answer.
+        vocab_size: Token ids from here on have no logit; they are left out.
+    """
+
+    __slots__ = ("_bias", "_counts", "_ending", "_seen", "_size", "_slot_of", "_tokens", "_vocab_size", "params")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        ending: frozenset[int],
+        vocab_size: int,
+    ) -> None:
+        self.params = params
+        self._vocab_size = vocab_size
+        self._slot_of: dict[int, int] = {}
+        self._size = 0
+        self._tokens = np.empty(64, np.int64)
+        self._seen = np.zeros(64, np.bool_)
+        self._counts = np.zeros(64, np.int32)
+        self._bias = np.zeros(64, np.float32)
+        self._ending = np.array(sorted(t for t in ending if 0 <= t < vocab_size), np.int64)
+        for token, bias in params.logit_bias.items():
+            if 0 <= token < vocab_size:
+                self._bias[self._slot(token)] = bias
+        if params.repetition_penalty != 1.0:
+            for token in dict.fromkeys(prompt):
+                if 0 <= token < vocab_size:
+                    self._seen[self._slot(token)] = True
+        for token in output:
+            self.record(token)
+
+    @staticmethod
+    def needed(params: SamplingParams) -> bool:
+        """Whether a row with these parameters has any edit."""
+        return bool(params.logit_bias) or params.min_tokens > 0 or _penalises(params)
+
+    def record(self, token: int) -> None:
+        """Takes note of a token that was chosen."""
+        if not _penalises(self.params) or not 0 <= token < self._vocab_size:
+            return
+        slot = self._slot(token)
+        self._seen[slot] = True
+        self._counts[slot] += 1
+
+    def apply_on_host(self, row: NDArray[np.float32], position: int) -> None:
+        """Edits the row's logits in place."""
+        p = self.params
+        n = self._size
+        if n:
+            _edit_row(
+                row,
+                self._tokens[:n],
+                self._seen[:n],
+                self._counts[:n],
+                self._bias[:n],
+                np.float32(p.repetition_penalty),
+                np.float32(p.presence_penalty),
+                np.float32(p.frequency_penalty),
+            )
+        if position < p.min_tokens:
+            row[self._ending] = -np.inf
+
+    def apply_on_device(self, row: Tensor, position: int) -> None:
+        """The same for a row that lies on an accelerator."""
+        p = self.params
+        n = self._size
+        if n:
+            tokens, seen, counts, bias = (
+                torch.from_numpy(array[:n]).to(row.device, non_blocking=True)
+                for array in (self._tokens, self._seen, self._counts, self._bias)
+            )
+            x = row[tokens]
+            repeated = torch.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
+            x = torch.where(seen, repeated, x)
+            x = x - counts * p.frequency_penalty
+            x = x - (counts > 0) * p.presence_penalty
+            row[tokens] = x + bias
+        if position < p.min_tokens:
+            row[torch.from_numpy(self._ending).to(row.device)] = -torch.inf
+
+    def _slot(self, token: int) -> int:
+        slot = self._slot_of.get(token)
+        if slot is None:
+            slot = self._size
+            if slot == self._tokens.size:
+                self._tokens, self._seen, self._counts, self._bias = (
+                    np.concatenate((array, np.zeros_like(array)))
+                    for array in (self._tokens, self._seen, self._counts, self._bias)
+                )
+            self._tokens[slot] = token
+            self._slot_of[token] = slot
+            self._size += 1
+        return slot
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+@numba.njit(cache=True)
+def _edit_row(
+    row: NDArray[np.float32],
+    tokens: NDArray[np.int64],
+    seen: NDArray[np.bool_],
+    counts: NDArray[np.int32],
+    bias: NDArray[np.float32],
+    repetition: np.float32,
+    presence: np.float32,
+    frequency: np.float32,
+) -> None:
+    for i in range(tokens.size):
+        x = row[tokens[i]]
+        if seen[i]:
+            x = x / repetition if x > 0 else x * repetition
+        x = x - np.float32(counts[i]) * frequency
+        if counts[i] > 0:
+            x = x - presence
+        row[tokens[i]] = x + bias[i]

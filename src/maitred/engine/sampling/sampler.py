@@ -1,0 +1,182 @@
+"""Chooses the next token of every sequence in a step.
+
+What is chosen for a row depends on its logits, its parameters and (seed, choice, position), and on nothing else: not
+on the other rows, on the row's place in the batch, on a preemption before, or on which replica it runs. `fixed_point`
+says how sums are kept from depending on their order, `philox` how random bits do without a history.
+
+Order of the stages::
+
+    raw logits ─> log-probabilities for the rows that ask
+        │
+    penalties, bias, min_tokens      edits
+    temperature                      draw
+    top_k, then top_p, then min_p    host_rows on a CPU, device_rows on an accelerator
+        │
+    inverse of the cumulative distribution, tokens in order of their ids
+
+top_k breaks ties in favour of the lower id and keeps exactly k. top_p keeps the smallest set, most probable first,
+that reaches its share of what top_k left. min_p is relative to the most probable token. The best token survives every
+filter.
+
+Parameters are turned into arrays once for a set of rows and reused while the same rows come in the same order, so a
+step of a stable batch does no work per row in Python unless the row has edits or wants log-probabilities.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maitred.core.errors import Bug
+from maitred.core.request import SamplingParams, TokenLogprobs
+from maitred.engine.sampling.device_rows import DeviceRows
+from maitred.engine.sampling.draw import DrawParameters
+from maitred.engine.sampling.edits import RowEdits
+from maitred.engine.sampling.fixed_point import INDEX_BITS
+from maitred.engine.sampling.host_rows import NOT_A_NUMBER, draw_rows
+from maitred.engine.sampling.logprobs import LogprobRows
+from maitred.engine.sampling.philox import random_bits
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What a step chose.
+
+    Attributes:
+        tokens: One per row.
+        logprobs: One per row; None for rows that did not ask.
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+class Sampler:
+    """Holds what sampling must know of each sequence, and samples.
+
+    Args:
+        vocab_size: Columns of the logits.
+        device: Where the logits are.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        if not 0 < vocab_size <= 1 << INDEX_BITS:
+            raise Bug(f"The sampler takes vocabularies of 1 to {1 << INDEX_BITS} tokens, not {vocab_size}.")
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows: dict[int, _Row] = {}
+        self._layout: _Layout | None = None
+
+    def add(
+        self,
+        key: int,
+        params: SamplingParams,
+        choice_index: int,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """Takes a sequence in, when it starts or resumes; one with the same key is replaced.
+
+        Args:
+            key: How `sample` and `remove` will call it.
+            params: How its request is sampled.
+            choice_index: Which of the request's choices it is.
+            prompt: The prompt's tokens.
+            output: What it has generated so far.
+            eos_token_ids: The tokens with which the model ends its turn.
+        """
+        self.remove(key)
+        edits = None
+        if RowEdits.needed(params):
+            ending = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
+            edits = RowEdits(params, prompt, output, ending, self._vocab_size)
+        self._rows[key] = _Row(params, choice_index, edits)
+
+    def remove(self, key: int) -> None:
+        """Forgets a sequence; an unknown key is ignored."""
+        if self._rows.pop(key, None) is not None and self._layout is not None and key in self._layout.keys:
+            self._layout = None
+
+    def sample(self, logits: Tensor, keys: Sequence[int], positions: Sequence[int]) -> SampleResult:
+        """Chooses one token per row and remembers it for the row's penalties.
+
+        Args:
+            logits: [rows, vocabulary]. Consumed: rows with penalties, bias or `min_tokens` are edited in place.
+            keys: The sequences that the rows belong to; any of those added, in any order.
+            positions: Output tokens that each has so far.
+
+        Raises:
+            Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
+        """
+        if not keys:
+            return SampleResult([], [])
+        if logits.shape != (len(keys), self._vocab_size) or len(positions) != len(keys):
+            raise Bug(
+                f"The sampler got logits of shape {tuple(logits.shape)} and {len(positions)} positions for "
+                f"{len(keys)} sequences and a vocabulary of {self._vocab_size}."
+            )
+        layout = self._layout_of(keys)
+        logits = logits.to(torch.float32).contiguous()
+        observed = None if layout.logprobs is None else layout.logprobs.observe(logits)
+        tokens = layout.draw(logits, positions)
+        if NOT_A_NUMBER in tokens:
+            raise Bug(
+                f"The model computed NaN or infinite logits in row {tokens.index(NOT_A_NUMBER)} of {len(tokens)}. "
+                "Check the weights and the dtype (fp32 has the widest range)."
+            )
+        for row, edits in layout.edits:
+            edits.record(tokens[row])
+        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+        if layout.logprobs is not None and observed is not None:
+            rows = layout.logprobs.rows
+            for row, entry in zip(rows, layout.logprobs.read(observed, [tokens[row] for row in rows]), strict=True):
+                logprobs[row] = entry
+        return SampleResult(tokens, logprobs)
+
+    def _layout_of(self, keys: Sequence[int]) -> "_Layout":
+        if self._layout is None or self._layout.keys != keys:
+            unknown = [key for key in keys if key not in self._rows]
+            if unknown:
+                raise Bug(f"The sampler was asked for sequences that were not added: {unknown[:8]}.")
+            self._layout = _Layout(list(keys), [self._rows[key] for key in keys], self._device)
+        return self._layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    params: SamplingParams
+    choice_index: int
+    edits: RowEdits | None
+
+
+class _Layout:
+    """Everything about a set of rows, in a given order, that stays the same from step to step."""
+
+    def __init__(self, keys: list[int], rows: Sequence[_Row], device: torch.device) -> None:
+        self.keys = keys
+        self.edits = [(i, row.edits) for i, row in enumerate(rows) if row.edits is not None]
+        asking = [(i, row.params.top_logprobs) for i, row in enumerate(rows) if row.params.top_logprobs is not None]
+        self.logprobs = LogprobRows([i for i, _ in asking], [k for _, k in asking], device) if asking else None
+        self._parameters = DrawParameters.of([row.params for row in rows], [row.choice_index for row in rows])
+        self._greedy = not self._parameters.scales.any()
+        self._no_bits = np.zeros(len(rows), np.int64)
+        self._device_rows = None if device.type == "cpu" else DeviceRows(self._parameters, device)
+
+    def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
+        """Edits the logits and chooses one token per row."""
+        p = self._parameters
+        bits = self._no_bits if self._greedy else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
+        if self._device_rows is not None:
+            for i, edits in self.edits:
+                edits.apply_on_device(logits[i], positions[i])
+            return self._device_rows.draw(logits, bits)
+        rows = logits.detach().numpy()
+        for i, edits in self.edits:
+            edits.apply_on_host(rows[i], positions[i])
+        tokens = np.empty(len(rows), np.int64)
+        draw_rows(rows, p.scales, p.top_ks, p.top_ps, p.min_weights, bits, tokens)
+        chosen: list[int] = tokens.tolist()
+        return chosen
