@@ -1,0 +1,26 @@
+"""The settings reference is what the structs say."""
+
+from pathlib import Path
+
+from msgspec import inspect
+
+from maitred.config.render import reference
+from maitred.config.tree import Config
+from maitred.config.walker import leaf_keys
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+def test_the_committed_page_is_what_the_structs_render() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), "docs/configuration.md is out of date: run `make docs`."
+
+
+def test_every_setting_has_a_description_and_a_variable() -> None:
+    info = inspect.type_info(Config)
+    assert isinstance(info, inspect.StructType)
+    page = reference()
+    for key in leaf_keys(info):
+        assert f"### `{key}`\n\n" in page
+        text = page.partition(f"### `{key}`\n\n")[2].partition("\n")[0]
+        assert len(text) > 20, f"{key} has no description"
+        assert f"`MAITRED__{key.upper().replace('.', '__')}`" in page
