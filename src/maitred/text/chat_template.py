@@ -1,0 +1,107 @@
+"""A model's chat template: the Jinja program that writes a conversation as the prompt it was trained on.
+
+Templates come with model weights, from strangers, so they run in Jinja's sandbox. What they may rely on is a convention
+that grew around Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and `continue`, `tojson`
+does not escape for HTML, `raise_exception` refuses a conversation, `strftime_now` tells the date, and
+``{% generation %}`` marks, for training, what the model wrote.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from maitred.core.errors import ConfigInvalid, InvalidRequest
+
+
+class ChatTemplate:
+    """Renders conversations.
+
+    Args:
+        source: The template.
+        special_tokens: Variables such as ``bos_token``.
+        now: Tells the local time to templates that write the date into the prompt.
+
+    Raises:
+        ConfigInvalid: The template does not compile.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigInvalid(
+                f"The model's chat template does not compile: {error}. Replace chat_template in tokenizer_config.json."
+            ) from error
+        self._special_tokens = dict(special_tokens)
+        self._knows_developer = "developer" in source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: object,
+    ) -> str:
+        """The conversation as a prompt, special tokens included.
+
+        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one.
+
+        Args:
+            messages: In order, each with ``role`` and ``content``.
+            add_generation_prompt: End where the model's answer begins.
+            tools: Declarations for templates that know tools.
+            **extra: Further variables of this template.
+
+        Raises:
+            InvalidRequest: The template refuses the conversation, or fails on it.
+        """
+        if not self._knows_developer:
+            messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+        variables = {
+            **self._special_tokens,
+            **extra,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(variables)
+        except Exception as error:  # A template is a foreign program: it can fail in every way.
+            raise InvalidRequest(
+                f"The model's chat template cannot write these messages: {error}", param="messages"
+            ) from error
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Lets ``{% generation %}`` … ``{% endgeneration %}`` through as what stands between."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja reads it from the class
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Reads the block; called by Jinja at the tag's name."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(value: object, indent: int | None = None, **options: Any) -> str:  # noqa: ANN401 - json's own
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

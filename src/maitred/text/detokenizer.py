@@ -1,0 +1,42 @@
+"""Tokens to text as they come.
+
+A character can be spread over several tokens, and half a character must never be shown. Since a token is a series of
+bytes whatever stands beside it (`maitred.text.vocabulary`), an incremental UTF-8 decoder is all it takes: linear in the
+tokens, with at most three bytes held back.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from maitred.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one choice; all pushes and the flush together are what `Tokenizer.decode` makes of all tokens.
+
+    Args:
+        tokenizer: Of the model that writes.
+        prompt_tail: The last tokens of the prompt that the answer continues (four are enough). They decide whether a
+            space at the start belongs to the text, and complete a character that the prompt left unfinished.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = ()) -> None:
+        self._visible_bytes = tokenizer.visible_bytes
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        tail = self._visible_bytes(prompt_tail)
+        self._characters.decode(tail)
+        self._strip = tokenizer.strips_leading_space and not tail
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The characters that are whole with these tokens."""
+        return self._shown(self._characters.decode(self._visible_bytes(tokens)))
+
+    def flush(self) -> str:
+        """What was held back at the end: U+FFFD for a character that was never finished."""
+        return self._shown(self._characters.decode(b"", final=True))
+
+    def _shown(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,142 @@
+"""A model's tokenizer, loaded from the files beside its weights.
+
+Text goes to tokens through Hugging Face `tokenizers`; tokens go back to text through a table of their exact bytes
+(`maitred.text.vocabulary`), which costs a tenth and lets the incremental detokenizer and log-probabilities agree with
+whole-text decoding byte for byte.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from maitred.core.errors import ConfigInvalid
+from maitred.text.chat_template import ChatTemplate
+from maitred.text.vocabulary import DecodingRules, rules_of
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+    Args:
+        backend: The `tokenizers` object that encodes.
+        special_tokens: Role -> text, such as ``{"eos_token": "</s>"}``.
+        chat_template: The model's own, if it has one.
+
+    Attributes:
+        vocab_size: One more than the largest token id.
+        bos_token: Text of the token that begins a text, if there is one.
+        eos_token: Text of the token that ends a turn, if there is one.
+        strips_leading_space: Decoding drops one space at the very start of a text.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], chat_template: ChatTemplate | None
+    ) -> None:
+        self._backend = backend
+        # A file may carry the limits of its training; the context window is checked elsewhere, with an error.
+        backend.no_truncation()
+        backend.no_padding()
+        rules = rules_of(json.loads(backend.to_str())["decoder"])
+        self._bytes, self._visible = _tables(backend, rules)
+        self.strips_leading_space = rules.strips_leading_space
+        self.vocab_size = max(self._bytes, default=-1) + 1
+        self.bos_token = special_tokens.get("bos_token")
+        self.eos_token = special_tokens.get("eos_token")
+        self.chat_template = chat_template
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Reads ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``chat_template.jinja``.
+
+        Raises:
+            ConfigInvalid: A file is missing or cannot be used.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigInvalid(
+                f"{folder} has no tokenizer.json. Copy the one that was published with the model into this folder."
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises nothing more exact.
+            raise ConfigInvalid(f"{path} cannot be read: {error}. Copy it from the model's publisher again.") from error
+        config = _config(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(config)
+        source = _template_source(folder, config)
+        return cls(backend, special_tokens, None if source is None else ChatTemplate(source, special_tokens))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to token ids; special tokens that stand in the text as such are recognised."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Token ids to text; what is no UTF-8 shows as U+FFFD, and ids that no token has show nothing."""
+        table = self._visible if skip_special_tokens else self._bytes
+        text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def visible_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes that these tokens add to a text; special tokens add none."""
+        table = self._visible
+        return b"".join([table.get(token, b"") for token in ids])
+
+    def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it
+        """The exact bytes of one token, special or not; none for an id that no token has."""
+        return self._bytes.get(id, b"")
+
+    def token_text(self, id: int) -> str:  # noqa: A002 - the word for it
+        """One token as text; a part of a character shows as U+FFFD."""
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+
+def _tables(backend: tokenizers.Tokenizer, rules: DecodingRules) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Token id -> bytes, for all tokens and for those that show in text."""
+    table = {token: rules.bytes_of(text) for text, token in backend.get_vocab(with_added_tokens=False).items()}
+    special: set[int] = set()
+    for token, added in backend.get_added_tokens_decoder().items():
+        if added.special:
+            special.add(token)
+        # SentencePiece vocabularies add runs of ▁ by hand; byte-level ones add plain text.
+        literal = added.special or rules.byte_level
+        table[token] = added.content.encode() if literal else rules.bytes_of(added.content)
+    return table, {token: data for token, data in table.items() if token not in special}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigInvalid(f"{path} is not valid JSON: {error}. Copy it from the model's publisher again.") from error
+    if not isinstance(config, dict):
+        raise ConfigInvalid(f"{path} must hold a JSON object. Copy it from the model's publisher again.")
+    return config
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens that have a role; each is written as its text or as an object with its text as `content`."""
+    tokens: dict[str, str] = {}
+    for role, value in config.items():
+        match value:
+            case str() | {"content": str()} if role.endswith("_token"):
+                tokens[role] = value if isinstance(value, str) else value["content"]
+    return tokens
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own goes before the one in the configuration."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    match config.get("chat_template"):
+        case str() as source:
+            return source
+        case [*entries]:
+            named = {entry["name"]: entry["template"] for entry in entries}
+            return named.get("default") or next(iter(named.values()), None)
+        case _:
+            return None

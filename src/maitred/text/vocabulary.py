@@ -1,0 +1,103 @@
+"""The exact bytes of every token, read from how a tokenizer says that it decodes.
+
+Two families write bytes into a vocabulary of strings:
+
+* *Byte-level* BPE (GPT-2, Llama 3, Qwen) gives each of the 256 bytes a printable character; a token's bytes are its
+  characters mapped back.
+* *SentencePiece* (Llama 2, Mistral, Gemma) writes a space as ``▁`` and a byte that no token covers as ``<0xE2>``. Some
+  of these vocabularies put a space before the first word, which decoding takes away again.
+
+Once tokens are bytes, decoding is concatenation, so text can be cut anywhere and still come out the same. It differs
+from the reference decoders in one place: where SentencePiece's byte tokens form no UTF-8, those show one U+FFFD for
+every byte of the run, valid characters included, and here the valid ones survive.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import ConfigInvalid
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class DecodingRules(msgspec.Struct, frozen=True):
+    """How tokens turn into bytes."""
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replacements: tuple[tuple[str, str], ...] = ()
+    """What stands for what in a token, such as ``▁`` for a space."""
+    strips_leading_space: bool = False
+    """The space before the first word is not part of the text."""
+
+    def bytes_of(self, token: str) -> bytes:
+        """The bytes of a token of the model's own vocabulary."""
+        if self.byte_level:
+            try:
+                return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+            except KeyError:
+                return token.encode()  # Added to the vocabulary as it is, after training.
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        for symbol, text in self.replacements:
+            token = token.replace(symbol, text)
+        return token.encode()
+
+
+def rules_of(decoder: dict[str, Any] | None) -> DecodingRules:
+    """Reads the ``decoder`` section of a ``tokenizer.json``.
+
+    Raises:
+        ConfigInvalid: It decodes in a way that has no bytes per token.
+    """
+    byte_level = byte_fallback = strips = False
+    replacements: list[tuple[str, str]] = []
+    for step in _steps(decoder):
+        match step:
+            case {"type": "ByteLevel"}:
+                byte_level = True
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str() as symbol}, "content": str() as text}:
+                replacements.append((symbol, text))
+            case {"type": "Metaspace", "replacement": str() as symbol}:
+                replacements.append((symbol, " "))
+                # Before `prepend_scheme` there was `add_prefix_space`.
+                strips = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
+            case {"type": "Strip", "content": " ", "start": int() as start, "stop": 0}:
+                strips = start > 0
+            case _:
+                raise ConfigInvalid(
+                    f"The tokenizer's decoder step {step.get('type')!r} is not supported. Use a model with a "
+                    "byte-level or SentencePiece tokenizer."
+                )
+    return DecodingRules(byte_level, byte_fallback, tuple(replacements), strips)
+
+
+def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if decoder is None:
+        raise ConfigInvalid(
+            "The tokenizer.json has no decoder, so tokens cannot be turned into text. Use another model."
+        )
+    if decoder.get("type") == "Sequence":
+        for inner in decoder.get("decoders", ()):
+            yield from _steps(inner)
+    else:
+        yield decoder
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet that GPT-2 introduced: printable Latin-1 stands for itself, the rest is moved to U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    moved = [byte for byte in range(256) if byte not in set(printable)]
+    table.update({chr(0x100 + offset): byte for offset, byte in enumerate(moved)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
