@@ -1,0 +1,100 @@
+"""Model folders to measure on: the bundled model, and random weights in the shape of published ones."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+BUNDLED = Path(__file__).parent.parent / "src" / "maitred" / "bundled" / "maitred-tiny"
+WORK = Path(__file__).parent / "work"
+"""Not in the repository; made on demand."""
+
+QWEN_0_5B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "float32",
+}
+"""The figures of Qwen/Qwen2.5-0.5B-Instruct's config.json."""
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A weight matrix ``[outputs, inputs]`` that a decode step multiplies with, `count` times."""
+
+    inputs: int
+    outputs: int
+    count: int
+
+
+def linear_shapes(folder: Path) -> list[LinearShape]:
+    """Every linear of one decode step, fused as the engine fuses them, the vocabulary's included."""
+    config = json.loads((folder / "config.json").read_text())
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    layers, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    return [
+        LinearShape(hidden, (heads + 2 * kv_heads) * head_dim, layers),
+        LinearShape(heads * head_dim, hidden, layers),
+        LinearShape(hidden, 2 * config["intermediate_size"], layers),
+        LinearShape(config["intermediate_size"], hidden, layers),
+        LinearShape(hidden, config["vocab_size"], 1),
+    ]
+
+
+def random_qwen(seed: int = 0) -> Path:
+    """A folder with random fp32 weights in Qwen2.5-0.5B's shape (2 GB); made once."""
+    folder = WORK / "qwen2.5-0.5b-random"
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    config = QWEN_0_5B
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.02
+
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = hidden // config["num_attention_heads"]
+    kv = config["num_key_value_heads"] * head_dim
+    tensors = {
+        "model.embed_tokens.weight": weight(config["vocab_size"], hidden),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            prefix + "input_layernorm.weight": torch.ones(hidden),
+            prefix + "post_attention_layernorm.weight": torch.ones(hidden),
+            prefix + "self_attn.q_proj.weight": weight(hidden, hidden),
+            prefix + "self_attn.q_proj.bias": weight(hidden),
+            prefix + "self_attn.k_proj.weight": weight(kv, hidden),
+            prefix + "self_attn.k_proj.bias": weight(kv),
+            prefix + "self_attn.v_proj.weight": weight(kv, hidden),
+            prefix + "self_attn.v_proj.bias": weight(kv),
+            prefix + "self_attn.o_proj.weight": weight(hidden, hidden),
+            prefix + "mlp.gate_proj.weight": weight(inner, hidden),
+            prefix + "mlp.up_proj.weight": weight(inner, hidden),
+            prefix + "mlp.down_proj.weight": weight(hidden, inner),
+        }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    unfinished = folder / "unfinished.safetensors"
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.rename(folder / "model.safetensors")
+    return folder

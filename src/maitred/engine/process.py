@@ -1,0 +1,183 @@
+"""Starts an engine: reads the model, sizes the KV cache, warms the kernels up, and serves until told to stop."""
+
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from maitred.core.clock import SystemClock
+from maitred.core.errors import ConfigInvalid
+from maitred.core.ports import ModelCard
+from maitred.engine.config import EngineConfig
+from maitred.engine.connection import Connection
+from maitred.engine.engine import Engine
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.lanes import Lanes
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.load import load_model
+from maitred.engine.runner import ModelRunner
+from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.server import EngineServer
+from maitred.wire.address import TcpAddress, UnixAddress, parse_address
+
+PARENT_PIPE_VARIABLE = "MAITRED_PARENT_PIPE"
+"""When set, standard input is a pipe from the parent process, whose end means that the parent is gone."""
+
+_CPU_KV_SHARE = 0.25
+_GPU_KV_SHARE = 0.85
+"""Of the memory that is free once the weights are loaded; the rest is for activations and others."""
+
+logger = logging.getLogger("maitred.engine")
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """How large the KV cache is, and so how long a sequence can be."""
+
+    blocks: int
+    context_tokens: int
+
+
+def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_bytes: int) -> KVPlan:
+    """Sizes the KV cache.
+
+    A budget that is configured is spent in full. Otherwise the cache gets a share of the free memory, but no more than
+    all sequences at full length could use.
+
+    Raises:
+        ConfigInvalid: The budget does not hold what was asked for.
+    """
+    context = min(config.context_tokens or model.context_tokens, model.context_tokens)
+    wanted = -(-context // config.block_tokens)
+    if config.kv_memory_bytes is not None:
+        blocks = config.kv_memory_bytes // block_bytes
+    else:
+        blocks = min(free_bytes // block_bytes, wanted * config.max_sequences)
+    capacity = blocks * config.block_tokens
+    if capacity < min(context, config.context_tokens or 256):
+        raise ConfigInvalid(
+            f"The KV cache would hold {capacity} tokens, fewer than one sequence of {context}. "
+            f"Raise engine.kv_memory_bytes (a token takes {block_bytes // config.block_tokens} bytes) "
+            "or lower engine.context_tokens."
+        )
+    return KVPlan(blocks, min(context, capacity))
+
+
+def serve(model: Path, config: EngineConfig, listen: str) -> None:
+    """Runs an engine in this process until SIGTERM, or until the parent is gone.
+
+    Args:
+        model: Folder with the model.
+        config: The `engine` section.
+        listen: ``unix:/path`` or ``tcp:host:port``.
+
+    Raises:
+        ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
+    """
+    start_s = time.perf_counter()
+    address = parse_address(listen)
+    listener = _listen(address)
+    try:
+        engine, card = build(model, config)
+        parent_pipe = sys.stdin.fileno() if os.environ.get(PARENT_PIPE_VARIABLE) else None
+        server = EngineServer(engine, card, listener, SystemClock(), parent_pipe=parent_pipe)
+        server.watch_signals()
+        listener.listen(128)
+        logger.info(
+            "%s (%s, %s) ready on %s after %.1f s: %d tokens of KV, %d sequences",
+            *(card.name, card.dtype, card.device, address, time.perf_counter() - start_s),
+            *(card.kv_capacity_tokens, card.max_sequences),
+        )
+        server.run()
+    finally:
+        listener.close()
+        if isinstance(address, UnixAddress):
+            Path(address.path).unlink(missing_ok=True)
+
+
+def build(model: Path, config: EngineConfig) -> tuple[Engine[Connection], ModelCard]:
+    """Everything but the socket."""
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    torch.set_num_threads(config.threads or psutil.cpu_count(logical=False) or 1)
+    loaded = load_model(model, dtype=dtype, device=device)
+    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
+    kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=_free_bytes(device))
+    cache = KVCache(loaded.config, kv.blocks, config.block_tokens, dtype, device)
+    eos = loaded.config.eos_token_ids
+    scheduler = Scheduler(
+        BlockPool(kv.blocks),
+        block_tokens=config.block_tokens,
+        max_sequences=config.max_sequences,
+        step_tokens=config.step_tokens,
+        context_tokens=kv.context_tokens,
+        eos_token_ids=eos,
+        prefix_cache=config.prefix_cache,
+    )
+    runner = ModelRunner(
+        loaded.decoder,
+        cache,
+        Sampler(loaded.config.vocab_size, device),
+        Lanes(config.max_sequences, kv.context_tokens, config.block_tokens),
+        block_tokens=config.block_tokens,
+        eos_token_ids=eos,
+    )
+    engine: Engine[Connection] = Engine(
+        scheduler, runner, SystemClock(), vocab_size=loaded.config.vocab_size, max_choices=config.max_sequences
+    )
+    card = ModelCard(
+        name=model.name,
+        context_tokens=kv.context_tokens,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=eos,
+        max_sequences=config.max_sequences,
+        kv_capacity_tokens=kv.blocks * config.block_tokens,
+        max_choices=config.max_sequences,
+        dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+        device=str(device),
+    )
+    return engine, card
+
+
+def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
+    """Binds before the model is read: a taken address is known at once. Listens, and so accepts, only when ready."""
+    try:
+        if isinstance(address, UnixAddress):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.bind(address.path)
+        else:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address.host, address.port))
+    except OSError as error:
+        raise ConfigInvalid(
+            f"Cannot listen on {address}: {error.strerror or error}. Choose another address with --listen."
+        ) from error
+    return sock
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigInvalid("engine.device is cuda, but torch finds no CUDA device. Set it to cpu or auto.")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(wanted: str, device: torch.device) -> torch.dtype:
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if wanted == "bf16" else torch.float32
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _GPU_KV_SHARE)
+    return int(psutil.virtual_memory().available * _CPU_KV_SHARE)

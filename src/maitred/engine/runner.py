@@ -1,0 +1,110 @@
+"""Turns a step's plan into tensors, runs the model over them, and samples."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from maitred.core.request import TokenLogprobs
+from maitred.engine.lanes import Lanes
+from maitred.engine.models import batch
+from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.scheduler.plan import StepPlan
+from maitred.engine.scheduler.sequence import Sequence
+
+
+class ModelRunner:
+    """Computes plans on a model.
+
+    Args:
+        decoder: The model.
+        cache: Its keys and values.
+        sampler: Chooses tokens.
+        lanes: Block tables of the running sequences.
+        block_tokens: Tokens per block.
+        eos_token_ids: How the model ends its turn.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        lanes: Lanes,
+        *,
+        block_tokens: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = sampler
+        self._lanes = lanes
+        self._block_tokens = block_tokens
+        self._eos_token_ids = eos_token_ids
+
+    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """See `maitred.engine.engine.Runner`."""
+        for chunk in plan.chunks:
+            if chunk.sequence not in self._lanes:
+                self._begin(chunk.sequence)
+        sampling = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        logits = self._decoder.forward(self._batch(plan), self._cache)
+        if not sampling:
+            return [], []
+        result = self._sampler.sample(
+            logits, [sequence.key for sequence in sampling], [sequence.output_tokens for sequence in sampling]
+        )
+        return result.tokens, result.logprobs
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `maitred.engine.engine.Runner`."""
+        if sequence in self._lanes:
+            self._lanes.release(sequence)
+            self._sampler.remove(sequence.key)
+
+    def _begin(self, sequence: Sequence) -> None:
+        self._lanes.take(sequence)
+        self._sampler.add(
+            sequence.key,
+            sequence.sampling,
+            sequence.index,
+            sequence.request.prompt,
+            sequence.tokens[sequence.prompt_tokens :],
+            self._eos_token_ids,
+        )
+
+    def _batch(self, plan: StepPlan) -> ForwardBatch:
+        """Rows are the decodes', one each, then the prefill chunks', in order."""
+        decodes, prefills = plan.decodes, plan.prefills
+        tokens = [chunk.sequence.tokens[chunk.start] for chunk in decodes]
+        starts = np.fromiter((chunk.start for chunk in decodes), dtype=np.int64, count=len(decodes))
+        tables = self._lanes.tables(decodes)
+        blocks = tables[np.arange(len(decodes)), starts // self._block_tokens]
+        positions, slots = [starts], [self._slots(blocks.astype(np.int64), starts)]
+        logit_rows = list(range(len(decodes)))
+        chunks = []
+        for chunk in prefills:
+            row = len(tokens)
+            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+            own = np.arange(chunk.start, chunk.end)
+            blocks = np.asarray(chunk.sequence.table.blocks, dtype=np.int64)
+            positions.append(own)
+            slots.append(self._slots(blocks[own // self._block_tokens], own))
+            chunks.append(batch.Chunk(row, chunk.length, chunk.start, chunk.sequence.table.blocks))
+            if chunk.samples:
+                logit_rows.append(row + chunk.length - 1)
+        return ForwardBatch(
+            token_ids=torch.tensor(tokens),
+            positions=torch.from_numpy(np.concatenate(positions)),
+            slots=torch.from_numpy(np.concatenate(slots)),
+            num_decodes=len(decodes),
+            decode_tables=torch.from_numpy(tables),
+            decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
+            chunks=chunks,
+            logit_rows=torch.tensor(logit_rows),
+        )
+
+    def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return blocks * self._block_tokens + positions % self._block_tokens
