@@ -1,0 +1,73 @@
+# The commands of the project. `make serve` and `make test` work on a fresh clone: they make their own environment in
+# .venv, and are quick the second time because a stamp says that it is up to date.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+# More arguments for a command: make serve ARGS="--port 9000", make test ARGS="tests/unit -k stop".
+ARGS ?=
+# The Python that makes .venv; by default the first of these that is 3.11 or newer.
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+
+.PHONY: help serve test check bench docs fmt clean
+
+help: ## List the commands.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+
+serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://127.0.0.1:8000.
+	@exec $(BIN)/maitred serve $(ARGS)
+
+test: .venv/dev.stamp ## Run the tests.
+	@$(BIN)/pytest -m "not gpu" $(ARGS)
+
+check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import rules, tests.
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(MAKE) test
+
+bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
+	@for file in $(if $(BENCH),benchmarks/$(BENCH).py,$$(grep -l '^if __name__' benchmarks/*.py)); do \
+		$(BIN)/python -m benchmarks.$$(basename $$file .py) --quick $(ARGS) || exit 1; \
+	done
+
+docs: .venv/dev.stamp ## Write the reference pages that are rendered from the code.
+	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
+
+fmt: .venv/dev.stamp ## Format the code, and mend what the linter can.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean: ## Remove caches and build results. The environment stays; rm -r .venv removes it.
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
+
+# The environment. What is installed is fixed by constraints.txt; a change there or in pyproject.toml installs anew.
+
+.venv/engine.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing maitred and its engine into .venv …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing maitred and what its development needs into .venv …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch .venv/engine.stamp $@
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "maitred needs Python 3.11 or newer, and none of these is: $(PYTHONS)." >&2; \
+		echo "Install one, or say where it is: make $(or $(MAKECMDGOALS),help) PYTHON=/path/to/python3.12" >&2; \
+		exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "$$found cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; \
+		exit 1; \
+	fi; \
+	"$$found" -m venv .venv || { rm -rf .venv; exit 1; }
