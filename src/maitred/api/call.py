@@ -157,5 +157,3 @@ class Call:
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than {limit_bytes:,} bytes, the most this server reads.")
-
-

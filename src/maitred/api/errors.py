@@ -9,28 +9,12 @@ happened is in our log, under that id.
 import logging
 import math
 
-import msgspec
-
 from maitred.core.errors import Bug, CallerError, ConfigInvalid, MaitredError, Refused
+from maitred.wire.openai.responses import ErrorBody, ErrorDetail, encode
 
 log = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
-
-
-class ErrorDetail(msgspec.Struct, frozen=True):
-    """The inside of an error body."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    """An error as OpenAI's API sends it."""
-
-    error: ErrorDetail
 
 
 def public(error: Exception, request_id: str) -> MaitredError:
@@ -48,7 +32,7 @@ def public(error: Exception, request_id: str) -> MaitredError:
 def body_of(error: MaitredError) -> bytes:
     """The error as JSON."""
     detail = ErrorDetail(message=error.message, type=_type_of(error), param=error.param, code=error.code)
-    return msgspec.json.encode(ErrorBody(detail))
+    return encode(ErrorBody(error=detail))
 
 
 def headers_of(error: MaitredError) -> list[Header]:

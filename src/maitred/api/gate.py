@@ -86,7 +86,5 @@ class Gate:
         self.close()
         inside = list(self._inside)
         for block in inside:
-            block.interrupt(
-                Draining("The server shut down before the answer was complete. Send the request again.")
-            )
+            block.interrupt(Draining("The server shut down before the answer was complete. Send the request again."))
         return len(inside)

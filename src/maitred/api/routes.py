@@ -20,8 +20,9 @@ class Route:
     Attributes:
         path: May end in one ``{name}``.
         reads: The struct of the request body. Calls with a body are work: they count as in flight, and drain.
-        returns: The struct of the answer; None when it is not JSON.
+        returns: The struct of the answer; None when it is not made from one.
         streams: The struct of a streamed chunk.
+        content_type: Of an answer that is not made from a struct.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Route:
     reads: type | None = None
     returns: type | None = None
     streams: type | None = None
+    content_type: str = "application/json"
 
 
 class RouteTable:

@@ -5,7 +5,7 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -16,11 +16,11 @@ from maitred.app.merge import merged
 from maitred.app.prompts import check_fits, tokens_of
 from maitred.core.answer import Answer, Ask, Part, Prompt, Tally
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import InvalidRequest, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.ids import new_request_id
 from maitred.core.ports import ModelCard, TokenStream
 from maitred.core.request import Delta, FinishReason, Request
-from maitred.routing.catalog import Catalog, ServedModel
+from maitred.routing.catalog import Catalog
 
 
 def draw_seed() -> int:
@@ -35,28 +35,36 @@ class Pipeline:
         catalog: What is served.
         clock: For the times in the tally.
         draw_seed: Makes a seed where the caller names none.
+        max_choices: Largest `n`, if the replica would take more.
     """
 
     def __init__(
-        self, catalog: Catalog, clock: Clock | None = None, draw_seed: Callable[[], int] = draw_seed
+        self,
+        catalog: Catalog,
+        clock: Clock | None = None,
+        *,
+        draw_seed: Callable[[], int] = draw_seed,
+        max_choices: int = 128,
     ) -> None:
         self._catalog = catalog
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
+        self._max_choices = max_choices
 
     @asynccontextmanager
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
         # Who serves it?
         model = self._catalog.resolve(ask.model)
+        card = model.card()
         tally.model = model.name
         # What does the model read?
         prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
         # Does it fit, and what exactly is to be generated?
-        requests = [self._request(model, ask, prompt) for prompt in prompts]
+        requests = [self._request(card, ask, prompt) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
         choices = [
-            Choice(model.tokenizer, prompt, ask, ends=model.card.eos_token_ids)
+            Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
             for prompt in prompts
             for _ in range(ask.sampling.n)
         ]
@@ -66,11 +74,12 @@ class Pipeline:
             batches = await running.enter_async_context(merged(streams))
             yield _Answer(batches, streams, choices, tally, self._clock)
 
-    def _request(self, model: ServedModel, ask: Ask, prompt: list[int]) -> Request:
+    def _request(self, card: ModelCard, ask: Ask, prompt: list[int]) -> Request:
         """The request as scheduler and engine see it."""
-        if ask.sampling.n > model.card.max_choices:
-            raise InvalidRequest(f"n must be at most {model.card.max_choices} for this model.", param="n")
-        max_tokens = check_fits(model.card, prompt, ask)
+        max_choices = min(card.max_choices, self._max_choices)
+        if ask.sampling.n > max_choices:
+            raise InvalidRequest(f"n must be at most {max_choices} for this model; got {ask.sampling.n}.", param="n")
+        max_tokens = check_fits(card, prompt, ask)
         seed = self._draw_seed() if ask.seed is None else ask.seed
         return Request(
             # A client may repeat its request id; at the replica it must be unique.
@@ -80,7 +89,7 @@ class Pipeline:
             cache_scope=_cache_scope(),
         )
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool | None) -> list[int]:
         """See `Answering.tokenize`."""
         return await tokens_of(self._catalog.resolve(model), prompt, add_special_tokens=add_special_tokens)
 
@@ -91,13 +100,17 @@ class Pipeline:
             raise InvalidRequest(f"Token ids run from 0 to {tokenizer.vocab_size - 1}.", param="tokens")
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def models(self) -> Mapping[str, ModelCard]:
+    def models(self) -> Sequence[str]:
         """See `Answering.models`."""
-        return {model.name: model.card for model in self._catalog}
+        return [model.name for model in self._catalog]
+
+    def card(self, model: str) -> ModelCard:
+        """See `Answering.card`."""
+        return self._catalog.resolve(model).card()
 
     def ready(self) -> bool:
         """See `Answering.ready`."""
-        return all(_is_up(model) for model in self._catalog)
+        return all(model.ready() for model in self._catalog)
 
 
 class _Answer:
@@ -166,11 +179,3 @@ class _Answer:
 def _cache_scope() -> str:
     """Who may share KV blocks with this request. There is one tenant: everybody with everybody."""
     return ""
-
-
-def _is_up(model: ServedModel) -> bool:
-    try:
-        model.replica.card()
-    except ReplicaUnavailable:
-        return False
-    return True

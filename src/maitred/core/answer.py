@@ -5,7 +5,7 @@ Whatever stands in between never learns which API was called. A `Tally` goes alo
 see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +21,8 @@ class Conversation(msgspec.Struct, frozen=True):
     """A prompt that the model's chat template has yet to render."""
 
     messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    """End with the opening of the assistant's turn."""
 
 
 Prompt = str | list[int] | Conversation
@@ -145,16 +147,25 @@ class Answering(Protocol):
         """
         ...
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
-        """The prompt as the model would get it."""
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool | None) -> list[int]:
+        """The prompt as the model would get it; see `Answering.answer` for what it raises."""
         ...
 
     def detokenize(self, model: str, tokens: Sequence[int]) -> str:
         """The text of these tokens."""
         ...
 
-    def models(self) -> Mapping[str, ModelCard]:
+    def models(self) -> Sequence[str]:
         """What is served, by the names that requests use."""
+        ...
+
+    def card(self, model: str) -> ModelCard:
+        """What is known of a model.
+
+        Raises:
+            ModelNotFound: Nothing of that name is served.
+            ReplicaUnavailable: Its replica has never been ready.
+        """
         ...
 
     def ready(self) -> bool:

@@ -12,7 +12,12 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 def new_request_id() -> str:
     """A fresh id with 96 random bits, such as ``req-5b1f0c9e7d2a4c6f8e1b3a5d``."""
-    return f"req-{secrets.token_hex(12)}"
+    return new_object_id("req")
+
+
+def new_object_id(prefix: str) -> str:
+    """A fresh id of something an API returns, such as ``chatcmpl-5b1f0c9e7d2a4c6f8e1b3a5d``."""
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def request_id_from(offered: str | None) -> str:

@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
 _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -31,7 +29,8 @@ class EngineState:
     up: bool
     restarts: int
     load: LoadReport
-    card: ModelCard
+    card: ModelCard | None
+    """None before the engine has been ready."""
 
 
 class RequestMetrics:
@@ -96,7 +95,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     "maitred_engine_kv_blocks_total": ("KV blocks in all.", lambda state: state.load.total_blocks),
     "maitred_engine_kv_capacity_tokens": (
         "Tokens that the KV cache can hold.",
-        lambda state: state.card.kv_capacity_tokens,
+        lambda state: state.card.kv_capacity_tokens if state.card else 0,
     ),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {

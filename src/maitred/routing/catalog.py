@@ -2,25 +2,47 @@
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from maitred.core.errors import ModelNotFound
+from maitred.core.errors import ModelNotFound, ReplicaUnavailable
 from maitred.core.ports import ModelCard, Replica
 from maitred.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model under the name that requests use.
 
-    Attributes:
-        card: As the replica gave it when it first came up; a list of models must not depend on its health.
+    Args:
+        name: The name.
+        replica: Where it runs.
+        tokenizer: The model's own.
     """
 
-    name: str
-    replica: Replica
-    tokenizer: Tokenizer
-    card: ModelCard
+    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer) -> None:
+        self.name = name
+        self.replica = replica
+        self.tokenizer = tokenizer
+        self._card: ModelCard | None = None
+
+    def card(self) -> ModelCard:
+        """What the replica says of the model, or last said: while it restarts, requests can still be checked.
+
+        Raises:
+            ReplicaUnavailable: The replica has never been ready.
+        """
+        try:
+            self._card = self.replica.card()
+        except ReplicaUnavailable:
+            if self._card is None:
+                raise
+        return self._card
+
+    def ready(self) -> bool:
+        """Whether a request could run now."""
+        try:
+            self.replica.card()
+        except ReplicaUnavailable:
+            return False
+        return True
 
 
 class Catalog:
@@ -36,7 +58,7 @@ class Catalog:
         """The model of that name.
 
         Raises:
-            ModelNotFound: With the names that would have worked, the closest first.
+            ModelNotFound: The message has the names that would have worked, and the closest one.
         """
         model = self._models.get(name)
         if model is None:
@@ -44,7 +66,6 @@ class Catalog:
         return model
 
     def _not_found(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._models, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name[:200], self._models, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        served = ", ".join(sorted(self._models))
-        return f"The model {name[:200]!r} is not served here.{hint} Served: {served}."
+        return f"The model {name[:200]!r} is not served here.{hint} Served: {', '.join(sorted(self._models))}."

@@ -1,0 +1,43 @@
+"""All routes of the HTTP API, put together."""
+
+from collections.abc import Callable, Sequence
+
+from maitred.api.chat import ChatRoutes
+from maitred.api.completions import CompletionRoutes
+from maitred.api.config import ServerConfig
+from maitred.api.edge import Edge
+from maitred.api.gate import Gate
+from maitred.api.models import ModelRoutes
+from maitred.api.routes import RouteTable
+from maitred.api.service import ServiceRoutes
+from maitred.core.answer import Answering, Observer
+from maitred.core.clock import Clock
+
+
+def build(
+    config: ServerConfig,
+    answering: Answering,
+    gate: Gate,
+    observers: Sequence[Observer],
+    render_metrics: Callable[[], bytes],
+    clock: Clock,
+) -> Edge:
+    """The application for an HTTP server.
+
+    Args:
+        config: Limits.
+        answering: The system behind the API.
+        gate: Who may come in; its owner drains it.
+        observers: Told of every ended request.
+        render_metrics: Everything in Prometheus' text format.
+        clock: For the times in tallies.
+    """
+    service = ServiceRoutes(answering, gate, render_metrics)
+    routes = [
+        *ModelRoutes(answering, strict=config.strict).routes(),
+        *ChatRoutes(answering, strict=config.strict).routes(),
+        *CompletionRoutes(answering, strict=config.strict).routes(),
+        *service.routes(),
+    ]
+    service.describe(routes)
+    return Edge(RouteTable(routes), gate, observers, max_body_bytes=config.max_body_bytes, clock=clock)

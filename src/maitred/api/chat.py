@@ -1,0 +1,158 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from maitred.api.call import Call
+from maitred.api.delivery import WholeChoice, deliver
+from maitred.api.routes import Route
+from maitred.core.answer import Answering, Ask, Conversation, Part, Score, TokenScore
+from maitred.core.ids import new_object_id
+from maitred.core.request import FinishReason, Usage
+from maitred.wire.openai.decode import decode_chat
+from maitred.wire.openai.requests import ChatRequest
+from maitred.wire.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    Finish,
+    TopLogprob,
+    UsageBody,
+    encode,
+)
+from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.sse import encode_event
+
+
+class ChatRoutes:
+    """Chat completions.
+
+    Args:
+        answering: The system behind the API.
+        strict: Refuse unknown fields.
+    """
+
+    def __init__(self, answering: Answering, *, strict: bool) -> None:
+        self._answering = answering
+        self._strict = strict
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        return [
+            Route(
+                "POST",
+                "/v1/chat/completions",
+                self.create,
+                "Answer a conversation, at once or as a stream of events.",
+                reads=ChatRequest,
+                returns=ChatCompletion,
+                streams=ChatChunk,
+            )
+        ]
+
+    async def create(self, call: Call) -> None:
+        """Answers a conversation."""
+        request = decode_chat(call.body, strict=self._strict)
+        async with self._answering.answer(_ask_of(request), call.tally) as answer:
+            await deliver(call, answer, ChatShape(request), choices=request.choices, streams=request.streams)
+
+
+class ChatShape:
+    """Writes one chat answer."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._id = new_object_id("chatcmpl")
+        self._created = int(time.time())
+        self._model = request.model
+        self._choices = request.choices
+        self._include_usage = request.include_usage
+
+    def opening(self) -> bytes:
+        """Every choice begins with who speaks."""
+        opening = ChatDelta(role="assistant", content="")
+        return b"".join(self._event(ChatChunkChoice(index=i, delta=opening)) for i in range(self._choices))
+
+    def events(self, parts: Sequence[Part]) -> bytes:
+        """One event for new text, and one of its own for the end of a choice."""
+        return b"".join(self._event(choice) for part in parts for choice in _chunks_of(part))
+
+    def closing(self, usage: Usage) -> bytes:
+        """The usage, if asked for, in a chunk without choices."""
+        return encode_event(encode(self._chunk([], UsageBody.of(usage)))) if self._include_usage else b""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """The answer as one object."""
+        return encode(
+            ChatCompletion(
+                id=self._id,
+                created=self._created,
+                model=self._model,
+                choices=[
+                    ChatChoice(
+                        index=index,
+                        message=ChatMessage(content="".join(choice.text)),
+                        logprobs=_logprobs(choice.scores),
+                        finish_reason=_finish(choice.finish),
+                    )
+                    for index, choice in enumerate(choices)
+                ],
+                usage=UsageBody.of(usage),
+            )
+        )
+
+    def _event(self, choice: ChatChunkChoice) -> bytes:
+        return encode_event(encode(self._chunk([choice], None if self._include_usage else UNSET)))
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+
+def _ask_of(request: ChatRequest) -> Ask:
+    return Ask(
+        model=request.model,
+        prompts=[Conversation(request.conversation())],
+        sampling=sampling_of(request, max_tokens=0, seed=0),
+        max_tokens=request.token_limit,
+        seed=request.seed,
+        stops=request.stops,
+        max_tokens_param=request.token_limit_param,
+        prompt_param="messages",
+    )
+
+
+def _chunks_of(part: Part) -> Iterable[ChatChunkChoice]:
+    if part.text or part.scores:
+        yield ChatChunkChoice(index=part.index, delta=ChatDelta(content=part.text), logprobs=_logprobs(part.scores))
+    if part.finish is not None:
+        yield ChatChunkChoice(index=part.index, delta=ChatDelta(), finish_reason=_finish(part.finish))
+
+
+def _finish(reason: FinishReason) -> Finish:
+    return "stop" if reason is FinishReason.STOP else "length"
+
+
+def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:
+    if scores is None:
+        return None
+    return ChatLogprobs(
+        content=[
+            ChatLogprob(
+                token=score.chosen.text,
+                logprob=score.chosen.logprob,
+                bytes=list(score.chosen.raw),
+                top_logprobs=[_top(other) for other in score.top],
+            )
+            for score in scores
+        ]
+    )
+
+
+def _top(score: Score) -> TopLogprob:
+    return TopLogprob(token=score.text, logprob=score.logprob, bytes=list(score.raw))

@@ -1,0 +1,140 @@
+"""`POST /v1/completions`: one or several prompts, each continued."""
+
+import time
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from maitred.api.call import Call
+from maitred.api.delivery import WholeChoice, deliver
+from maitred.api.routes import Route
+from maitred.core.answer import Answering, Ask, Part, TokenScore
+from maitred.core.ids import new_object_id
+from maitred.core.request import FinishReason, Usage
+from maitred.wire.openai.decode import decode_completion
+from maitred.wire.openai.requests import CompletionRequest
+from maitred.wire.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Finish,
+    UsageBody,
+    encode,
+)
+from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.sse import encode_event
+
+
+class CompletionRoutes:
+    """Text completions.
+
+    Args:
+        answering: The system behind the API.
+        strict: Refuse unknown fields.
+    """
+
+    def __init__(self, answering: Answering, *, strict: bool) -> None:
+        self._answering = answering
+        self._strict = strict
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        return [
+            Route(
+                "POST",
+                "/v1/completions",
+                self.create,
+                "Continue texts, at once or as a stream of events.",
+                reads=CompletionRequest,
+                returns=Completion,
+                streams=Completion,
+            )
+        ]
+
+    async def create(self, call: Call) -> None:
+        """Continues the prompts."""
+        request = decode_completion(call.body, strict=self._strict)
+        ask = _ask_of(request)
+        choices = len(ask.prompts) * request.choices
+        async with self._answering.answer(ask, call.tally) as answer:
+            await deliver(call, answer, CompletionShape(request, choices), choices=choices, streams=request.streams)
+
+
+class CompletionShape:
+    """Writes one answer in the shape of text completions."""
+
+    def __init__(self, request: CompletionRequest, choices: int) -> None:
+        self._id = new_object_id("cmpl")
+        self._created = int(time.time())
+        self._model = request.model
+        self._include_usage = request.include_usage
+        self._offsets = [0] * choices
+        """Where each choice's next token begins, in characters."""
+
+    def opening(self) -> bytes:
+        """Text completions have no roles."""
+        return b""
+
+    def events(self, parts: Sequence[Part]) -> bytes:
+        """One event per part; the last one of a choice says why it ended."""
+        usage = None if self._include_usage else UNSET
+        return b"".join(encode_event(encode(self._completion([self._chunk(part)], usage))) for part in parts)
+
+    def closing(self, usage: Usage) -> bytes:
+        """The usage, if asked for, in a chunk without choices."""
+        return encode_event(encode(self._completion([], UsageBody.of(usage)))) if self._include_usage else b""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """The answer as one object."""
+        entries = [
+            CompletionChoice(
+                index=index,
+                text="".join(choice.text),
+                logprobs=self._logprobs(index, choice.scores),
+                finish_reason=_finish(choice.finish),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return encode(self._completion(entries, UsageBody.of(usage)))
+
+    def _chunk(self, part: Part) -> CompletionChoice:
+        return CompletionChoice(
+            index=part.index,
+            text=part.text,
+            logprobs=self._logprobs(part.index, part.scores),
+            finish_reason=None if part.finish is None else _finish(part.finish),
+        )
+
+    def _completion(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    def _logprobs(self, index: int, scores: list[TokenScore] | None) -> CompletionLogprobs | None:
+        if scores is None:
+            return None
+        offsets = []
+        for score in scores:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(score.chosen.text)
+        return CompletionLogprobs(
+            tokens=[score.chosen.text for score in scores],
+            token_logprobs=[score.chosen.logprob for score in scores],
+            top_logprobs=[{other.text: other.logprob for other in score.top} for score in scores],
+            text_offset=offsets,
+        )
+
+
+def _ask_of(request: CompletionRequest) -> Ask:
+    return Ask(
+        model=request.model,
+        prompts=request.prompts(),
+        sampling=sampling_of(request, max_tokens=0, seed=0),
+        max_tokens=request.token_limit,
+        seed=request.seed,
+        stops=request.stops,
+        echo=request.echo is True,
+        max_tokens_param=request.token_limit_param,
+    )
+
+
+def _finish(reason: FinishReason) -> Finish:
+    return "stop" if reason is FinishReason.STOP else "length"

@@ -1,0 +1,78 @@
+"""How an answer goes out, whole or as a stream, whatever the API's shape.
+
+The status line of a stream waits for the replica's first sign of life. Up to then a failure is an honest 502 or 503,
+which clients retry by themselves; and nothing is lost by waiting, because there is nothing to show before the first
+token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from maitred.api.call import Call
+from maitred.core.answer import Answer, Part, TokenScore
+from maitred.core.request import FinishReason, Usage
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A choice, collected from its parts."""
+
+    text: list[str] = field(default_factory=list)
+    scores: list[TokenScore] | None = None
+    finish: FinishReason = FinishReason.LENGTH
+
+    def add(self, part: Part) -> None:
+        """Appends a part."""
+        self.text.append(part.text)
+        if part.scores is not None:
+            self.scores = [*(self.scores or ()), *part.scores]
+        if part.finish is not None:
+            self.finish = part.finish
+
+
+class Shape(Protocol):
+    """One API's way to write one answer."""
+
+    def opening(self) -> bytes:
+        """Events that come before any text."""
+        ...
+
+    def events(self, parts: Sequence[Part]) -> bytes:
+        """These parts as events."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Events that come after all text."""
+        ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """The whole answer as one body."""
+        ...
+
+
+async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, streams: bool) -> None:
+    """Sends the answer to the client.
+
+    Raises:
+        ReplicaLost: The answer is not whole. What was streamed so far must be broken off, not ended.
+    """
+    if streams:
+        await _stream(call, answer, shape)
+        return
+    collected = [WholeChoice() for _ in range(choices)]
+    async for parts in answer:
+        for part in parts:
+            collected[part.index].add(part)
+    await call.respond(shape.whole(collected, call.tally.usage))
+
+
+async def _stream(call: Call, answer: Answer, shape: Shape) -> None:
+    """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
+    events = shape.opening()
+    async for parts in answer:
+        events += shape.events(parts)
+        if events:
+            await call.stream(events)
+            events = b""
+    await call.finish(shape.closing(call.tally.usage))

@@ -1,0 +1,84 @@
+"""Routes about models rather than with them: the list, and a model's tokenizer."""
+
+import time
+from contextlib import suppress
+
+from msgspec import UNSET, UnsetType
+
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.answer import Answering, Conversation, Prompt
+from maitred.core.errors import ReplicaUnavailable
+from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
+from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
+from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
+
+
+class ModelRoutes:
+    """The list of models, and their tokenizers.
+
+    Args:
+        answering: The system behind the API.
+        strict: Refuse unknown fields.
+    """
+
+    def __init__(self, answering: Answering, *, strict: bool) -> None:
+        self._answering = answering
+        self._strict = strict
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", "/v1/models", self.list, "The models that are served.", returns=ModelList),
+            Route("GET", "/v1/models/{model}", self.get, "One model.", returns=ModelEntry),
+            Route(
+                "POST",
+                "/tokenize",
+                self.tokenize,
+                "A text or a conversation as token ids.",
+                reads=TokenizeRequest,
+                returns=Tokenized,
+            ),
+            Route(
+                "POST",
+                "/detokenize",
+                self.detokenize,
+                "The text of token ids.",
+                reads=DetokenizeRequest,
+                returns=Detokenized,
+            ),
+        ]
+
+    async def list(self, call: Call) -> None:
+        """All models."""
+        await call.respond(encode(ModelList(data=[self._entry(name) for name in self._answering.models()])))
+
+    async def get(self, call: Call) -> None:
+        """One model."""
+        await call.respond(encode(self._entry(call.parameter)))
+
+    async def tokenize(self, call: Call) -> None:
+        """What the model would read."""
+        request = decode_tokenize(call.body, strict=self._strict)
+        model = request.model or self._answering.models()[0]
+        prompt: Prompt = request.prompt or ""
+        if request.messages is not None:
+            opens_turn = request.add_generation_prompt is not False
+            prompt = Conversation(request.conversation(), add_generation_prompt=opens_turn)
+        tokens = await self._answering.tokenize(model, prompt, add_special_tokens=request.adds_special_tokens)
+        window = self._answering.card(model).context_tokens
+        await call.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
+
+    async def detokenize(self, call: Call) -> None:
+        """What the tokens say."""
+        request = decode_detokenize(call.body, strict=self._strict)
+        model = request.model or self._answering.models()[0]
+        await call.respond(encode(Detokenized(prompt=self._answering.detokenize(model, request.tokens))))
+
+    def _entry(self, name: str) -> ModelEntry:
+        window: int | UnsetType = UNSET
+        # A list of models must not depend on a replica's health.
+        with suppress(ReplicaUnavailable):
+            window = self._answering.card(name).context_tokens
+        return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window)

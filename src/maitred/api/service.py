@@ -1,0 +1,85 @@
+"""Routes for whoever runs the server: health, version, metrics, and the description of the API.
+
+They take no place inside and work while the server drains; a probe must see what is going on.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from maitred import __version__
+from maitred.api.call import Call
+from maitred.api.gate import Gate
+from maitred.api.openapi import describe
+from maitred.api.routes import Route
+from maitred.core.answer import Answering
+
+_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the server can work, and if not, why."""
+
+    status: str
+    """``ok``, ``draining`` or ``no_replica``."""
+
+
+class Version(msgspec.Struct, frozen=True):
+    """What runs here."""
+
+    version: str
+
+
+class ServiceRoutes:
+    """Health, version, metrics, OpenAPI.
+
+    Args:
+        answering: Asked whether a request could run.
+        gate: Asked whether one would be let in.
+        render_metrics: Everything in Prometheus' text format.
+    """
+
+    def __init__(self, answering: Answering, gate: Gate, render_metrics: Callable[[], bytes]) -> None:
+        self._answering = answering
+        self._gate = gate
+        self._render_metrics = render_metrics
+        self._description = b""
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", "/health", self.ready, "Whether requests can run now: 200 or 503.", returns=Health),
+            Route("GET", "/health/live", self.live, "Whether the process responds at all.", returns=Health),
+            Route("GET", "/health/ready", self.ready, "Whether requests can run now: 200 or 503.", returns=Health),
+            Route("GET", "/version", self.version, "The version of maitred.", returns=Version),
+            Route("GET", "/metrics", self.metrics, "Metrics in Prometheus' text format.", content_type="text/plain"),
+            Route("GET", "/openapi.json", self.openapi, "This description.", content_type="application/json"),
+        ]
+
+    def describe(self, routes: Iterable[Route]) -> None:
+        """Fixes what `/openapi.json` answers; called once, when all routes are known."""
+        self._description = describe(routes)
+
+    async def live(self, call: Call) -> None:
+        """Alive: the event loop turns."""
+        await call.respond(msgspec.json.encode(Health("ok")))
+
+    async def ready(self, call: Call) -> None:
+        """Ready: a request that came now would be let in and would run."""
+        status = "draining"
+        if not self._gate.draining:
+            status = "ok" if self._answering.ready() else "no_replica"
+        await call.respond(msgspec.json.encode(Health(status)), status=200 if status == "ok" else 503)
+
+    async def version(self, call: Call) -> None:
+        """The version."""
+        await call.respond(msgspec.json.encode(Version(__version__)))
+
+    async def metrics(self, call: Call) -> None:
+        """A scrape."""
+        await call.respond(self._render_metrics(), content_type=_METRICS)
+
+    async def openapi(self, call: Call) -> None:
+        """The API's description of itself."""
+        await call.respond(self._description)

@@ -1,0 +1,34 @@
+"""What the operator sees when the server is ready: where it is, what it holds, and a first request to paste."""
+
+import shlex
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from maitred.core.ports import ModelCard
+
+
+def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
+    """Prints it."""
+    console.print(f"[bold green]Ready[/] at [bold]{escape(url)}[/]", highlight=False)
+    console.print(f"  model     {escape(model)}  ({card.dtype} on {card.device})", highlight=False)
+    console.print(
+        f"  capacity  {card.kv_capacity_tokens:,} KV tokens, {card.max_sequences:,} sequences at once, "
+        f"{card.context_tokens:,} tokens of context",
+        highlight=False,
+    )
+    console.print("\nTry it:\n", highlight=False)
+    # Never wrapped or coloured: it is meant to be copied.
+    console.print(first_request(url, model), soft_wrap=True, markup=False, highlight=False)
+    console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+
+
+def first_request(url: str, model: str) -> str:
+    """A curl command that streams an answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": True}
+    return (
+        f"curl -N {url}/v1/chat/completions \\\n"
+        f"  -H 'content-type: application/json' \\\n"
+        f"  -d {shlex.quote(msgspec.json.encode(body).decode())}"
+    )

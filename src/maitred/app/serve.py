@@ -1,0 +1,111 @@
+"""`maitred serve`: makes every part and wires it to the others.
+
+    signals -> Shutdown -> Gate <- Edge <- HttpServer <- clients
+                                    |
+                                 Pipeline -> Catalog -> EngineLink <- LocalEngine (its own process)
+                                    |
+                     Metrics, RequestLog <- one Tally per request
+
+The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
+probe sees the process alive but not ready.
+"""
+
+import asyncio
+
+import uvloop
+from rich.console import Console
+
+from maitred.api.application import build
+from maitred.api.gate import Gate
+from maitred.app.banner import announce
+from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.pipeline import Pipeline
+from maitred.app.shutdown import Shutdown
+from maitred.config.loader import LoadedConfig
+from maitred.config.tree import Config
+from maitred.core.clock import SystemClock
+from maitred.engine.models.source import find_model
+from maitred.fleet.local import Command, LocalEngine, engine_command
+from maitred.observe.logs import RequestLog, set_up
+from maitred.observe.metrics import EngineState, Metrics
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.text.tokenizer import Tokenizer
+
+
+def run(loaded: LoadedConfig, command: Command | None = None) -> int:
+    """Serves until a signal comes.
+
+    Args:
+        loaded: The configuration.
+        command: Starts the engine; by default the one of this installation. Tests bring their own.
+
+    Returns:
+        The exit code: 0 after a drain, also if it had to cut answers short.
+
+    Raises:
+        ConfigInvalid: No model is where the configuration says, or the address is taken.
+        ReplicaUnavailable: The engine did not start; the message has its last words.
+    """
+    config = loaded.config
+    set_up(config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, command))
+
+
+async def _serve(config: Config, command: Command | None) -> int:
+    console = Console()
+    clock = SystemClock()
+    folder = find_model(config.model.folder)
+    command = command or engine_command(folder, config.engine)
+    tokenizer = Tokenizer.load(folder)
+    listener = bind(config.server)
+    async with LocalEngine(command, clock=clock) as engine:
+        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
+        gate = Gate(config.server.max_in_flight)
+        metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)})
+        edge = build(
+            config.server,
+            Pipeline(Catalog([model]), clock, max_choices=config.model.max_choices),
+            gate,
+            [metrics.requests, RequestLog()],
+            metrics.render,
+            clock,
+        )
+        server = HttpServer(edge)
+        shutdown = Shutdown(gate, config.server.drain_grace_s)
+        with shutdown.on_signals():
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+            serving.add_done_callback(lambda _: shutdown.request())
+            try:
+                if await _is_up(engine, shutdown):
+                    announce(console, url_of(listener), model.name, model.card())
+                await shutdown.requested()
+                await shutdown.drain()
+            finally:
+                server.stop(at_once=shutdown.insisted)
+                await asyncio.wait([serving])
+        serving.result()
+    return 0
+
+
+async def _is_up(engine: LocalEngine, shutdown: Shutdown) -> bool:
+    """Waits until the engine is ready; False if we are told to stop before that.
+
+    Raises:
+        ReplicaUnavailable: The engine cannot start.
+    """
+    starting = asyncio.create_task(engine.started(), name="engine start")
+    stopping = asyncio.create_task(shutdown.requested(), name="shutdown request")
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        starting.cancel()
+        stopping.cancel()
+
+
+def _state_of(engine: LocalEngine) -> EngineState:
+    up = engine.link.ready
+    return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)

@@ -1,0 +1,68 @@
+"""From a signal to an empty house.
+
+The first SIGTERM or SIGINT asks: nobody new is let in, and answers under way may finish within the grace period. The
+second one insists: whatever is left ends at once.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from maitred.api.gate import Gate
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Shutdown:
+    """Listens for signals.
+
+    Args:
+        gate: Closed by the first signal, emptied by the second.
+        grace_s: What answers under way get in between.
+
+    Attributes:
+        insisted: Whether a second signal has come.
+    """
+
+    def __init__(self, gate: Gate, grace_s: float) -> None:
+        self._gate = gate
+        self._grace_s = grace_s
+        self._requested = asyncio.Event()
+        self.insisted = False
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Handles the signals for as long as the block runs."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.request)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def request(self) -> None:
+        """Does what a signal does."""
+        if self._requested.is_set():
+            self.insisted = True
+            self._gate.end_now()
+            return
+        self._gate.close()
+        self._requested.set()
+
+    async def requested(self) -> None:
+        """Waits for the first signal."""
+        await self._requested.wait()
+
+    async def drain(self) -> None:
+        """Waits until the house is empty, within the grace period; then ends what is left."""
+        if self._gate.inside:
+            log.info("Draining: %d answers may go on for %g s.", self._gate.inside, self._grace_s)
+        ended = await self._gate.drain(self._grace_s)
+        if ended:
+            log.warning("Ended %d answers that were not complete after %g s.", ended, self._grace_s)
