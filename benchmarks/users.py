@@ -28,7 +28,31 @@ SEED = 20260102
 SCALE = 8
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 1200, 250
 TOKENS_PER_WORD = 1.4
-WORDS = "the little rabbit went down to the river with a basket of bread and said good morning to every duck".split()
+WORDS = [
+    "the",
+    "little",
+    "rabbit",
+    "went",
+    "down",
+    "to",
+    "the",
+    "river",
+    "with",
+    "a",
+    "basket",
+    "of",
+    "bread",
+    "and",
+    "said",
+    "good",
+    "morning",
+    "to",
+    "every",
+    "duck",
+    "on",
+    "the",
+    "water",
+]
 ARRIVAL_S = 1.0
 """All users arrive within this time."""
 

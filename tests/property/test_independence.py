@@ -1,0 +1,112 @@
+"""An answer does not depend on its neighbours.
+
+Every request of a random crowd is answered twice: alone, by an engine that computes whole prompts and remembers
+nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
+are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must agree.
+"""
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.engine.config import EngineConfig
+from maitred.engine.process import build
+from tests.models import make_model
+
+VOCABULARY = 131
+SHARED_PREFIX = [5 + position % 97 for position in range(40)]
+
+sampling = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 40),
+    seed=st.integers(0, 2**63),
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 1.0, 1.5]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9]),
+    top_k=st.sampled_from([0, 0, 7]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    top_logprobs=st.sampled_from([None, 2]),
+    min_tokens=st.integers(0, 5),
+    n=st.sampled_from([1, 1, 1, 3]),
+)
+prompts = st.tuples(st.integers(0, 40), st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=60)).map(
+    lambda drawn: SHARED_PREFIX[: drawn[0]] + drawn[1]
+)
+
+
+class Engines:
+    """The calm one and the crowded one, on the same weights."""
+
+    def __init__(self, folder):
+        common = {"device": "cpu", "dtype": "fp32", "threads": 1}
+        self.calm, _ = build(
+            folder,
+            EngineConfig(**common, kv_memory_bytes=4 << 20, step_tokens=512, max_sequences=128, prefix_cache=False),
+        )
+        self.crowded, _ = build(
+            folder,
+            EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64, block_tokens=8),
+        )
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, "llama3")
+    return Engines(folder)
+
+
+def run(engine, requests):
+    """Per (request, choice): tokens, log-probabilities, finish reason."""
+    for request in requests:
+        engine.submit("owner", request)
+    answers: dict[tuple[str, int], tuple[list[int], list[float], list[FinishReason]]] = {}
+    while engine.busy:
+        for output in engine.step().get("owner", []):
+            tokens, logprobs, finishes = answers.setdefault((output.request_id, output.delta.index), ([], [], []))
+            tokens += output.delta.tokens
+            logprobs += [entry.logprob for entry in output.delta.logprobs or []]
+            finishes += [output.delta.finish] if output.delta.finish else []
+    load = engine.load()
+    assert load.free_blocks == load.total_blocks
+    return answers
+
+
+def check(engines, requests):
+    together = run(engines.crowded, requests)
+    alone = {}
+    for request in requests:
+        alone |= run(engines.calm, [request])
+    assert together.keys() == alone.keys()
+    for key, (tokens, logprobs, finishes) in alone.items():
+        assert together[key][0] == tokens, key
+        assert together[key][2] == finishes
+        assert len(finishes) == 1
+        assert all(math.isclose(a, b, abs_tol=1e-3) for a, b in zip(logprobs, together[key][1], strict=True))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(crowd=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
+def test_alone_or_in_a_random_crowd(engines, crowd):
+    check(engines, [Request(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(crowd)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alone_or_among_sixty_four(engines, temperature):
+    before = engines.crowded.load()
+    requests = [
+        Request(
+            id=str(i),
+            prompt=SHARED_PREFIX[: i % 41] + [4 + (7 * i + j) % 120 for j in range(1 + i % 50)],
+            sampling=SamplingParams(max_tokens=40, seed=i, temperature=temperature, ignore_eos=True),
+        )
+        for i in range(64)
+    ]
+    check(engines, requests)
+    after = engines.crowded.load()
+    assert after.preemptions > before.preemptions, "the test is meant to preempt"
+    assert after.cached_tokens > before.cached_tokens, "the test is meant to share prefixes"
