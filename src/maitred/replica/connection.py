@@ -7,6 +7,7 @@ frame, a gap in the sequence), and never comes back; `EngineLink` makes the next
 
 import asyncio
 import logging
+from typing import cast
 
 import msgspec
 
@@ -104,8 +105,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 import msgspec
 
@@ -170,8 +171,7 @@ class _Connection(asyncio.Protocol):
         return len(self._runs)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self._engine.opened(self)
         engine = self._engine
         self._send(Hello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
