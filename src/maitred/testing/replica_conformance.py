@@ -1,0 +1,209 @@
+"""What every replica must do, as one function that any implementation can be put to.
+
+::
+
+    async def test_my_replica():
+        await exercise_replica(my_replica_in_a_context)
+
+The checks are the promises of `core.ports.Replica` and `core.ports.TokenStream`, and nothing about the text: a
+replica without a model passes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+import msgspec
+
+from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.core.ids import new_request_id
+from maitred.core.ports import Replica, TokenStream
+from maitred.core.request import Delta, FinishReason, Request, SamplingParams
+
+LIMIT_S = 30.0
+"""For each check; a replica that hangs fails."""
+
+PROMPT = [5, 6, 7]
+_SHORT_TOKENS = 8
+
+
+class ReplicaUnderTest(msgspec.Struct, frozen=True):
+    """A ready replica, and the means to take it away."""
+
+    replica: Replica
+    kill: Callable[[], Awaitable[None]]
+    """Ends whatever runs behind the replica, without warning, and returns when it is ended."""
+
+
+MakeReplica = Callable[[], AbstractAsyncContextManager[ReplicaUnderTest]]
+Check = Callable[[ReplicaUnderTest], Awaitable[None]]
+
+
+async def exercise_replica(make_replica: MakeReplica) -> None:
+    """Puts one replica to every check in turn; the last one kills it.
+
+    Args:
+        make_replica: A context that holds a ready replica.
+
+    Raises:
+        AssertionError: A promise is not kept; the note on it names the check.
+    """
+    async with make_replica() as subject:
+        for check in CHECKS:
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await check(subject)
+            except Exception as error:
+                error.add_note(f"in the replica check {check.__name__}")
+                raise
+
+
+async def describes_itself(subject: ReplicaUnderTest) -> None:
+    """The card is plausible, and there is a load report before any request."""
+    card = subject.replica.card()
+    assert card.name, "the card names the model"
+    assert card.vocab_size > max(PROMPT), "the card says how many tokens there are"
+    assert card.context_tokens > len(PROMPT) + _SHORT_TOKENS, "the context holds more than a few tokens"
+    assert card.max_choices >= 1
+    assert subject.replica.load().running == 0, "nothing runs before the first request"
+
+
+async def answers_completely(subject: ReplicaUnderTest) -> None:
+    """One choice: as many tokens as asked for, one finish, at the end; then the stream is over and stays so."""
+    async with subject.replica.generate(_request()) as stream:
+        _assert_complete(await _read(stream), choices=1)
+        with suppress(StopAsyncIteration):
+            raise AssertionError(f"after the end came {await anext(aiter(stream))}")
+
+
+async def answers_every_choice(subject: ReplicaUnderTest) -> None:
+    """Several choices of one prompt, each complete."""
+    choices = min(3, subject.replica.card().max_choices)
+    async with subject.replica.generate(_request(n=choices)) as stream:
+        _assert_complete(await _read(stream), choices=choices)
+
+
+async def answers_many_at_once(subject: ReplicaUnderTest) -> None:
+    """Concurrent requests do not mix, even under one id, for clients may choose ids."""
+
+    async def ask(tokens: int) -> None:
+        async with subject.replica.generate(_request(tokens, id="the-same")) as stream:
+            _assert_complete(await _read(stream), choices=1, tokens=tokens)
+
+    async with asyncio.TaskGroup() as tasks:
+        for tokens in range(1, 9):
+            tasks.create_task(ask(tokens))
+
+
+async def cancels_one_choice(subject: ReplicaUnderTest) -> None:
+    """No delta of a cancelled choice follows, the other goes on, and the stream ends when none is left."""
+    if subject.replica.card().max_choices < 2:
+        return
+    async with subject.replica.generate(_long_request(subject, n=2)) as stream:
+        batches = aiter(stream)
+        seen: set[int] = set()
+        while seen != {0, 1}:
+            seen |= {delta.index for delta in await anext(batches)}
+        stream.cancel(1)
+        heard = 0
+        while heard < _SHORT_TOKENS:
+            for delta in await anext(batches):
+                assert delta.index == 0, f"after its cancellation choice 1 sent {delta}"
+                heard += len(delta.tokens)
+        stream.cancel(0)
+        async for batch in batches:
+            raise AssertionError(f"after all choices were cancelled came {batch}")
+
+
+async def leaving_cancels(subject: ReplicaUnderTest) -> None:
+    """A context left early frees what the request held."""
+    async with subject.replica.generate(_long_request(subject)) as stream:
+        await anext(aiter(stream))
+    await _assert_idle(subject.replica)
+
+
+async def a_cancelled_task_cancels(subject: ReplicaUnderTest) -> None:
+    """So does a task that is cancelled while it waits."""
+    reading = asyncio.Event()
+
+    async def read() -> None:
+        async with subject.replica.generate(_long_request(subject)) as stream:
+            async for _ in stream:
+                reading.set()
+
+    task = asyncio.create_task(read())
+    await reading.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await _assert_idle(subject.replica)
+
+
+async def a_death_is_said(subject: ReplicaUnderTest) -> None:
+    """When the replica dies a stream raises, and never just ends; new requests are refused with a time."""
+    async with subject.replica.generate(_long_request(subject)) as stream:
+        await anext(aiter(stream))
+        await subject.kill()
+        try:
+            deltas = await _read(stream)
+        except ReplicaLost:
+            pass
+        else:
+            raise AssertionError(f"the replica died, and the stream ended as if complete with {deltas[-1:]}")
+    with suppress(ReplicaUnavailable):
+        subject.replica.card()
+        raise AssertionError("a dead replica still has a card")
+    retry_after_s = None
+    try:
+        async with subject.replica.generate(_request()):
+            raise AssertionError("a dead replica took a request")
+    except ReplicaUnavailable as refusal:
+        retry_after_s = refusal.retry_after_s
+    assert retry_after_s is not None, "a refusal says when to come back"
+    assert retry_after_s >= 0
+
+
+CHECKS: tuple[Check, ...] = (
+    describes_itself,
+    answers_completely,
+    answers_every_choice,
+    answers_many_at_once,
+    cancels_one_choice,
+    leaving_cancels,
+    a_cancelled_task_cancels,
+    a_death_is_said,
+)
+
+
+def _request(tokens: int = _SHORT_TOKENS, *, n: int = 1, id: str | None = None) -> Request:  # noqa: A002
+    sampling = SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True, n=n)
+    return Request(id or new_request_id(), PROMPT, sampling)
+
+
+def _long_request(subject: ReplicaUnderTest, *, n: int = 1) -> Request:
+    """One that is still running when the check ends it."""
+    return _request(subject.replica.card().context_tokens - len(PROMPT), n=n)
+
+
+async def _read(stream: TokenStream) -> list[Delta]:
+    return [delta async for batch in stream for delta in batch]
+
+
+def _assert_complete(deltas: list[Delta], *, choices: int, tokens: int = _SHORT_TOKENS) -> None:
+    assert {delta.index for delta in deltas} == set(range(choices)), "every choice answers, and no other"
+    for index in range(choices):
+        own = [delta for delta in deltas if delta.index == index]
+        assert sum(len(delta.tokens) for delta in own) == tokens, f"choice {index} has as many tokens as asked for"
+        assert [delta.finish for delta in own[:-1]] == [None] * (len(own) - 1), f"choice {index} finishes once"
+        assert own[-1].finish is FinishReason.LENGTH, f"choice {index} says that it was cut at max_tokens"
+
+
+async def _assert_idle(replica: Replica) -> None:
+    """Nothing runs any more; short requests bring fresh reports until the check's time is over."""
+    while True:
+        async with replica.generate(_request(1)) as stream:
+            await _read(stream)
+        load = replica.load()
+        if load.running == load.waiting == 0:
+            return
+        await asyncio.sleep(0.01)

@@ -1,0 +1,81 @@
+"""Every replica there is, put to `exercise_replica`; and broken ones, which it must catch."""
+
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.engine.config import EngineConfig
+from maitred.fleet.local import LocalEngine, engine_command
+from maitred.replica.engine_link import EngineLink
+from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
+from maitred.testing.script import Answer, Fault
+from maitred.testing.scripted_engine import ScriptedEngine
+
+
+def linked_to(answers):
+    """A link to a scripted engine in this process."""
+
+    @asynccontextmanager
+    async def make():
+        async with ScriptedEngine(answers) as engine:
+            link = EngineLink(engine.address)
+            await link.connect(5)
+
+            async def kill():
+                engine.close()
+
+            yield ReplicaUnderTest(link, kill)
+            assert link.open_streams == 0
+            link.close()
+
+    return make
+
+
+def local(command):
+    """An engine process; killing it is killing it."""
+
+    @asynccontextmanager
+    async def make():
+        async with LocalEngine(command, environment={"OMP_NUM_THREADS": "1"}) as engine:
+            await engine.started()
+
+            async def kill():
+                os.kill(engine.pid, signal.SIGKILL)
+                await engine.link.lost()
+
+            yield ReplicaUnderTest(engine.link, kill)
+            assert engine.link.open_streams == 0
+
+    return make
+
+
+async def test_a_link_to_a_scripted_engine():
+    await exercise_replica(linked_to([Answer()]))
+
+
+async def test_a_link_to_a_scripted_engine_in_another_process():
+    module = "maitred.testing.scripted_engine"
+    await exercise_replica(local(lambda address: [sys.executable, "-m", module, "--listen", address]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "check"),
+    [
+        (Answer(tokens=[1, 2]), "answers_completely"),
+        (Answer(fault=Fault.DROP, fault_after=3), "answers_completely"),
+        (Answer(fault=Fault.REJECT), "answers_completely"),
+    ],
+)
+async def test_a_replica_that_breaks_its_promises_is_caught(answer, check):
+    with pytest.raises(Exception) as caught:
+        await exercise_replica(linked_to([answer]))
+    assert caught.value.__notes__ == [f"in the replica check {check}"]
+
+
+@pytest.mark.timeout(120)
+async def test_the_engine_itself():
+    await exercise_replica(local(engine_command(BUNDLED_MODEL, EngineConfig(threads=1, kv_memory_bytes=1 << 26))))
