@@ -34,7 +34,7 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """Type of weights and activations; the KV cache is best of the same."""
-        return self._weights.embedding.dtype
+        return self._weights.final_norm.dtype
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +50,7 @@ class Decoder:
         """
         weights = self._weights
         plan = self._attention.plan(batch, cache)
-        hidden = weights.embedding[batch.token_ids]
+        hidden = weights.embedding[batch.token_ids].to(self.dtype)
         for index, layer in enumerate(weights.layers):
             qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
             if layer.head_norm is not None:

@@ -39,6 +39,8 @@ class Weights:
     """All of a model."""
 
     embedding: Tensor
+    """``[vocab_size, hidden_size]``, in the type that the checkpoint stores: looked up, never multiplied, so a bf16
+    table is exact and half the size."""
     layers: list[LayerWeights]
     final_norm: Tensor
     head: Linear
@@ -67,7 +69,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._folder = folder
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._file_of = _tensor_files(folder)
         self._files = {path: safe_open(path, framework="pt") for path in sorted(set(self._file_of.values()))}
@@ -84,8 +86,8 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor of that name, which must have that shape."""
+    def stored(self, name: str, *shape: int) -> Tensor:
+        """The tensor of that name, which must have that shape, in the type it was saved in."""
         path = self._file_of.get(name)
         if path is None:
             raise ConfigInvalid(f"{self._folder} has no tensor {name}, which its config.json asks for. Is it complete?")
@@ -102,8 +104,12 @@ class Checkpoint:
                 f"Tensor {name} in {path} is of type {stored.dtype}; quantised weights are not supported."
             )
         self._unread.discard(name)
-        # A copy even where the type fits: the file's mapping must not be what the model computes on for ever.
-        return stored.to(device=self._device, dtype=self._dtype, copy=True)
+        # A copy even where the device fits: the file's mapping must not be what the model computes on for ever.
+        return stored.to(device=self._device, copy=True)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor of that name, which must have that shape, in the type to compute with."""
+        return self.stored(name, *shape).to(self.dtype)
 
     def fused(self, names: Iterable[str], rows: Iterable[int], *columns: int) -> Tensor:
         """Tensors stacked along their first dimension."""
@@ -146,12 +152,12 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 def _assemble(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
     hidden = config.hidden_size
-    embedding = checkpoint.tensor("model.embed_tokens.weight", config.vocab_size, hidden)
+    embedding = checkpoint.stored("model.embed_tokens.weight", config.vocab_size, hidden)
     layers = [_layer(checkpoint, config, f"model.layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor("model.norm.weight", hidden)
     if config.tied_embeddings:
         checkpoint.ignore("lm_head.weight")
-        head = make_linear(embedding, keep=True)
+        head = make_linear(embedding.to(checkpoint.dtype))
     else:
         head = make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, hidden))
     return Weights(embedding, layers, final_norm, head)

@@ -39,7 +39,8 @@ def test_sharded_checkpoint_is_the_same_model(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cast(tmp_path, stored, dtype):
     make_model(tmp_path, "llama", dtype=stored)
-    assert load(tmp_path, dtype).embedding.dtype == dtype
+    assert load(tmp_path, dtype).final_norm.dtype == dtype
+    assert load(tmp_path, dtype).embedding.dtype == stored
 
 
 def test_tied_embeddings_need_no_head_and_ignore_one(tmp_path):

@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from maitred.engine.kernels.linear import PackedLinear, PlainLinear, make_linear
+
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+
+
+@pytest.fixture
+def weight() -> torch.Tensor:
+    return torch.randn(96, 200, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 64, 513])
+def test_equals_torch(weight, count, bias):
+    rows, offset = torch.randn(count, 200), torch.randn(96) if bias else None
+    expected = torch.nn.functional.linear(rows, weight, offset)
+    torch.testing.assert_close(make_linear(weight, offset)(rows), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(PlainLinear(weight, offset)(rows), expected)
+
+
+@needs_mkl
+def test_takes_rows_that_are_not_contiguous(weight):
+    rows = torch.randn(8, 400)[:, ::2]
+    torch.testing.assert_close(PackedLinear(weight)(rows), rows @ weight.T, atol=1e-4, rtol=1e-4)
+
+
+@needs_mkl
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="seen to hold on AVX-512 machines only")
+def test_a_row_does_not_depend_on_its_neighbours(weight):
+    """Bit for bit: what makes an answer independent of the batch that it happened to be in."""
+    linear, rows = PackedLinear(weight), torch.randn(130, 200)
+    alone = torch.cat([linear(rows[i : i + 1]) for i in range(len(rows))])
+    for count in (2, 3, 8, 31, 64, 130):
+        assert torch.equal(linear(rows[:count]), alone[:count])
+        assert torch.equal(linear(rows[-count:]), alone[-count:])
+
+
+@needs_mkl
+def test_fp32_on_the_cpu_is_packed_and_other_types_are_not(weight):
+    assert isinstance(make_linear(weight), PackedLinear)
+    assert isinstance(make_linear(weight.bfloat16()), PlainLinear)
+
+
+@needs_mkl
+def test_a_packing_that_computes_something_else_is_not_used(weight, monkeypatch):
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, rows: torch.zeros(len(rows), 96))
+    assert isinstance(make_linear(weight), PlainLinear)
