@@ -60,13 +60,14 @@ def engine(
             "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
             "engine.max_sequences": ("--max-sequences", max_sequences),
         },
+        sections=("model", "engine"),
     )
     from maitred.wire.address import parse_address
 
     parse_address(listen)
     folder = require_model(loaded)
     try:
-        from maitred.engine.server import serve
+        from maitred.engine.process import serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise

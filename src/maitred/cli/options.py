@@ -1,7 +1,7 @@
 """Options that several commands share, and how the command line becomes the top layer of the configuration."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +61,10 @@ TemperatureOption = Annotated[
 
 
 def load_settings(
-    path: Path | None, assignments: list[str] | None, flags: Mapping[str, tuple[str, str | None]]
+    path: Path | None,
+    assignments: list[str] | None,
+    flags: Mapping[str, tuple[str, str | None]],
+    sections: Collection[str] | None = None,
 ) -> "LoadedConfig":
     """The configuration with the command line as its top layer.
 
@@ -71,6 +74,7 @@ def load_settings(
         path: What `--config` named.
         assignments: What each `--set` said. A flag of its own wins over `--set`.
         flags: Dotted key -> the flag's name and its value; None where it was not given.
+        sections: The sections that the command reads; None: all.
 
     Raises:
         ConfigInvalid: The message lists every fault.
@@ -85,7 +89,7 @@ def load_settings(
             raise ConfigInvalid(f"--set {assignment}: write it as --set section.setting=value.")
         overrides[key.strip()] = Flag("--set", value.strip())
     overrides |= {key: Flag(name, value) for key, (name, value) in flags.items() if value is not None}
-    return load(path, os.environ, overrides)
+    return load(path, os.environ, overrides, sections=sections)
 
 
 def require_model(loaded: "LoadedConfig") -> Path:

@@ -1,12 +1,12 @@
 """Reads the configuration: file, then environment, then flags; the later layer wins, setting by setting."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from maitred.config.checks import conflicts
-from maitred.config.node import DEFAULT_ORIGIN, Fault, merge
+from maitred.config.node import DEFAULT_ORIGIN, Fault, Node, merge
 from maitred.config.sources import read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
 from maitred.config.walker import Walker
@@ -30,7 +30,11 @@ class LoadedConfig(Struct, frozen=True):
 
 
 def load(
-    path: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, object] | None = None
+    path: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    sections: Collection[str] | None = None,
 ) -> LoadedConfig:
     """The configuration from all layers.
 
@@ -40,6 +44,8 @@ def load(
             references are looked up here. None is no environment.
         overrides: Dotted keys (``server.port``) -> value, plain or wrapped in `sources.Flag`. Strings are read as they
             would be from the environment.
+        sections: Read only these and leave the others at their defaults: an engine beside a gateway finds the same file
+            and environment, and has no say in whether that gateway's settings are sound.
 
     Raises:
         ConfigInvalid: The message lists every fault with its origin.
@@ -54,8 +60,11 @@ def load(
         root = merge(below, root)
     above, found = read_overrides(overrides or {})
     faults += found
+    root = merge(root, above)
+    if sections is not None and isinstance(root.value, dict):
+        root = Node({name: node for name, node in root.value.items() if name in sections}, root.origin)
     walker = Walker(env)
-    config = walker.build(Config, merge(root, above))
+    config = walker.build(Config, root)
     faults += walker.faults
     if config is not None:
         # A setting that is wrong by itself holds its default now; what this default conflicts with is no fault.

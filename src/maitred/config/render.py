@@ -1,6 +1,6 @@
-"""Writes settings back: as YAML for people, as environment variables for a child process, as the reference in docs/."""
+"""Writes settings for people: those in force as YAML, and the reference in docs/."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 import yaml
@@ -56,15 +56,6 @@ def yaml_of(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def environment_of(config: Config, section: str) -> Mapping[str, str]:
-    """Variables that give a child process exactly this section, whatever file it may find."""
-    settings = dict(_sections(config))[section]
-    return {
-        f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper(): "null" if value is None else _plain(value)
-        for field, value in settings
-    }
-
-
 def reference() -> str:
     """`docs/configuration.md`: every setting with its type, range, default and meaning."""
     parts = [_PREAMBLE]
@@ -88,12 +79,6 @@ def written(value: object, unit: str = "") -> str:
     if unit == "bytes" and isinstance(value, int):
         return format_bytes(value)
     return yaml.safe_dump(value, allow_unicode=True, width=10**6).removesuffix("\n").removesuffix("\n...")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Secret):
-        raise TypeError("A secret is not passed on: its reference is read where it is used.")
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _section_types() -> Iterator[tuple[str, inspect.StructType]]:

@@ -195,3 +195,12 @@ def test_two_variables_for_one_setting_collide() -> None:
         "Already set by" in fault
         for fault in faults("", {"MAITRED__LOG__LEVEL": "info", "MAITRED__log__level": "info"})
     )
+
+
+def test_a_process_reads_only_its_sections() -> None:
+    Path("maitred.yaml").write_text("server:\n  host: 0.0.0.0\n  prot: 1\nengine:\n  threads: 3\n")
+    result = load(None, {"MAITRED__LOG__LEVEL": "loud"}, {"model.path": "m"}, sections=("model", "engine"))
+    assert (result.config.engine.threads, result.config.model.path) == (3, "m")
+    assert result.config.server == load(Path("/dev/null")).config.server
+    with pytest.raises(ConfigInvalid, match=r"engine\.thread: No such setting"):
+        load(None, {}, {"engine.thread": 1}, sections=("model", "engine"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maitred.config.loader import load
-from maitred.config.render import environment_of, written, yaml_of
+from maitred.config.render import written, yaml_of
 from maitred.core.secret import Secret
 
 SETTINGS = {
@@ -36,13 +36,6 @@ def test_origins_stand_beside_the_values() -> None:
     lines = [tuple(part.strip() for part in line.split("  # ")) for line in shown.splitlines()]
     assert ("kv_memory_bytes: 1536KiB", "MAITRED__ENGINE__KV_MEMORY_BYTES") in lines
     assert ("port: 8000", "default") in lines
-
-
-def test_a_child_process_gets_the_same_section_whatever_file_it_finds() -> None:
-    before = load(None, SETTINGS)
-    Path("maitred.yaml").write_text("engine:\n  kv_memory_bytes: 7MiB\n  context_tokens: 99\n  prefix_cache: true\n")
-    assert load(None, environment_of(before.config, "engine")).config.engine == before.config.engine
-    assert all(key.startswith("MAITRED__ENGINE__") for key in environment_of(before.config, "engine"))
 
 
 def test_a_secret_is_written_as_its_reference() -> None:
