@@ -13,16 +13,17 @@ For a token with logit x, seen in prompt or output, and c times in the output::
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from maitred.core.request import SamplingParams
+from maitred.engine.sampling.compiled import compiled
 
-_NO_TOKENS = np.empty(0, np.int64)
+E = TypeVar("E", bound=np.generic)
 
 
 class RowEdits:
@@ -119,21 +120,25 @@ class RowEdits:
         if slot is None:
             slot = self._size
             if slot == self._tokens.size:
-                self._tokens, self._seen, self._counts, self._bias = (
-                    np.concatenate((array, np.zeros_like(array)))
-                    for array in (self._tokens, self._seen, self._counts, self._bias)
-                )
+                self._tokens = _doubled(self._tokens)
+                self._seen = _doubled(self._seen)
+                self._counts = _doubled(self._counts)
+                self._bias = _doubled(self._bias)
             self._tokens[slot] = token
             self._slot_of[token] = slot
             self._size += 1
         return slot
 
 
+def _doubled(array: NDArray[E]) -> NDArray[E]:
+    return np.concatenate((array, np.zeros_like(array)))
+
+
 def _penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-@numba.njit(cache=True)
+@compiled
 def _edit_row(
     row: NDArray[np.float32],
     tokens: NDArray[np.int64],

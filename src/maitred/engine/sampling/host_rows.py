@@ -1,27 +1,30 @@
 """The draw on a CPU: one compiled pass over each row in place of a dozen tensor operations over the batch.
 
-A row is read in blocks of 256 logits. The first pass finds each block's largest logit; a block whose largest weighs
+A row is read in blocks of 64 logits. The first pass finds each block's largest logit; a block whose largest weighs
 nothing is never looked at again. What follows depends on the row's own parameters only:
 
 * greedy: the first block that holds the maximum is searched for it;
 * no filter: block totals lead to the block that holds the drawn share, and only that block is added up token by token;
 * filters: tokens are gathered from the heaviest down, in bands, until top_k and top_p are covered. For a peaked row
   this gathers a handful of tokens out of 150,000; for a flat row it ends with all of them, so the result is exact
-  either way. Only what was gathered is sorted.
+  either way. Nothing is sorted: the last token to keep is found by selection.
 
 The weights are integers (see `fixed_point`), hence the result equals that of `device_rows` bit for bit.
 """
 
-import numba
+# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# mypy: disable-error-code="assignment, arg-type, return-value, no-any-return"
+
 import numpy as np
 from numpy.typing import NDArray
 
+from maitred.engine.sampling.compiled import compiled
 from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX_MASK, ONE, SHARE_ONE, share_of, weight
 
 NOT_A_NUMBER = -1
 """In place of a token: the row holds a NaN or +inf."""
-_BLOCK = 256
-_BANDS = (8, 16, 24, FRACTION_BITS)
+_BLOCK = 64
+_BANDS = (6, 10, 14, 20, FRACTION_BITS)
 """Weights down to 2^-band of the largest are gathered, one band after the other."""
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -29,7 +32,7 @@ _PLUS_INFINITY = np.int32(0x7F800000)
 _MINUS_INFINITY = np.int32(-0x7F800001)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def draw_rows(
     logits: NDArray[np.float32],
     scales: NDArray[np.float32],
@@ -79,13 +82,13 @@ def draw_rows(
             )
 
 
-@numba.njit(inline="always")
+@compiled
 def _ordered(pattern: np.int32) -> np.int32:
     """The bits of a float as an integer that compares as the float does, and back."""
     return np.int32(pattern ^ np.int32(np.int32(pattern >> _SIGN) & _MAGNITUDE))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bool:
     """Writes the bit pattern of each block's largest logit; False if there is a NaN or +inf.
 
@@ -109,7 +112,7 @@ def _find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bo
     return most < _PLUS_INFINITY and least >= _MINUS_INFINITY
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32) -> int:
     """The lowest token id whose logit is `top`."""
     for block in range(tops.size):
@@ -121,14 +124,14 @@ def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float
     return 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _weigh_blocks(
     row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64]
 ) -> int:
     """Writes the weight of each block; returns that of the row."""
-    total = np.int64(0)
+    total = 0
     for block in range(tops.size):
-        mass = np.int64(0)
+        mass = 0
         if weight(tops[block], top, scale) > 0:
             start = block * _BLOCK
             part = row[start : start + _BLOCK]
@@ -139,12 +142,12 @@ def _weigh_blocks(
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pick_in_blocks(
     row: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64], target: int
 ) -> int:
     """The first token at which the running total, in order of token id, exceeds the target."""
-    running = np.int64(0)
+    running = 0
     block = 0
     while running + masses[block] <= target:
         running += masses[block]
@@ -157,7 +160,7 @@ def _pick_in_blocks(
     return token
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pick_filtered(
     row: NDArray[np.float32],
     tops: NDArray[np.float32],
@@ -174,42 +177,38 @@ def _pick_filtered(
     nucleus = top_p < SHARE_ONE
     count = 0
     for band in _BANDS:
-        floor = np.int64(ONE >> band)
+        floor = ONE >> band
         if top_k == 0 and (not nucleus or floor < min_weight):
-            floor = np.int64(min_weight)
+            floor = min_weight
         count, mass = _gather(row, tops, top, scale, floor, ranks)
         if floor == min_weight and top_k == 0:
             break
         if count >= top_k and (top_k > 0 or mass >= share_of(total, top_p)):
             break
-    cutoff = np.int64(0)
-    if top_k > 0 or nucleus:
-        ascending = np.sort(ranks[:count])
-        keep = count
-        if top_k > 0:
-            keep = min(top_k, count)
-            total = np.int64(0)
-            for i in range(count - keep, count):
-                total += ascending[i] >> INDEX_BITS
-        if nucleus:
-            keep = _nucleus_size(ascending, keep, share_of(total, top_p))
-        cutoff = ascending[count - keep]
-    cutoff = max(cutoff, np.int64(min_weight) << INDEX_BITS)
-    kept = np.int64(0)
-    for rank in ranks[:count]:
-        if rank >= cutoff:
-            kept += rank >> INDEX_BITS
+    gathered = ranks[:count]
+    cutoff = min_weight << INDEX_BITS
+    if top_k > 0:
+        least = _cutoff(gathered.copy(), top_k, False)
+        cutoff = max(cutoff, least)
+        total = 0  # top_p is a share of what top_k leaves, whatever min_p drops afterwards
+        for i in range(count):
+            total += gathered[i] >> INDEX_BITS if gathered[i] >= least else 0
+    if nucleus:
+        cutoff = max(cutoff, _cutoff(gathered.copy(), share_of(total, top_p), True))
+    kept = 0
+    for i in range(count):
+        kept += gathered[i] >> INDEX_BITS if gathered[i] >= cutoff else 0
     target = share_of(kept, bits)
-    running = np.int64(0)
-    for rank in ranks[:count]:
-        if rank >= cutoff:
-            running += rank >> INDEX_BITS
+    running = 0
+    for i in range(count):
+        if gathered[i] >= cutoff:
+            running += gathered[i] >> INDEX_BITS
             if running > target:
-                return INDEX_MASK - (rank & INDEX_MASK)
+                return INDEX_MASK - (gathered[i] & INDEX_MASK)
     return NOT_A_NUMBER
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _gather(
     row: NDArray[np.float32],
     tops: NDArray[np.float32],
@@ -220,8 +219,8 @@ def _gather(
 ) -> tuple[int, int]:
     """Writes the ranks of the tokens that weigh at least `floor`, by token id; returns how many and their mass."""
     count = 0
-    mass = np.int64(0)
-    # A comparison spares most tokens the power. One binary digit of slack covers its rounding.
+    mass = 0
+    # A comparison spares most tokens the power of two. One binary digit of slack covers its rounding.
     least = np.float32(top - (FRACTION_BITS + 1 - np.log2(floor)) / scale)
     for block in range(tops.size):
         if tops[block] >= least:
@@ -237,14 +236,41 @@ def _gather(
     return count, mass
 
 
-@numba.njit(cache=True, nogil=True)
-def _nucleus_size(ascending: NDArray[np.int64], most: int, target: int) -> int:
-    """How many ranks, from the heaviest on, it takes to reach the target; at least 1, at most `most`."""
-    running = np.int64(0)
-    size = 0
-    while size < most:
-        size += 1
-        running += ascending[ascending.size - size] >> INDEX_BITS
-        if running >= target:
-            break
-    return size
+@compiled
+def _cutoff(ranks: NDArray[np.int64], goal: int, by_mass: bool) -> int:
+    """The rank at which tokens, the highest rank first, reach a number or a mass; the lowest if they never do.
+
+    Quickselect (Hoare 1961) that adds up what it passes over: linear on average where sorting is not. Ranks are
+    distinct. Reorders its argument.
+    """
+    low = 0
+    high = ranks.size - 1
+    while low < high:
+        # The median of three is a fair guess; it moves to the end, out of the way of the partition.
+        middle = (low + high) >> 1
+        first, second, third = ranks[low], ranks[middle], ranks[high]
+        pivot = max(min(first, second), min(max(first, second), third))
+        place = low if pivot == first else (middle if pivot == second else high)
+        ranks[place] = ranks[high]
+        ranks[high] = pivot
+        border = low
+        passed = 0
+        for i in range(low, high):
+            rank = ranks[i]
+            # No branch: swapping always and advancing the border sometimes costs less than guessing wrong.
+            ranks[i] = ranks[border]
+            ranks[border] = rank
+            above = rank > pivot
+            border += above
+            passed += above * (rank >> INDEX_BITS if by_mass else 1)
+        own = pivot >> INDEX_BITS if by_mass else 1
+        if passed >= goal and border > low:
+            high = border - 1
+        elif passed + own >= goal or border == high:
+            return pivot
+        else:
+            goal -= passed + own
+            low = border
+            # The pivot stays at the end, where it must not be met again.
+            high -= 1
+    return ranks[low]

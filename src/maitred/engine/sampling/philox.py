@@ -9,9 +9,10 @@ checked against the paper's known answers. The key is the seed's two halves; the
 and the first of the four output words is used. Ten rounds of two multiplications cost about 20 ns per token.
 """
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from maitred.engine.sampling.compiled import compiled
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)
@@ -22,7 +23,7 @@ _WORD = np.uint64(32)
 _ROUNDS = 10
 
 
-@numba.njit(cache=True)
+@compiled
 def philox_block(counter: NDArray[np.uint64], key: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """Four random 32-bit words for a counter of four and a key of two, each word held in a uint64."""
     c0, c1, c2, c3 = counter[0], counter[1], counter[2], counter[3]
@@ -39,7 +40,7 @@ def philox_block(counter: NDArray[np.uint64], key: NDArray[np.uint64], out: NDAr
     out[0], out[1], out[2], out[3] = c0, c1, c2, c3
 
 
-@numba.njit(cache=True)
+@compiled
 def random_bits(
     seeds: NDArray[np.uint64], choices: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> NDArray[np.int64]:

@@ -68,6 +68,7 @@ class Sampler:
         self._device = device
         self._rows: dict[int, _Row] = {}
         self._layout: _Layout | None = None
+        self._warm_up()
 
     def add(
         self,
@@ -111,6 +112,7 @@ class Sampler:
         Raises:
             Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
         """
+        keys = list(keys)
         if not keys:
             return SampleResult([], [])
         if logits.shape != (len(keys), self._vocab_size) or len(positions) != len(keys):
@@ -136,12 +138,18 @@ class Sampler:
                 logprobs[row] = entry
         return SampleResult(tokens, logprobs)
 
-    def _layout_of(self, keys: Sequence[int]) -> "_Layout":
+    def _warm_up(self) -> None:
+        """Compiles or loads every kernel now rather than under the first request."""
+        self.add(0, SamplingParams(max_tokens=1, seed=0, top_p=0.5, repetition_penalty=2.0), 0, prompt=[0])
+        self.sample(torch.zeros((1, self._vocab_size), device=self._device), [0], [0])
+        self.remove(0)
+
+    def _layout_of(self, keys: list[int]) -> "_Layout":
         if self._layout is None or self._layout.keys != keys:
             unknown = [key for key in keys if key not in self._rows]
             if unknown:
                 raise Bug(f"The sampler was asked for sequences that were not added: {unknown[:8]}.")
-            self._layout = _Layout(list(keys), [self._rows[key] for key in keys], self._device)
+            self._layout = _Layout(keys, [self._rows[key] for key in keys], self._device)
         return self._layout
 
 
