@@ -1,9 +1,7 @@
 """Starts an engine: reads the model, sizes the KV cache, warms the kernels up, and serves until told to stop."""
 
 import logging
-import os
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
+from maitred.core.lifeline import follow_parent
 from maitred.core.ports import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.engine.connection import Connection
@@ -27,9 +26,6 @@ from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
-
-PARENT_PIPE_VARIABLE = "MAITRED_PARENT_PIPE"
-"""When set, standard input is a pipe from the parent process, whose end means that the parent is gone."""
 
 _CPU_KV_SHARE = 0.25
 _GPU_KV_SHARE = 0.85
@@ -82,13 +78,13 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
     Raises:
         ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
     """
+    follow_parent()
     start_s = time.perf_counter()
     address = parse_address(listen)
     listener = _listen(address)
     try:
         engine, card = build(model, config)
-        parent_pipe = sys.stdin.fileno() if os.environ.get(PARENT_PIPE_VARIABLE) else None
-        server = EngineServer(engine, card, listener, SystemClock(), parent_pipe=parent_pipe)
+        server = EngineServer(engine, card, listener, SystemClock())
         server.watch_signals()
         listener.listen(128)
         logger.info(

@@ -14,7 +14,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 
@@ -40,7 +40,6 @@ class EngineServer:
         card: What it runs, for `Hello`.
         listener: A bound, listening socket.
         clock: For the grace period of a drain.
-        parent_pipe: A file descriptor whose end of file means that the parent process is gone, and so should we be.
     """
 
     def __init__(
@@ -49,8 +48,6 @@ class EngineServer:
         card: ModelCard,
         listener: socket.socket,
         clock: Clock,
-        *,
-        parent_pipe: int | None = None,
     ) -> None:
         self._engine = engine
         self._card = card
@@ -59,12 +56,12 @@ class EngineServer:
         self._connections: dict[socket.socket, Connection] = {}
         self._drain_until_s: float | None = None
         self._stopped = False
+        self._news = False
+        """Whether the load has changed since it was last reported."""
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        if parent_pipe is not None:
-            self._selector.register(parent_pipe, selectors.EVENT_READ, partial(self._on_parent_pipe, parent_pipe))
 
     def run(self) -> None:
         """Serves until `drain` has ended the work, or `stop` was called; then closes every socket it has."""
@@ -101,6 +98,8 @@ class EngineServer:
             self._poll()
             if self._engine.busy:
                 self._report(self._engine.step())
+            elif self._news:
+                self._report({})
             if self._drain_until_s is not None:
                 if not self._engine.busy and not any(c.unsent for c in self._connections.values()):
                     break
@@ -114,19 +113,11 @@ class EngineServer:
         else:
             self.stop()
 
-    def _on_parent_pipe(self, parent_pipe: int) -> None:
-        if not os.read(parent_pipe, 4096):
-            logger.warning("the parent process is gone: stopping")
-            self.stop()
-
     def _poll(self) -> None:
         """Handles what is ready on the sockets; sleeps only when there is nothing to compute."""
         patience_s = None if self._drain_until_s is None else _DRAIN_POLL_S
         for key, _ in self._selector.select(0 if self._engine.busy else patience_s):
             key.data()
-        for connection in list(self._connections.values()):
-            if connection.rejections:
-                self._guard(connection, partial(connection.send_step, [], self._engine.load()))
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
@@ -148,6 +139,7 @@ class EngineServer:
             self._drop(connection, "it closed the connection")
             return
         for message in messages:
+            self._news = True
             match message:
                 case Submit(request):
                     self._submit(connection, request)
@@ -163,10 +155,12 @@ class EngineServer:
         except ValueError as refusal:
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
-    def _report(self, outputs: dict[Connection, list[Output]]) -> None:
+    def _report(self, outputs: Mapping[Connection, list[Output]]) -> None:
+        """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
+        self._news = False
         load = self._engine.load()
-        for connection, own in outputs.items():
-            self._guard(connection, partial(connection.send_step, own, load))
+        for connection in list(self._connections.values()):
+            self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load))
 
     def _guard(self, connection: Connection, action: Callable[[], None]) -> None:
         """Runs an action on a connection; one that broke or breaks the protocol is dropped, with its requests."""
@@ -193,3 +187,4 @@ class EngineServer:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._engine.disown(connection)
+        self._news = True
