@@ -25,6 +25,8 @@ from maitred.wire.openai.requests import (
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Each piece of text is compared with the stop strings, so their length costs time."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGIT_BIAS = 100.0
 
@@ -119,6 +121,11 @@ def check_tokenize(request: TokenizeRequest) -> None:
         raise InvalidRequest("Send either prompt or messages.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
+    if request.add_generation_prompt is False:
+        raise InvalidRequest(
+            "A conversation is tokenised as for an answer. Remove add_generation_prompt, or set it to true.",
+            param="add_generation_prompt",
+        )
 
 
 def check_detokenize(request: DetokenizeRequest) -> None:
@@ -234,6 +241,11 @@ def _check_stops(stop: str | Sequence[str] | None) -> None:
         raise InvalidRequest(f"stop must hold at most {MAX_STOPS} strings; got {len(stops)}.", param="stop")
     if "" in stops:
         raise InvalidRequest("stop must not be an empty string. Remove it.", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"A stop string must have at most {MAX_STOP_CHARACTERS} characters; got {longest}.", param="stop"
+        )
 
 
 def _check_bias(key: str, bias: float) -> None:

@@ -1,0 +1,48 @@
+"""The detokenizer at the seam between prompt and answer, and at the end."""
+
+import pytest
+
+from maitred.text.detokenizer import Detokenizer
+from tests.vocabularies import byte_level, sentencepiece
+
+
+def pushed(tokenizer, tokens, tail=()):
+    detokenizer = Detokenizer(tokenizer, tail)
+    return [*(detokenizer.push([token]) for token in tokens), detokenizer.flush()]
+
+
+def test_half_a_character_waits():
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("👋!", add_special_tokens=False)
+    pieces = pushed(tokenizer, tokens)
+    assert "".join(pieces) == "👋!"
+    assert "\ufffd" not in "".join(pieces)
+    assert pieces[0] == ""
+
+
+def test_half_a_character_at_the_end_shows_as_a_replacement():
+    tokenizer = sentencepiece()
+    tokens = tokenizer.encode("a€", add_special_tokens=False)
+    assert pushed(tokenizer, tokens[:-1])[-2:] == ["", "\ufffd"]
+    assert tokenizer.decode(tokens[:-1]) == "a\ufffd"
+
+
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_the_space_at_the_start_belongs_to_the_text_only_after_text(metaspace):
+    tokenizer = sentencepiece(metaspace=metaspace)
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    the = tokenizer.encode("the", add_special_tokens=True)
+    assert "".join(pushed(tokenizer, fox)) == "fox"
+    assert "".join(pushed(tokenizer, fox, tail=the)) == " fox"
+    assert "".join(pushed(tokenizer, fox, tail=[1])) == "fox"
+
+
+def test_a_character_begun_in_the_prompt_is_completed():
+    tokenizer = sentencepiece()
+    *begun, last = tokenizer.encode("a€", add_special_tokens=False)
+    assert pushed(tokenizer, [last], tail=begun) == ["€", ""]
+
+
+def test_special_tokens_show_nothing():
+    tokenizer = byte_level()
+    assert pushed(tokenizer, [3, 4]) == ["", "", ""]

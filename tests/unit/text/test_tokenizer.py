@@ -1,0 +1,131 @@
+"""Loading a tokenizer from its files, and the bytes of its tokens."""
+
+import json
+import shutil
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from maitred.core.errors import ConfigInvalid
+from maitred.text.tokenizer import Tokenizer
+from tests.vocabularies import LINES, TINY, byte_level, data_folder, gpt2, sentencepiece
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+def configure(folder, **config):
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_loads_the_bundled_tokenizer():
+    tokenizer = byte_level()
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.vocab_size) == ("<|begin|>", "<|end|>", 4096)
+    assert tokenizer.chat_template is not None
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("make", [byte_level, sentencepiece, lambda: sentencepiece(metaspace=True)])
+def test_text_survives(make, line):
+    tokenizer = make()
+    tokens = tokenizer.encode(line, add_special_tokens=False)
+    assert tokenizer.decode(tokens) == line
+    assert tokenizer._backend.decode(tokens) == line
+
+
+def test_special_tokens_are_added_and_hidden_on_demand():
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("Hi", add_special_tokens=True)
+    assert tokens == [0, *tokenizer.encode("Hi", add_special_tokens=False)]
+    assert tokenizer.decode(tokens) == "Hi"
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "<|begin|>Hi"
+
+
+def test_the_bytes_of_a_byte_level_token():
+    tokenizer = byte_level()
+    tokens = tokenizer.encode(" 👋", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, tokens)) == " 👋".encode()
+    assert tokenizer.token_bytes(0) == b"<|begin|>"
+    assert tokenizer.token_text(tokens[-1]) == "\ufffd"
+
+
+def test_the_bytes_of_a_sentencepiece_token():
+    tokenizer = sentencepiece()
+    quick = tokenizer.encode("the quick €", add_special_tokens=False)
+    assert [tokenizer.token_bytes(token) for token in quick[-4:]] == [b" ", b"\xe2", b"\x82", b"\xac"]
+    assert tokenizer.token_text(quick[0]) == " the"
+
+
+def test_ids_that_no_token_has_show_nothing():
+    tokenizer = byte_level()
+    assert tokenizer.decode([10**9, -1, *tokenizer.encode("a", add_special_tokens=False)]) == "a"
+    assert tokenizer.token_bytes(10**9) == b""
+
+
+def test_every_valid_token_decodes_as_the_reference_does():
+    for tokenizer in (byte_level(), sentencepiece()):
+        for token in range(tokenizer.vocab_size):
+            ours = tokenizer.decode([token], skip_special_tokens=False)
+            assert ours == tokenizer._backend.decode([token], skip_special_tokens=False)
+
+
+def test_special_tokens_written_as_objects(folder):
+    configure(folder, eos_token={"__type": "AddedToken", "content": "<|end|>"}, bos_token=None, model_max_length=9)
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template) == (None, "<|end|>", None)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "one",
+        [{"name": "default", "template": "one"}, {"name": "rag", "template": "two"}],
+        [{"name": "x", "template": "one"}],
+    ],
+)
+def test_templates_in_the_configuration(folder, template):
+    configure(folder, chat_template=template)
+    assert Tokenizer.load(folder).chat_template.render([]) == "one"
+
+
+def test_a_template_file_goes_first(folder):
+    configure(folder, chat_template="one", eos_token="</s>")
+    (folder / "chat_template.jinja").write_text("two{{ eos_token }}")
+    assert Tokenizer.load(folder).chat_template.render([]) == "two</s>"
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    with pytest.raises(ConfigInvalid, match=r"has no tokenizer\.json\. Copy"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        Tokenizer.load(tmp_path)
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ConfigInvalid, match="is not valid JSON"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigInvalid, match="must hold a JSON object"):
+        Tokenizer.load(tmp_path)
+
+
+def test_decoders_without_bytes_are_refused():
+    backend = tokenizers.Tokenizer(models.BPE())
+    with pytest.raises(ConfigInvalid, match="has no decoder"):
+        Tokenizer(backend, {}, None)
+    backend.decoder = tokenizers.decoders.WordPiece()
+    with pytest.raises(ConfigInvalid, match="'WordPiece' is not supported"):
+        Tokenizer(backend, {}, None)
+
+
+def test_gpt2_vectors():
+    tokenizer = gpt2()
+    vectors = json.loads((data_folder() / "tokenizers" / "vectors.json").read_text(encoding="utf-8"))
+    for text, tokens in vectors["gpt2"] + vectors["gpt2_special_all"]:
+        assert tokenizer.encode(text, add_special_tokens=False) == tokens
+        assert tokenizer.decode(tokens, skip_special_tokens=False) == text
+        assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
