@@ -103,7 +103,9 @@ class Call:
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            block.interrupt(ClientLeft())
+            # Servers say the same when the answer has been sent and there is nothing more to hear.
+            if self.progress is not Progress.COMPLETE:
+                block.interrupt(ClientLeft())
 
         watcher = asyncio.create_task(watch())
         try:

@@ -12,8 +12,9 @@ from typing import Self
 import msgspec
 
 from maitred.app.choice import Choice
+from maitred.app.limits import check_fits, check_sampling
 from maitred.app.merge import merged
-from maitred.app.prompts import check_fits, tokens_of
+from maitred.app.prompts import tokens_of
 from maitred.core.answer import Answer, Ask, Part, Prompt, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, ReplicaLost
@@ -60,7 +61,8 @@ class Pipeline:
         tally.model = model.name
         # What does the model read?
         prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
-        # Does it fit, and what exactly is to be generated?
+        # Can the model do it, and what exactly is to be generated?
+        check_sampling(card, ask, self._max_choices)
         requests = [self._request(card, ask, prompt) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
         choices = [
@@ -76,9 +78,6 @@ class Pipeline:
 
     def _request(self, card: ModelCard, ask: Ask, prompt: list[int]) -> Request:
         """The request as scheduler and engine see it."""
-        max_choices = min(card.max_choices, self._max_choices)
-        if ask.sampling.n > max_choices:
-            raise InvalidRequest(f"n must be at most {max_choices} for this model; got {ask.sampling.n}.", param="n")
         max_tokens = check_fits(card, prompt, ask)
         seed = self._draw_seed() if ask.seed is None else ask.seed
         return Request(

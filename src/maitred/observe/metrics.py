@@ -9,7 +9,7 @@ Labels have bounded values: routes and models as *resolved* here, never as the c
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -160,6 +160,8 @@ class Metrics:
     """
 
     def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
+        # A creation time for every series would double the scrape, and nobody reads it.
+        disable_created_metrics()
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self._registry.register(LiveState(in_flight, engines))

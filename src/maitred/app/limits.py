@@ -1,0 +1,57 @@
+"""What this model can do with a request: the rules that need more than the request itself."""
+
+from collections.abc import Collection
+
+from maitred.core.answer import Ask
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest
+from maitred.core.ports import ModelCard
+
+
+def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
+    """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
+    sampling = ask.sampling
+    max_choices = min(card.max_choices, max_choices)
+    if sampling.n > max_choices:
+        raise InvalidRequest(f"n must be at most {max_choices} for this model; got {sampling.n}.", param="n")
+    _check_tokens(card, sampling.logit_bias, "logit_bias")
+    _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
+
+
+def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
+    """How many tokens may be generated for this prompt.
+
+    Raises:
+        ContextLengthExceeded: Prompt and answer are longer than the model's window.
+        InvalidRequest: The prompt is empty or not made of this model's tokens, or `min_tokens` cannot be reached.
+    """
+    if not prompt:
+        raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=ask.prompt_param)
+    _check_tokens(card, prompt, ask.prompt_param)
+    # A KV cache smaller than the context window is the tighter of the two.
+    window = min(card.context_tokens, card.kv_capacity_tokens)
+    left = window - len(prompt)
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
+            f"Shorten the prompt to at most {window - 1:,} tokens.",
+            param=ask.prompt_param,
+        )
+    max_tokens = left if ask.max_tokens is None else ask.max_tokens
+    if max_tokens > left:
+        raise ContextLengthExceeded(
+            f"The prompt has {len(prompt):,} tokens and {ask.max_tokens_param} asks for {max_tokens:,} more, but "
+            f"together they may have {window:,}. Lower {ask.max_tokens_param} to at most {left:,}, or shorten the "
+            "prompt.",
+            param=ask.max_tokens_param,
+        )
+    if ask.sampling.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {ask.sampling.min_tokens:,}, but there is room for {max_tokens:,} tokens. Lower it.",
+            param="min_tokens",
+        )
+    return max_tokens
+
+
+def _check_tokens(card: ModelCard, tokens: Collection[int], param: str) -> None:
+    if tokens and (max(tokens) >= card.vocab_size or min(tokens) < 0):
+        raise InvalidRequest(f"{param}: this model's token ids run from 0 to {card.vocab_size - 1}.", param=param)

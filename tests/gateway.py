@@ -1,0 +1,102 @@
+"""A whole gateway in the test's own event loop: real HTTP and real engine sockets, but a scripted engine.
+
+What a test needs to see (who is inside, which streams are open, how each request ended) is right there; the same
+thing as a process of its own is `tests.scripted_gateway`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from maitred.api.application import build
+from maitred.api.config import ServerConfig
+from maitred.api.gate import Gate
+from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.pipeline import Pipeline
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.answer import Tally
+from maitred.core.clock import SystemClock
+from maitred.observe.metrics import EngineState, Metrics
+from maitred.replica.engine_link import EngineLink
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer
+from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
+MODEL = "tiny"
+CARD = msgspec.structs.replace(SCRIPTED_CARD, vocab_size=TOKENIZER.vocab_size, context_tokens=512)
+
+
+@dataclass
+class Gateway:
+    """Everything a test may want to look at."""
+
+    url: str
+    engine: ScriptedEngine
+    link: EngineLink
+    gate: Gate
+    metrics: Metrics
+    client: httpx.AsyncClient
+    tallies: list[Tally] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ended(self, tally: Tally) -> None:
+        self.tallies.append(tally)
+        self._news.set()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Waits for something to become true of the gateway."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._news.clear()
+                try:
+                    async with asyncio.timeout(0.01):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        """A chat completion with a short conversation."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+
+@asynccontextmanager
+async def gateway(
+    answers: Sequence[Answer] | Callable[..., Answer] = (ECHO,), *, step_s: float = 0.0, **limits: object
+) -> AsyncIterator[Gateway]:
+    """A gateway on a free port with one scripted engine."""
+    config = msgspec.structs.replace(ServerConfig(port=0), **limits)
+    listener = bind(config)
+    gate = Gate(config.max_in_flight)
+    clock = SystemClock()
+    async with ScriptedEngine(answers, card=CARD, step_s=step_s) as engine:
+        link = EngineLink(engine.address)
+        await link.connect(timeout_s=5)
+        model = ServedModel(MODEL, link, TOKENIZER)
+        metrics = Metrics(lambda: gate.inside, lambda: {MODEL: EngineState(link.ready, 0, link.load(), CARD)})
+        async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
+            system = Gateway(url_of(listener), engine, link, gate, metrics, client)
+            pipeline = Pipeline(Catalog([model]), clock)
+            edge = build(config, pipeline, gate, [metrics.requests, system], metrics.render, clock)
+            server = HttpServer(edge)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            try:
+                yield system
+            finally:
+                gate.end_now()
+                server.stop(at_once=True)
+                await serving
+                link.close()
+
+
+def tokens_of(text: str) -> list[int]:
+    """The text as the scripted engine must send it."""
+    return TOKENIZER.encode(text, add_special_tokens=False)

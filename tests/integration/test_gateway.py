@@ -1,0 +1,223 @@
+"""The gateway over real HTTP, against a scripted engine: answers, streams, and what happens when somebody leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from maitred.core.answer import Outcome
+from maitred.testing.script import Answer, Fault
+from tests.gateway import MODEL, Gateway, gateway, tokens_of
+from tests.openai_schemas import validate
+
+EOS = 2
+HELLO = tokens_of("Hello there, my friend. How are you?")
+
+
+def events_of(text: str) -> list[dict]:
+    assert text.endswith("data: [DONE]\n\n")
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def broken_stream(system: Gateway) -> AsyncIterator[bytes]:
+    """The pieces of a chat stream that must not end as if it were complete."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    async with system.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        try:
+            async for data in response.aiter_raw():
+                yield data
+        except httpx.RemoteProtocolError:
+            return
+        raise AssertionError("The stream ended like a whole one.")
+
+
+async def test_a_whole_chat_answer_and_a_streamed_one_say_the_same():
+    async with gateway([Answer(tokens=[*HELLO, EOS])]) as system:
+        whole = await system.chat(max_tokens=100)
+        streamed = await system.chat(max_tokens=100, stream=True, stream_options={"include_usage": True})
+        assert whole.status_code == streamed.status_code == 200
+        body = whole.json()
+        validate("CreateChatCompletionResponse", body)
+        choice = body["choices"][0]
+        assert choice["message"]["content"] == "Hello there, my friend. How are you?"
+        assert choice["finish_reason"] == "stop"
+        assert body["usage"]["completion_tokens"] == len(HELLO) + 1
+        chunks = events_of(streamed.text)
+        for chunk in chunks:
+            validate("CreateChatCompletionStreamResponse", chunk)
+        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+        assert text == choice["message"]["content"]
+        assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]][-1] == "stop"
+        assert all(c["usage"] is None for c in chunks[:-1])
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"] == body["usage"]
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert streamed.headers["cache-control"] == "no-cache"
+        assert streamed.headers["x-accel-buffering"] == "no"
+
+
+async def test_several_prompts_and_choices_are_indexed_prompt_first():
+    async with gateway() as system:
+        body = {"model": MODEL, "prompt": ["Hello", "Goodbye"], "n": 2, "max_tokens": 3, "echo": True}
+        response = await system.client.post("/v1/completions", json=body)
+        validate("CreateCompletionResponse", response.json())
+        choices = response.json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+        assert [choice["text"][:4] for choice in choices] == ["Hell", "Hell", "Good", "Good"]
+        assert response.json()["usage"]["completion_tokens"] == 12
+        await system.wait_until(lambda: bool(system.tallies))
+        assert system.tallies[0].outcome is Outcome.FINISHED
+
+
+async def test_a_stop_string_ends_the_choice_at_the_replica_too():
+    async with gateway([Answer(tokens=tokens_of("Hello there, my friend. How are you?") * 20)], step_s=0.01) as system:
+        response = await system.chat(max_tokens=300, stop=[" friend"])
+        choice = response.json()["choices"][0]
+        assert choice["message"]["content"] == "Hello there, my"
+        assert choice["finish_reason"] == "stop"
+        upto = len(tokens_of("Hello there, my friend"))
+        assert response.json()["usage"]["completion_tokens"] == upto
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_everything_at_once(stream):
+    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.02) as system:
+        # The connection closes with the task, after some tokens have gone out.
+        request = asyncio.create_task(system.chat(max_tokens=400, stream=stream))
+        await system.engine.wait_until(lambda: bool(system.engine.submitted))
+        await asyncio.sleep(0.2)
+        request.cancel()
+        await asyncio.wait([request])
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
+        await system.wait_until(lambda: bool(system.tallies))
+        assert system.link.open_streams == 0
+        assert system.gate.inside == 0
+        assert system.tallies[0].outcome is Outcome.CANCELLED
+        assert system.tallies[0].completion_tokens > 0
+
+
+async def test_an_engine_that_dies_before_the_first_token_is_an_honest_502():
+    async with gateway([Answer(fault=Fault.DROP)]) as system:
+        response = await system.chat(stream=True)
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == "replica_lost"
+        assert system.tallies[0].outcome is Outcome.FAILED
+
+
+async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
+    async with gateway([Answer(tokens=HELLO, fault=Fault.DROP, fault_after=4)]) as system:
+        received = b"".join([data async for data in broken_stream(system)])
+        last = json.loads(received.decode().strip().split("\n\n")[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "replica_lost"
+        assert b"[DONE]" not in received
+        await system.wait_until(lambda: bool(system.tallies))
+        assert system.tallies[0].outcome is Outcome.FAILED
+        assert system.tallies[0].completion_tokens == 4
+        # And then: the engine is gone, and the next request is told when to come back.
+        response = await system.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "replica_unavailable"
+        assert int(response.headers["retry-after"]) >= 1
+        assert (await system.client.get("/health")).status_code == 503
+        assert (await system.client.get("/health/live")).status_code == 200
+
+
+async def test_a_slow_reader_holds_up_nobody_else():
+    many = Answer(tokens=(HELLO * 60)[:480], tokens_per_step=4)
+    async with gateway(lambda request: many) as system:
+        host, port = system.url.removeprefix("http://").split(":")
+        body = json.dumps(
+            {"model": MODEL, "prompt": ["x"] * 12, "max_tokens": 480, "stream": True, "n": 8, "logprobs": 5}
+        ).encode()
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        # 12 x 8 x 480 tokens are far more bytes than all buffers on the way hold; nobody reads them.
+        await system.wait_until(lambda: system.gate.inside == 1)
+        await system.wait_until(lambda: system.engine.load().running == 0 and len(system.engine.submitted) == 12, 60)
+        for _ in range(5):
+            async with asyncio.timeout(2):
+                response = await system.chat(max_tokens=20)
+            assert response.status_code == 200
+        assert system.gate.inside == 1
+        writer.close()
+        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: len(system.tallies) == 6)
+        assert system.tallies[-1].outcome is Outcome.CANCELLED
+
+
+async def test_a_full_house_refuses_with_a_time_to_come_back():
+    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
+        first = asyncio.create_task(system.chat(max_tokens=400))
+        await system.wait_until(lambda: system.gate.inside == 1)
+        response = await system.chat()
+        assert response.status_code == 429
+        assert response.json()["error"] == {
+            "message": "The server has as many requests as it can hold. Try again after the time in Retry-After.",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "saturated",
+        }
+        assert response.headers["retry-after"] == "1"
+        assert response.headers["retry-after-ms"] == "1000"
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def test_a_draining_house_finishes_what_it_began():
+    async with gateway([Answer(tokens=HELLO)], step_s=0.05) as system:
+        first = asyncio.create_task(system.chat(max_tokens=400))
+        await system.wait_until(lambda: system.gate.inside == 1)
+        draining = asyncio.create_task(system.gate.drain(10))
+        await asyncio.sleep(0)
+        refused = await system.chat()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert "retry-after" in refused.headers
+        ready = await system.client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+        assert (await first).status_code == 200
+        assert await draining == 0
+
+
+async def test_a_stream_that_outlives_the_grace_period_is_broken_off():
+    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.05) as system:
+        chunks = []
+        draining = None
+        async for data in broken_stream(system):
+            draining = draining or asyncio.create_task(system.gate.drain(0.2))
+            chunks.append(data)
+        assert draining is not None
+        assert await draining == 1
+        assert b'"code":"draining"' in chunks[-1]
+        assert system.link.open_streams == 0
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
+
+
+async def test_every_request_has_exactly_one_outcome_in_the_metrics():
+    async with gateway([Answer(tokens=HELLO, cached_tokens=3)]) as system:
+        await system.chat(max_tokens=400)
+        await system.chat(model="other")
+        await system.client.get("/nowhere")
+        text = (await system.client.get("/metrics")).text
+        assert 'maitred_requests_total{outcome="finished",route="/v1/chat/completions",status="200"} 1.0' in text
+        assert 'maitred_requests_total{outcome="refused",route="/v1/chat/completions",status="404"} 1.0' in text
+        assert 'maitred_requests_total{outcome="refused",route="unmatched",status="404"} 1.0' in text
+        assert f'maitred_output_tokens_total{{model="tiny"}} {len(HELLO)}.0' in text
+        assert 'maitred_cached_tokens_total{model="tiny"} 3.0' in text
+        assert 'maitred_engine_up{model="tiny"} 1.0' in text
+        assert "maitred_in_flight 0.0" in text
+
+
+async def test_tokenize_and_detokenize_are_inverse():
+    async with gateway() as system:
+        text = "Füße und 日本 <|end|> 🙂"
+        tokens = (await system.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        back = await system.client.post("/detokenize", json={"tokens": tokens["tokens"]})
+        assert back.json() == {"prompt": text}
