@@ -58,11 +58,13 @@ class RowEdits:
         self._ending = np.array(sorted(t for t in ending if 0 <= t < vocab_size), np.int64)
         for token, bias in params.logit_bias.items():
             if 0 <= token < vocab_size:
-                self._bias[self._slot(token)] = bias
+                slot = self._slot(token)  # before the array is named: making room replaces it
+                self._bias[slot] = bias
         if params.repetition_penalty != 1.0:
             for token in dict.fromkeys(prompt):
                 if 0 <= token < vocab_size:
-                    self._seen[self._slot(token)] = True
+                    slot = self._slot(token)
+                    self._seen[slot] = True
         for token in output:
             self.record(token)
 
