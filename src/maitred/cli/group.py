@@ -4,9 +4,6 @@ Exit codes: 0 done; 2 the caller must change something (arguments, configuration
 130 stopped with Ctrl-C. A traceback means a bug in maitred.
 """
 
-import os
-import sys
-
 import typer
 from typer.core import TyperGroup
 
@@ -27,7 +24,3 @@ class CommandGroup(TyperGroup):
             ctx.exit(2 if isinstance(error, CallerError) else 1)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
-            # Whoever read our output has left (`maitred models | head -1`), so there is nobody to tell.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(1)

@@ -1,0 +1,162 @@
+"""The command as a whole: quick to start, errors as sentences, flags as the top layer of the configuration."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from maitred import __version__
+from maitred.cli.main import app
+from maitred.config.loader import LoadedConfig
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.errors import Bug
+from maitred.engine.config import EngineConfig
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100", "TERM": "dumb", **(env or {})})
+
+
+def test_version() -> None:
+    assert run("--version").output == f"maitred {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")],
+)
+def test_help_has_examples(command: tuple[str, ...]) -> None:
+    for word in ("--help", "-h"):
+        result = run(*command, word)
+        assert result.exit_code == 0
+        assert "Examples:" in result.output
+        assert re.search(rf"maitred {' '.join(command)}", result.output)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["config", "show"]])
+def test_start_up_imports_nothing_heavy(arguments: list[str]) -> None:
+    probe = (
+        "import sys; from maitred.cli.main import main\n"
+        f"sys.argv = ['maitred', *{arguments!r}]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'numba', 'transformers', 'tokenizers', 'aiohttp', 'uvicorn', 'jinja2'}\n"
+        "print('heavy:', sorted(heavy & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stderr == "heavy: []\n"
+
+
+def test_serve_hands_its_flags_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[LoadedConfig] = []
+    gateway = ModuleType("maitred.app.serve")
+    gateway.run = lambda loaded: given.append(loaded) or 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.app.serve", gateway)
+    flags = "--host ::1 --port 0 --served-name tiny --device cpu --dtype fp32 --threads 2 --kv-memory 64MiB"
+    more = "--max-sequences 4 --log-level debug --set engine.step_tokens=99 --set server.port=5"
+    result = run("serve", str(BUNDLED_MODEL), *flags.split(), *more.split())
+    assert (result.exit_code, result.output) == (3, "")
+    (loaded,) = given
+    assert (loaded.config.server.host, loaded.config.server.port) == ("::1", 0)
+    assert (loaded.config.model.path, loaded.config.model.served_name) == (str(BUNDLED_MODEL), "tiny")
+    assert loaded.config.engine == EngineConfig(
+        device="cpu", dtype="fp32", threads=2, kv_memory_bytes=64 << 20, max_sequences=4, step_tokens=99
+    )
+    assert loaded.config.log.level == "debug"
+    assert (loaded.origins["server.port"], loaded.origins["engine.step_tokens"]) == ("--port", "--set")
+
+
+def test_all_wrong_flags_are_named_in_one_run() -> None:
+    result = run("serve", "--port", "http", "--device", "tpu", "--host", "0.0.0.0", "--set", "engine.thread=1")
+    assert result.exit_code == 2
+    assert "The configuration has 4 faults:" in result.stderr
+    for flag in ("--port: server.port", "--device: engine.device", "--host: server.host", "--set: engine.thread"):
+        assert f"  {flag}: " in result.stderr
+    assert result.stdout == ""
+
+
+def test_permission_to_serve_other_machines_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = ModuleType("maitred.app.serve")
+    gateway.run = lambda loaded: 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.app.serve", gateway)
+    assert run("serve", "--host", "0.0.0.0", "--allow-unauthenticated").exit_code == 0
+
+
+def test_set_without_value_says_how() -> None:
+    result = run("config", "show", "--set", "server.port")
+    assert result.exit_code == 2
+    assert "--set section.setting=value" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["serve"], ["engine", "--listen", "unix:/tmp/e.sock"]])
+def test_a_model_that_is_not_there_is_not_downloaded(command: list[str]) -> None:
+    result = run(*command, "Qwen/Qwen2.5-0.5B")
+    assert result.exit_code == 2
+    assert "There is no model in 'Qwen/Qwen2.5-0.5B'" in result.stderr
+
+
+def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Path, EngineConfig, str]] = []
+    process = ModuleType("maitred.engine.process")
+    process.serve = lambda *arguments: given.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
+    result = run(
+        "engine", "", "--listen", "tcp:127.0.0.1:9", "--threads", "3", env={"MAITRED__SERVER__HOST": "0.0.0.0"}
+    )
+    assert result.exit_code == 0, result.output
+    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9")]
+
+
+def test_engine_checks_its_address_before_it_loads_anything() -> None:
+    result = run("engine", "--listen", "9000")
+    assert result.exit_code == 2
+    assert "'9000' is not an engine address" in result.stderr
+
+
+def test_engine_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # what an import finds where torch is not installed
+    for name in [name for name in sys.modules if name.startswith("maitred.engine.")]:
+        if name != "maitred.engine.config":
+            monkeypatch.delitem(sys.modules, name)
+    result = run("engine", "--listen", "unix:/tmp/e.sock")
+    assert result.exit_code == 1
+    assert result.stderr == "The engine needs torch, which is not installed. Run: pip install 'maitred[engine]'\n"
+
+
+def test_config_check() -> None:
+    assert run("config", "check").output == "OK\n"
+    Path("other.yaml").write_text("server:\n  prot: 1\n")
+    result = run("config", "check", "other.yaml")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "The configuration has a fault:\n  other.yaml:2: server.prot: No such setting. Did you mean server.port?\n"
+    )
+
+
+def test_config_show_says_where_values_came_from() -> None:
+    Path("maitred.yaml").write_text("server:\n  port: 81\n")
+    result = run("config", "show", "--origin", env={"MAITRED__LOG__LEVEL": "debug"})
+    assert re.search(r"port: 81 +# maitred\.yaml:2\n", result.output)
+    assert re.search(r"level: debug +# MAITRED__LOG__LEVEL\n", result.output)
+    assert "#" not in run("config", "show").output
+
+
+def test_a_bug_keeps_its_exit_code_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = ModuleType("maitred.app.serve")
+
+    def fail(loaded: LoadedConfig) -> int:
+        raise Bug("It broke.")
+
+    gateway.run = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.app.serve", gateway)
+    result = run("serve")
+    assert (result.exit_code, result.stderr) == (1, "It broke.\n")
