@@ -71,7 +71,7 @@ class PackedLinear:
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest product for this weight, its type and its device."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         packed = PackedLinear(weight, bias)
         if _agrees(packed, PlainLinear(weight, bias), weight.shape[1]):
             return packed

@@ -74,17 +74,16 @@ class ReferenceAttention:
         """``[L, heads, head_dim]`` queries of the last L tokens of a sequence."""
         group = self._config.group_size
 
-        def of_sequence(blocks: Tensor) -> Tensor:
-            """``[heads, context, head_dim]`` from ``[blocks, kv_heads, block_tokens, head_dim]``."""
-            per_head = blocks[span.blocks].transpose(0, 1).flatten(1, 2)[:, : span.context]
-            return per_head.float().repeat_interleave(group, dim=0)
+        def per_query_head(tokens: Tensor) -> Tensor:
+            """``[1, n, kv_heads, head_dim]`` -> fp32 ``[context, heads, head_dim]``."""
+            return tokens[0, : span.context].float().repeat_interleave(group, dim=1)
 
-        keys, values = of_sequence(cache.keys[layer]), of_sequence(cache.values[layer])
-        scores = torch.einsum("lhd,hsd->hls", queries.float(), keys) * self._config.head_dim**-0.5
+        keys, values = map(per_query_head, cache.gather(layer, span.blocks[None]))
+        scores = torch.einsum("lhd,shd->hls", queries.float(), keys) * self._config.head_dim**-0.5
         positions = torch.arange(span.context - len(queries), span.context, device=queries.device)
         future = torch.arange(span.context, device=queries.device)[None, :] > positions[:, None]
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-        return torch.einsum("hls,hsd->lhd", weights, values).to(queries.dtype)
+        return torch.einsum("hls,shd->lhd", weights, values).to(queries.dtype)
 
     def warm_up(self) -> None:
         """Nothing compiles here."""

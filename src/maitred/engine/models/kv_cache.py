@@ -1,8 +1,8 @@
 """Keys and values of all tokens that live, in fixed-size blocks that the scheduler hands out.
 
-One tensor for keys and one for values, ``[layers, blocks, kv_heads, block_tokens, head_dim]``: within a block, one
-head's tokens lie side by side, so that a decode streams through memory, and a block of a layer is one piece, so that
-a prefill gathers whole blocks.
+One tensor for values, ``[layers, blocks, kv_heads, block_tokens, head_dim]``, and one for keys whose last two sides are
+swapped: a decode then computes the scores of a whole block's tokens at once, one per SIMD lane, and never sums across
+lanes. A block of a layer is one piece of memory, so a prefill gathers whole blocks.
 """
 
 import torch
@@ -27,10 +27,10 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        shape = (config.layers, num_blocks, config.kv_heads, block_tokens, config.head_dim)
-        # Zeros, not whatever was there: a masked-out key weighs nothing, but 0 * NaN would still be NaN.
-        self.keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
-        self.values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (config.layers, num_blocks, config.kv_heads)
+        # Zeros, not whatever was there: a masked-out value weighs nothing, but 0 * NaN would still be NaN.
+        self.keys: Tensor = torch.zeros(*shape, config.head_dim, block_tokens, dtype=dtype, device=device)
+        self.values: Tensor = torch.zeros(*shape, block_tokens, config.head_dim, dtype=dtype, device=device)
 
     @classmethod
     def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
@@ -40,5 +40,10 @@ class KVCache:
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores one layer's keys and values ``[T, kv_heads, head_dim]`` at their slots."""
         blocks, offsets = slots // self.block_tokens, slots % self.block_tokens
-        self.keys[layer][blocks, :, offsets] = keys.to(self.keys.dtype)
+        self.keys[layer][blocks, :, :, offsets] = keys.to(self.keys.dtype)
         self.values[layer][blocks, :, offsets] = values.to(self.values.dtype)
+
+    def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads whole sequences: tables int64 ``[B, n]`` -> ``[B, n * block_tokens, kv_heads, head_dim]``, twice."""
+        keys, values = self.keys[layer][tables], self.values[layer][tables]
+        return keys.permute(0, 1, 4, 2, 3).flatten(1, 2), values.transpose(2, 3).flatten(1, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from maitred.engine.kernels.reference import ReferenceAttention
+from maitred.engine.kernels.cuda import TorchAttention
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.weights import load_weights
@@ -33,4 +33,4 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str =
     device = torch.device(device)
     config = ModelConfig.load(folder)
     weights = load_weights(folder, config, dtype, device)
-    return LoadedModel(config, Decoder(config, weights, ReferenceAttention(config, device)))
+    return LoadedModel(config, Decoder(config, weights, TorchAttention(config, device)))
