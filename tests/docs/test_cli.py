@@ -1,0 +1,58 @@
+"""Every command and option is documented, the documentation names no other, and its examples parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from maitred.cli.main import app
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+SECTIONS = dict(re.findall(r"^## (maitred [^\n]*)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S))
+
+
+def commands() -> dict[str, object]:
+    """The full name of every command that is not hidden -> its definition."""
+    found: dict[str, object] = {}
+    pending = [("maitred", typer.main.get_command(app))]
+    while pending:
+        name, command = pending.pop()
+        if hasattr(command, "commands"):
+            pending += [(f"{name} {verb}", below) for verb, below in command.commands.items() if not below.hidden]
+        else:
+            found[name] = command
+    return found
+
+
+COMMANDS = commands()
+
+
+def test_every_command_has_its_section() -> None:
+    assert SECTIONS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_is_documented_and_no_other(name: str) -> None:
+    options: set[str] = set()
+    for parameter in COMMANDS[name].params:  # type: ignore[attr-defined]
+        if parameter.param_type_name == "option":
+            options |= {flag for flag in parameter.opts if flag.startswith("--")} - {"--help"}
+        else:
+            assert f"`{parameter.metavar}`" in SECTIONS[name]
+    assert set(re.findall(r"^\| `(--[a-z-]+)", SECTIONS[name], re.M)) == options
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_examples_are_commands_that_exist(name: str) -> None:
+    examples = re.findall(r"^\$ (.*maitred .*)$", SECTIONS[name], re.M)
+    assert examples
+    for example in examples:
+        command = (
+            example.rpartition(" | ")[2].partition(" > ")[0] if "| maitred" in example else example.partition(" > ")[0]
+        )
+        words = shlex.split(command[command.index("maitred ") :])
+        depth = len(name.split())
+        assert " ".join(words[:depth]) == name
+        COMMANDS[name].make_context(name, words[depth:])  # type: ignore[attr-defined]  # raises on what does not parse
