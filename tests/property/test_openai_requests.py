@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
@@ -86,7 +86,6 @@ def test_any_bytes(kind, body, strict):
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data(), strict=st.booleans())
-@settings(max_examples=300)
 def test_any_fields(kind, data, strict):
     body = data.draw(bodies(kind))
     request = decoded(kind, body, strict)

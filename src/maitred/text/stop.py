@@ -7,14 +7,15 @@ The stop that counts is the one that is complete first, as if the text came char
 the same character, the longer. So the result does not depend on how the text was cut into pieces.
 """
 
+import re
 from collections.abc import Sequence
 
 
 class StopWindow:
     """Watches the text of one choice.
 
-    Cost of a push: one search per stop string over the new text and what was held back, which is shorter than the
-    longest stop string.
+    Cost of a push: one search for the first characters of all stop strings; only if something is found or held back,
+    one search per stop string over the new text and what was held back, which is shorter than the longest stop string.
 
     Args:
         stops: Strings that end the text, none of them empty. No strings: everything passes.
@@ -22,6 +23,8 @@ class StopWindow:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        firsts = {re.escape(stop[0]) for stop in self._stops}
+        self._first = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else "(?!)")
         self._held = ""
         self._stopped = False
 
@@ -34,7 +37,7 @@ class StopWindow:
         """
         if self._stopped:
             return "", True
-        if not self._stops:
+        if not self._held and not self._first.search(text):
             return text, False
         text = self._held + text
         if found := [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]:

@@ -1,8 +1,8 @@
 """A model's tokenizer, loaded from the files beside its weights.
 
 Text goes to tokens through Hugging Face `tokenizers`; tokens go back to text through a table of their exact bytes
-(`maitred.text.vocabulary`), which costs a tenth and lets the incremental detokenizer and log-probabilities agree with
-whole-text decoding byte for byte.
+(`maitred.text.vocabulary`), which is as fast as the library's own decoder and lets the incremental detokenizer and
+log-probabilities agree with whole-text decoding byte for byte.
 """
 
 import json
