@@ -94,8 +94,7 @@ class EngineConnection(asyncio.Protocol):
             stream.fail(ReplicaLost())
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
-        if not self.ended.done():
-            self._write(encode_frame(Cancel(wire_id, index)))
+        self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: nothing of a failed stream runs
 
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None, "streams are opened after the hello only"
