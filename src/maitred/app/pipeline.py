@@ -59,10 +59,11 @@ class Pipeline:
         model = self._catalog.resolve(ask.model)
         card = model.card()
         tally.model = model.name
-        # What does the model read?
-        prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
-        # Can the model do it, and what exactly is to be generated?
+        # Can it do what is asked?
         check_sampling(card, ask, self._max_choices)
+        # What does it read?
+        prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
+        # Does that fit, and what exactly is to be generated?
         requests = [self._request(card, ask, prompt) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
         choices = [

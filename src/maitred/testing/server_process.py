@@ -32,10 +32,16 @@ class ServerProcess:
         self.log = log
 
     def metrics(self) -> dict[str, float]:
-        """The samples of ``GET /metrics``; the key is the name with its labels, as printed."""
+        """What ``GET /metrics`` says: the samples of a name, summed over their labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
-        return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+        sums: dict[str, float] = {}
+        for line in lines:
+            if line and not line.startswith("#"):
+                sample, _, value = line.rpartition(" ")
+                name = sample.partition("{")[0]
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
 
     def stop(self) -> int:
         """Ends it as an operator would, with SIGTERM; the exit code. Kills it only when it does not end."""
@@ -63,7 +69,10 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    *arguments: str, settings: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None
+    *arguments: str,
+    settings: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "maitred", "serve"),
 ) -> Iterator[ServerProcess]:
     """Starts ``maitred serve`` on a free loopback port, waits until it is ready, and stops it at the end.
 
@@ -71,10 +80,11 @@ def serving(
         *arguments: For the command line, such as a model folder.
         settings: Dotted configuration keys and their values.
         environment: Variables on top of this process's own.
+        program: What Python runs; it must take the same options.
     """
     port = free_port()
     command: Sequence[str] = [
-        *(sys.executable, "-m", "maitred", "serve", *arguments, "--port", str(port)),
+        *(sys.executable, *program, *arguments, "--port", str(port)),
         *(f"--set={key}={value}" for key, value in (settings or {}).items()),
     ]
     with tempfile.TemporaryDirectory(prefix="maitred-") as folder:

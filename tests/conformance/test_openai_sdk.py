@@ -1,0 +1,134 @@
+"""The official `openai` client takes us for OpenAI: whole and streamed, sync and async, and in what goes wrong."""
+# ruff: noqa: PT012, SIM117 - nested contexts say who lives within whom
+
+import asyncio
+
+import openai
+import pytest
+
+from maitred.testing.script import Answer, Fault
+from tests.gateway import MODEL, gateway, tokens_of
+
+EOS = 2
+TEXT = "Hello there, my friend. How are you?"
+ANSWER = Answer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def async_client(system):
+    return openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0)
+
+
+async def test_chat_whole():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        completion = await client.chat.completions.create(
+            model=MODEL, messages=USER, n=2, logprobs=True, top_logprobs=2
+        )
+        assert [choice.message.content for choice in completion.choices] == [TEXT, TEXT]
+        assert completion.choices[1].finish_reason == "stop"
+        assert completion.choices[0].logprobs.content[0].token == "Hello"
+        assert len(completion.choices[0].logprobs.content[0].top_logprobs) == 2
+        assert completion.usage.prompt_tokens_details.cached_tokens == 2
+        assert completion.usage.completion_tokens == 2 * len(ANSWER.tokens)
+
+
+async def test_chat_streamed():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=USER, n=2, stream=True, stream_options={"include_usage": True}
+        )
+        texts = ["", ""]
+        finishes = []
+        usage = None
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                if choice.finish_reason:
+                    finishes.append(choice.finish_reason)
+            usage = chunk.usage or usage
+        assert texts == [TEXT, TEXT]
+        assert finishes == ["stop", "stop"]
+        assert usage.completion_tokens == 2 * len(ANSWER.tokens)
+
+
+async def test_the_clients_own_stream_helper_agrees():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        async with client.chat.completions.stream(model=MODEL, messages=USER) as stream:
+            completion = await stream.get_final_completion()
+        assert completion.choices[0].message.content == TEXT
+
+
+async def test_completions_whole_and_streamed():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        whole = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=50, logprobs=1)
+        assert [choice.text for choice in whole.choices] == [TEXT, TEXT]
+        assert whole.choices[0].logprobs.tokens[0] == "Hello"
+        texts = ["", ""]
+        async for chunk in await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=50, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        assert texts == [TEXT, TEXT]
+
+
+async def test_the_sync_client():
+    async with gateway([ANSWER]) as system:
+
+        def use():
+            with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0) as client:
+                assert [model.id for model in client.models.list()] == [MODEL]
+                assert client.models.retrieve(MODEL).id == MODEL
+                whole = client.chat.completions.create(model=MODEL, messages=USER)
+                stream = client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+                streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+                text = client.completions.create(model=MODEL, prompt="x", max_tokens=50)
+                return whole.choices[0].message.content, streamed, text.choices[0].text
+
+        assert await asyncio.to_thread(use) == (TEXT, TEXT, TEXT)
+
+
+async def test_errors_become_the_clients_exceptions():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="other", messages=USER)
+        assert missing.value.code == "model_not_found"
+        assert missing.value.param == "model"
+        assert missing.value.request_id
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=USER, temperature=9)
+        assert bad.value.param == "temperature"
+        assert bad.value.type == "invalid_request_error"
+
+
+async def test_a_full_house_is_a_rate_limit_error_and_passes():
+    async with gateway([Answer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
+        async with async_client(system) as client:
+            first = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))
+            await system.wait_until(lambda: system.gate.inside == 1)
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model=MODEL, messages=USER)
+            # The client's own retry follows Retry-After, and then there is room.
+            again = await client.with_options(max_retries=3).chat.completions.create(model=MODEL, messages=USER)
+            assert again.choices[0].message.content == TEXT * 4
+            await first
+
+
+async def test_a_lost_replica_is_never_a_whole_answer():
+    faulty = Answer(tokens=tokens_of(TEXT), fault=Fault.DROP, fault_after=3)
+    async with gateway([faulty]) as system, async_client(system) as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        received = []
+        with pytest.raises(openai.APIError, match="failed before the answer was complete"):
+            async for chunk in stream:
+                received.append(chunk)  # noqa: PERF401 - what came before the error counts
+        assert received
+        # The engine is gone for good now.
+        with pytest.raises(openai.InternalServerError) as unavailable:
+            await client.chat.completions.create(model=MODEL, messages=USER)
+        assert unavailable.value.status_code == 503
+
+
+async def test_a_replica_lost_before_the_first_token_is_a_502():
+    async with gateway([Answer(fault=Fault.DROP)]) as system, async_client(system) as client:
+        with pytest.raises(openai.InternalServerError) as lost:
+            await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
+        assert lost.value.status_code == 502
