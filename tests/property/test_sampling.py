@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from maitred.core.request import SamplingParams
 from maitred.engine.sampling.device_rows import DeviceRows
 from maitred.engine.sampling.draw import DrawParameters
-from maitred.engine.sampling.host_rows import draw_rows
+from maitred.engine.sampling.row_kernels import draw_rows
 from maitred.engine.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")

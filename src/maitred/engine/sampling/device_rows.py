@@ -1,4 +1,4 @@
-"""The draw on an accelerator: the same integer arithmetic as `host_rows`, as tensor operations over the batch.
+"""The draw on an accelerator: the same integer arithmetic as `row_kernels`, as tensor operations over the batch.
 
 Rows fall into three groups that are treated apart, each with as few operations as its parameters allow: greedy, without
 filters, with filters. For filters the 1024 heaviest tokens are selected first; only rows whose nucleus is larger, known
@@ -23,7 +23,7 @@ from maitred.engine.sampling.fixed_point import (
     POLYNOMIAL,
     SHARE_ONE,
 )
-from maitred.engine.sampling.host_rows import NOT_A_NUMBER
+from maitred.engine.sampling.row_kernels import NOT_A_NUMBER
 
 _HEAD_TOKENS = 1024
 

@@ -81,8 +81,14 @@ class RowEdits:
         self._seen[slot] = True
         self._counts[slot] += 1
 
-    def apply_on_host(self, row: NDArray[np.float32], position: int) -> None:
-        """Edits the row's logits in place."""
+    def apply(self, row: Tensor, position: int) -> None:
+        """Edits the row's logits, at this position of the output, in place."""
+        if row.device.type == "cpu":
+            self._apply_on_host(row.detach().numpy(), position)
+        else:
+            self._apply_on_device(row, position)
+
+    def _apply_on_host(self, row: NDArray[np.float32], position: int) -> None:
         p = self.params
         n = self._size
         if n:
@@ -99,8 +105,7 @@ class RowEdits:
         if position < p.min_tokens:
             row[self._ending] = -np.inf
 
-    def apply_on_device(self, row: Tensor, position: int) -> None:
-        """The same for a row that lies on an accelerator."""
+    def _apply_on_device(self, row: Tensor, position: int) -> None:
         p = self.params
         n = self._size
         if n:

@@ -23,6 +23,7 @@ step of a stable batch does no work per row in Python unless the row has edits o
 """
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +36,10 @@ from maitred.engine.sampling.device_rows import DeviceRows
 from maitred.engine.sampling.draw import DrawParameters
 from maitred.engine.sampling.edits import RowEdits
 from maitred.engine.sampling.fixed_point import INDEX_BITS
-from maitred.engine.sampling.host_rows import NOT_A_NUMBER, draw_rows
+from maitred.engine.sampling.host_rows import HostRows
 from maitred.engine.sampling.logprobs import LogprobRows
 from maitred.engine.sampling.philox import random_bits
+from maitred.engine.sampling.row_kernels import NOT_A_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Sampler:
         self._device = device
         self._rows: dict[int, _Row] = {}
         self._layout: _Layout | None = None
+        self._helpers = torch.get_num_threads() - 1 if device.type == "cpu" else 0
+        self._pool = ThreadPoolExecutor(max(self._helpers, 1), thread_name_prefix="sampler")
         self._warm_up()
 
     def add(
@@ -138,6 +142,11 @@ class Sampler:
                 logprobs[row] = entry
         return SampleResult(tokens, logprobs)
 
+    def _rows_form(self, parameters: DrawParameters) -> HostRows | DeviceRows:
+        if self._device.type == "cpu":
+            return HostRows(parameters, self._pool, self._helpers)
+        return DeviceRows(parameters, self._device)
+
     def _warm_up(self) -> None:
         """Compiles or loads every kernel now rather than under the first request."""
         self.add(0, SamplingParams(max_tokens=1, seed=0, top_p=0.5, repetition_penalty=2.0), 0, prompt=[0])
@@ -149,7 +158,9 @@ class Sampler:
             unknown = [key for key in keys if key not in self._rows]
             if unknown:
                 raise Bug(f"The sampler was asked for sequences that were not added: {unknown[:8]}.")
-            self._layout = _Layout(keys, [self._rows[key] for key in keys], self._device)
+            rows = [self._rows[key] for key in keys]
+            parameters = DrawParameters.of([row.params for row in rows], [row.choice_index for row in rows])
+            self._layout = _Layout(keys, rows, parameters, self._rows_form(parameters), self._device)
         return self._layout
 
 
@@ -163,28 +174,27 @@ class _Row:
 class _Layout:
     """Everything about a set of rows, in a given order, that stays the same from step to step."""
 
-    def __init__(self, keys: list[int], rows: Sequence[_Row], device: torch.device) -> None:
+    def __init__(
+        self,
+        keys: list[int],
+        rows: Sequence[_Row],
+        parameters: DrawParameters,
+        form: HostRows | DeviceRows,
+        device: torch.device,
+    ) -> None:
         self.keys = keys
         self.edits = [(i, row.edits) for i, row in enumerate(rows) if row.edits is not None]
         asking = [(i, row.params.top_logprobs) for i, row in enumerate(rows) if row.params.top_logprobs is not None]
         self.logprobs = LogprobRows([i for i, _ in asking], [k for _, k in asking], device) if asking else None
-        self._parameters = DrawParameters.of([row.params for row in rows], [row.choice_index for row in rows])
-        self._greedy = not self._parameters.scales.any()
+        self._parameters = parameters
+        self._form = form
+        self._greedy = not parameters.scales.any()
         self._no_bits = np.zeros(len(rows), np.int64)
-        self._device_rows = None if device.type == "cpu" else DeviceRows(self._parameters, device)
 
     def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Edits the logits and chooses one token per row."""
+        for i, edits in self.edits:
+            edits.apply(logits[i], positions[i])
         p = self._parameters
         bits = self._no_bits if self._greedy else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
-        if self._device_rows is not None:
-            for i, edits in self.edits:
-                edits.apply_on_device(logits[i], positions[i])
-            return self._device_rows.draw(logits, bits)
-        rows = logits.detach().numpy()
-        for i, edits in self.edits:
-            edits.apply_on_host(rows[i], positions[i])
-        tokens = np.empty(len(rows), np.int64)
-        draw_rows(rows, p.scales, p.top_ks, p.top_ps, p.min_weights, bits, tokens)
-        chosen: list[int] = tokens.tolist()
-        return chosen
+        return self._form.draw(logits, bits)

@@ -10,8 +10,8 @@ import torch
 from maitred.core.request import SamplingParams
 from maitred.engine.sampling.device_rows import DeviceRows
 from maitred.engine.sampling.draw import DrawParameters
-from maitred.engine.sampling.host_rows import NOT_A_NUMBER, draw_rows
 from maitred.engine.sampling.philox import random_bits
+from maitred.engine.sampling.row_kernels import NOT_A_NUMBER, draw_rows
 from tests import sampling_reference as reference
 
 

@@ -32,13 +32,13 @@ def make(fields, prompt, output):
 
 def on_host(edits, row, position):
     row = row.copy()
-    edits.apply_on_host(row, position)
+    edits.apply(torch.from_numpy(row), position)
     return row
 
 
 def on_device(edits, row, position):
     row = torch.from_numpy(row.copy())
-    edits.apply_on_device(row, position)
+    edits._apply_on_device(row, position)
     return row.numpy()
 
 

@@ -1,0 +1,280 @@
+"""The draw on a CPU: one compiled pass over each row in place of a dozen tensor operations over the batch.
+
+A row is read in blocks of 256 logits. The first pass finds each block's largest logit; a block whose largest weighs
+nothing is never looked at again. What follows depends on the row's own parameters only:
+
+* greedy: the first block that holds the maximum is searched for it;
+* no filter: block totals lead to the block that holds the drawn share, and only that block is added up token by token;
+* filters: tokens are gathered from the heaviest down, in bands, until top_k and top_p are covered. For a peaked row
+  this gathers a handful of tokens out of 150,000; for a flat row it ends with all of them, so the result is exact
+  either way. Nothing is sorted: the last token to keep is found by selection.
+
+The weights are integers (see `fixed_point`), hence the result equals that of `device_rows` bit for bit.
+"""
+
+# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# mypy: disable-error-code="assignment, arg-type, return-value, no-any-return"
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.engine.sampling.compiled import compiled
+from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX_MASK, ONE, SHARE_ONE, share_of, weight
+
+NOT_A_NUMBER = -1
+"""In place of a token: the row holds a NaN or +inf."""
+_BLOCK = 256
+_BANDS = (6, 10, 14, 20, FRACTION_BITS)
+"""Weights down to 2^-band of the largest are gathered, one band after the other."""
+_SIGN = np.int32(31)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_PLUS_INFINITY = np.int32(0x7F800000)
+_MINUS_INFINITY = np.int32(-0x7F800001)
+
+
+@compiled
+def draw_rows(
+    logits: NDArray[np.float32],
+    scales: NDArray[np.float32],
+    top_ks: NDArray[np.int64],
+    top_ps: NDArray[np.int64],
+    min_weights: NDArray[np.int64],
+    bits: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+) -> None:
+    """Chooses a token for each row.
+
+    Args:
+        logits: [rows, vocabulary], contiguous.
+        scales: log2(e) / temperature; 0 means greedy.
+        top_ks: Tokens to keep; 0 keeps all.
+        top_ps: Share of the mass to keep, in units of 2^-32.
+        min_weights: Least weight to keep.
+        bits: 32 random bits per row.
+        tokens: Receives the choices; `NOT_A_NUMBER` where a row has none.
+    """
+    vocabulary = logits.shape[1]
+    blocks = (vocabulary + _BLOCK - 1) // _BLOCK
+    block_keys = np.empty(blocks, np.int32)
+    block_masses = np.empty(blocks, np.int64)
+    ranks = np.empty(vocabulary, np.int64)
+    for r in range(logits.shape[0]):
+        row = logits[r]
+        if not _find_block_tops(row.view(np.int32), block_keys):
+            tokens[r] = NOT_A_NUMBER
+            continue
+        tops = block_keys.view(np.float32)
+        top = tops[0]
+        for value in tops:
+            top = max(top, value)
+        scale = scales[r]
+        if scale == 0 or top == -np.inf:
+            tokens[r] = _first_of(row, tops, top)
+            continue
+        top_k = top_ks[r] if 0 < top_ks[r] < vocabulary else 0
+        if top_k == 0 and top_ps[r] >= SHARE_ONE and min_weights[r] <= 1:
+            total = _weigh_blocks(row, tops, top, scale, block_masses)
+            tokens[r] = _pick_in_blocks(row, top, scale, block_masses, share_of(total, bits[r]))
+        else:
+            total = _weigh_blocks(row, tops, top, scale, block_masses) if top_ps[r] < SHARE_ONE and top_k == 0 else 0
+            tokens[r] = _pick_filtered(
+                row, tops, top, scale, total, top_k, top_ps[r], max(min_weights[r], 1), bits[r], ranks
+            )
+
+
+@compiled
+def _ordered(pattern: np.int32) -> np.int32:
+    """The bits of a float as an integer that compares as the float does, and back."""
+    return np.int32(pattern ^ np.int32(np.int32(pattern >> _SIGN) & _MAGNITUDE))
+
+
+@compiled
+def _find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bool:
+    """Writes the bit pattern of each block's largest logit; False if there is a NaN or +inf.
+
+    Works on integers that are ordered as the floats are: a maximum of integers is compiled to vector instructions,
+    while one of floats is not, because of NaN. A NaN is beyond one of the infinities in that order.
+    """
+    least = _MAGNITUDE
+    most = _MINUS_INFINITY
+    for block in range(tops.size):
+        start = block * _BLOCK
+        largest = np.int32(-0x80000000)
+        smallest = _MAGNITUDE
+        part = patterns[start : start + _BLOCK]
+        for i in range(part.size):
+            key = _ordered(part[i])
+            largest = key if key > largest else largest
+            smallest = key if key < smallest else smallest
+        most = max(most, largest)
+        least = min(least, smallest)
+        tops[block] = _ordered(largest)
+    return most < _PLUS_INFINITY and least >= _MINUS_INFINITY
+
+
+@compiled
+def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32) -> int:
+    """The lowest token id whose logit is `top`."""
+    for block in range(tops.size):
+        if tops[block] == top:
+            start = block * _BLOCK
+            for token in range(start, min(start + _BLOCK, row.size)):
+                if row[token] == top:
+                    return token
+    return 0
+
+
+@compiled
+def _weigh_blocks(
+    row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64]
+) -> int:
+    """Writes the weight of each block; returns that of the row."""
+    total = 0
+    for block in range(tops.size):
+        mass = 0
+        if weight(tops[block], top, scale) > 0:
+            start = block * _BLOCK
+            part = row[start : start + _BLOCK]
+            for i in range(part.size):  # an iterator over the part would not be compiled to vector instructions
+                mass += weight(part[i], top, scale)
+        masses[block] = mass
+        total += mass
+    return total
+
+
+@compiled
+def _pick_in_blocks(
+    row: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64], target: int
+) -> int:
+    """The first token at which the running total, in order of token id, exceeds the target."""
+    running = 0
+    block = 0
+    while running + masses[block] <= target:
+        running += masses[block]
+        block += 1
+    token = block * _BLOCK
+    running += weight(row[token], top, scale)
+    while running <= target:
+        token += 1
+        running += weight(row[token], top, scale)
+    return token
+
+
+@compiled
+def _pick_filtered(
+    row: NDArray[np.float32],
+    tops: NDArray[np.float32],
+    top: np.float32,
+    scale: np.float32,
+    total: int,
+    top_k: int,
+    top_p: int,
+    min_weight: int,
+    bits: int,
+    ranks: NDArray[np.int64],
+) -> int:
+    """The same among the tokens that top_k, then top_p, then min_p keep; `total` is needed for top_p without top_k."""
+    nucleus = top_p < SHARE_ONE
+    count = 0
+    for band in _BANDS:
+        floor = ONE >> band
+        if top_k == 0 and (not nucleus or floor < min_weight):
+            floor = min_weight
+        count, mass = _gather(row, tops, top, scale, floor, ranks)
+        if floor == min_weight and top_k == 0:
+            break
+        if count >= top_k and (top_k > 0 or mass >= share_of(total, top_p)):
+            break
+    gathered = ranks[:count]
+    cutoff = min_weight << INDEX_BITS
+    if top_k > 0:
+        least = _cutoff(gathered.copy(), top_k, False)
+        cutoff = max(cutoff, least)
+        total = 0  # top_p is a share of what top_k leaves, whatever min_p drops afterwards
+        for i in range(count):
+            total += gathered[i] >> INDEX_BITS if gathered[i] >= least else 0
+    if nucleus:
+        cutoff = max(cutoff, _cutoff(gathered.copy(), share_of(total, top_p), True))
+    kept = 0
+    for i in range(count):
+        kept += gathered[i] >> INDEX_BITS if gathered[i] >= cutoff else 0
+    target = share_of(kept, bits)
+    running = 0
+    for i in range(count):
+        if gathered[i] >= cutoff:
+            running += gathered[i] >> INDEX_BITS
+            if running > target:
+                return INDEX_MASK - (gathered[i] & INDEX_MASK)
+    return NOT_A_NUMBER
+
+
+@compiled
+def _gather(
+    row: NDArray[np.float32],
+    tops: NDArray[np.float32],
+    top: np.float32,
+    scale: np.float32,
+    floor: int,
+    ranks: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Writes the ranks of the tokens that weigh at least `floor`, by token id; returns how many and their mass."""
+    count = 0
+    mass = 0
+    # A comparison spares most tokens the power of two. One binary digit of slack covers its rounding.
+    least = np.float32(top - (FRACTION_BITS + 1 - np.log2(floor)) / scale)
+    for block in range(tops.size):
+        if tops[block] >= least:
+            start = block * _BLOCK
+            for token in range(start, min(start + _BLOCK, row.size)):
+                ranks[count] = token  # kept only if the count goes on; a branch would often be guessed wrong
+                count += row[token] >= least
+    candidates = count
+    count = 0
+    for i in range(candidates):
+        token = ranks[i]
+        own = int(weight(row[token], top, scale))
+        ranks[count] = (own << INDEX_BITS) | (INDEX_MASK - token)
+        if own >= floor:
+            count += 1
+            mass += own
+    return count, mass
+
+
+@compiled
+def _cutoff(ranks: NDArray[np.int64], goal: int, by_mass: bool) -> int:
+    """The rank at which tokens, the highest rank first, reach a number or a mass; the lowest if they never do.
+
+    Quickselect (Hoare 1961) that adds up what it passes over: linear on average where sorting is not. Ranks are
+    distinct. Reorders its argument.
+    """
+    low = 0
+    high = ranks.size - 1
+    while low < high:
+        # The median of three is a fair guess; it moves to the end, out of the way of the partition.
+        middle = (low + high) >> 1
+        first, second, third = ranks[low], ranks[middle], ranks[high]
+        pivot = max(min(first, second), min(max(first, second), third))
+        place = low if pivot == first else (middle if pivot == second else high)
+        ranks[place] = ranks[high]
+        ranks[high] = pivot
+        border = low
+        passed = 0
+        for i in range(low, high):
+            rank = ranks[i]
+            # No branch: swapping always and advancing the border sometimes costs less than guessing wrong.
+            ranks[i] = ranks[border]
+            ranks[border] = rank
+            above = rank > pivot
+            border += above
+            passed += above * (rank >> INDEX_BITS if by_mass else 1)
+        own = pivot >> INDEX_BITS if by_mass else 1
+        if passed >= goal and border > low:
+            high = border - 1
+        elif passed + own >= goal or border == high:
+            return pivot
+        else:
+            goal -= passed + own
+            low = border
+            # The pivot stays at the end, where it must not be met again.
+            high -= 1
+    return ranks[low]
