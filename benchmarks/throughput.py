@@ -95,7 +95,8 @@ class Bench:
     def run(self, concurrencies: list[int], *, rounds: int, one_requests: int) -> dict[str, Any]:
         """Figures by concurrency."""
         self._engine_rate(2), self._rival_rate(2, batch=1)
-        one, static, engine, steps, floors = ({c: [] for c in concurrencies} for _ in range(5))
+        samples: list[dict[int, list[float]]] = [{c: [] for c in concurrencies} for _ in range(5)]
+        one, static, engine, steps, floors = samples
         for _ in range(rounds):
             for concurrency in concurrencies:
                 one[concurrency].append(self._rival_rate(one_requests, batch=1))
@@ -140,7 +141,7 @@ class Bench:
     def _submit(self, count: int, output_tokens: int) -> None:
         for number in range(count):
             sampling = SamplingParams(max_tokens=output_tokens, seed=number, temperature=0.0, ignore_eos=True)
-            self.engine.submit(None, Request(id=str(number), prompt=self._prompt(), sampling=sampling))  # type: ignore[arg-type]
+            self.engine.submit(None, Request(id=str(number), prompt=self._prompt(), sampling=sampling))
 
     def _engine_rate(self, concurrency: int) -> float:
         self._submit(concurrency, self.output_tokens)

@@ -7,7 +7,7 @@ touch each other's work.
 
 from collections import defaultdict
 from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
@@ -16,8 +16,6 @@ from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.wire.frames import Output
-
-Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Runner(Protocol):
@@ -32,7 +30,7 @@ class Runner(Protocol):
         ...
 
 
-class Engine(Generic[Owner]):
+class Engine:
     """Runs requests in steps.
 
     Args:
@@ -51,9 +49,9 @@ class Engine(Generic[Owner]):
         self._clock = clock
         self._vocab_size = vocab_size
         self._max_choices = max_choices
-        self._requests: dict[Owner, dict[str, dict[int, Sequence]]] = defaultdict(dict)
+        self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
-        self._owners: dict[int, Owner] = {}
+        self._owners: dict[int, Hashable] = {}
         """Sequence key -> owner, while it lives."""
         self._steps = 0
         self._step_s = 0.0
@@ -63,7 +61,7 @@ class Engine(Generic[Owner]):
         """Whether a step would do anything."""
         return self._scheduler.busy
 
-    def submit(self, owner: Owner, request: Request) -> None:
+    def submit(self, owner: Hashable, request: Request) -> None:
         """Takes a request in.
 
         Raises:
@@ -80,7 +78,7 @@ class Engine(Generic[Owner]):
         for sequence in sequences:
             self._owners[sequence.key] = owner
 
-    def cancel(self, owner: Owner, request_id: str, index: int | None) -> None:
+    def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
         """Ends one choice of a request, or all (`index` None), at once. What is unknown or done is ignored."""
         choices = self._requests[owner].get(request_id, {})
         for choice in [index] if index is not None else list(choices):
@@ -89,20 +87,20 @@ class Engine(Generic[Owner]):
                 self._scheduler.cancel(sequence)
                 self._close(owner, sequence)
 
-    def disown(self, owner: Owner) -> None:
+    def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
         for request_id in list(self._requests[owner]):
             self.cancel(owner, request_id, None)
         del self._requests[owner]
 
-    def step(self) -> dict[Owner, list[Output]]:
+    def step(self) -> dict[Hashable, list[Output]]:
         """Computes one step; the new tokens by owner."""
         start_s = self._clock.monotonic_s()
         plan = self._scheduler.plan()
         for sequence in plan.preempted:
             self._runner.forget(sequence)
         tokens, logprobs = self._runner.execute(plan)
-        outputs: dict[Owner, list[Output]] = defaultdict(list)
+        outputs: dict[Hashable, list[Output]] = defaultdict(list)
         for advance, logprob in zip(self._scheduler.commit(plan, tokens), logprobs, strict=True):
             sequence = advance.sequence
             delta = Delta(
@@ -139,7 +137,7 @@ class Engine(Generic[Owner]):
             cancelled=counters.cancelled,
         )
 
-    def _close(self, owner: Owner, sequence: Sequence) -> None:
+    def _close(self, owner: Hashable, sequence: Sequence) -> None:
         self._runner.forget(sequence)
         del self._owners[sequence.key]
         choices = self._requests[owner][sequence.request.id]

@@ -14,7 +14,6 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.lifeline import follow_parent
 from maitred.core.ports import ModelCard
 from maitred.engine.config import EngineConfig
-from maitred.engine.connection import Connection
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.lanes import Lanes
@@ -99,7 +98,7 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
             Path(address.path).unlink(missing_ok=True)
 
 
-def build(model: Path, config: EngineConfig) -> tuple[Engine[Connection], ModelCard]:
+def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
     """Everything but the socket."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -126,7 +125,7 @@ def build(model: Path, config: EngineConfig) -> tuple[Engine[Connection], ModelC
         block_tokens=config.block_tokens,
         eos_token_ids=eos,
     )
-    engine: Engine[Connection] = Engine(
+    engine = Engine(
         scheduler, runner, SystemClock(), vocab_size=loaded.config.vocab_size, max_choices=config.max_sequences
     )
     card = ModelCard(

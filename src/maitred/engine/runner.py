@@ -81,8 +81,8 @@ class ModelRunner:
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in decodes]
         starts = np.fromiter((chunk.start for chunk in decodes), dtype=np.int64, count=len(decodes))
         tables = self._lanes.tables(decodes)
-        blocks = tables[np.arange(len(decodes)), starts // self._block_tokens]
-        positions, slots = [starts], [self._slots(blocks.astype(np.int64), starts)]
+        newest = tables[np.arange(len(decodes)), starts // self._block_tokens].astype(np.int64)
+        positions, slots = [starts], [self._slots(newest, starts)]
         logit_rows = list(range(len(decodes)))
         chunks = []
         for chunk in prefills:

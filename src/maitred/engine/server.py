@@ -14,7 +14,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from types import FrameType
 
@@ -44,7 +44,7 @@ class EngineServer:
 
     def __init__(
         self,
-        engine: Engine[Connection],
+        engine: Engine,
         card: ModelCard,
         listener: socket.socket,
         clock: Clock,
@@ -155,7 +155,7 @@ class EngineServer:
         except ValueError as refusal:
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
-    def _report(self, outputs: Mapping[Connection, list[Output]]) -> None:
+    def _report(self, outputs: Mapping[Hashable, list[Output]]) -> None:
         """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
         self._news = False
         load = self._engine.load()
