@@ -22,10 +22,9 @@ def public(error: Exception, request_id: str) -> MaitredError:
 
     Faults of ours are logged here, with their cause.
     """
-    if isinstance(error, Bug) or not isinstance(error, MaitredError):
-        log.error("request %s failed", request_id, exc_info=error)
     if isinstance(error, MaitredError) and not isinstance(error, Bug | ConfigInvalid):
         return error
+    log.error("Request %s failed.", request_id, exc_info=error)
     return Bug(f"The server failed. This is not the request's fault; report it with the request id {request_id}.")
 
 

@@ -1,0 +1,37 @@
+"""Every metric is in docs/metrics.md, and nothing else is."""
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.ports import LoadReport
+from maitred.observe.metrics import EngineState, Metrics
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+SUFFIXES = {"_bucket", "_count", "_sum"}
+
+
+def rendered():
+    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)})
+    tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
+    tally.close(Outcome.FINISHED, 200, 2.0)
+    metrics.requests.ended(tally)
+    return list(text_string_to_metric_families(metrics.render().decode()))
+
+
+def test_the_page_and_the_registry_name_the_same_metrics():
+    documented = set(re.findall(r"^\| `(maitred_\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
+    real = {family.name + ("_total" if family.type == "counter" else "") for family in rendered()}
+    assert documented == real
+
+
+def test_the_page_and_the_registry_name_the_same_labels():
+    rows = dict(re.findall(r"^\| `(maitred_\w+)` \| \w+ \|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE))
+    for family in rendered():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        if "process" in name:
+            continue
+        labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
+        assert set(re.findall(r"`(\w+)`", rows[name])) == labels, name

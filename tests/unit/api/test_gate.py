@@ -1,0 +1,90 @@
+"""Who may come in, and how those inside are shown out."""
+# ruff: noqa: PT012 - the block is what is tested
+
+import asyncio
+
+import pytest
+
+from maitred.api.gate import Gate
+from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.core.errors import Draining, Saturated
+
+
+async def inside(gate, until):
+    async with gate.enter():
+        await until.wait()
+
+
+async def test_no_more_than_its_capacity():
+    gate = Gate(2)
+    async with gate.enter(), gate.enter():
+        assert gate.inside == 2
+        with pytest.raises(Saturated) as refusal:
+            async with gate.enter():
+                pass
+        assert refusal.value.retry_after_s
+    assert gate.inside == 0
+
+
+async def test_an_empty_house_drains_at_once():
+    gate = Gate(1)
+    assert await gate.drain(1000) == 0
+    with pytest.raises(Draining):
+        async with gate.enter():
+            pass
+
+
+async def test_those_inside_may_finish():
+    gate, door = Gate(9), asyncio.Event()
+    guest = asyncio.create_task(inside(gate, door))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(gate.drain(1000))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    door.set()
+    assert await draining == 0
+    await guest
+
+
+async def test_who_is_still_there_after_the_grace_period_is_told_why():
+    gate, door = Gate(9), asyncio.Event()
+    guests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await gate.drain(0) == 3
+    results = await asyncio.gather(*guests, return_exceptions=True)
+    assert [type(result) for result in results] == [Draining] * 3
+    assert gate.inside == 0
+
+
+async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
+    async with asyncio.timeout(1):
+        with pytest.raises(ClientLeft):
+            async with Interruptible() as block:
+                asyncio.get_running_loop().call_soon(block.interrupt, ClientLeft())
+                asyncio.get_running_loop().call_soon(block.interrupt, Draining())
+                await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_an_interruption_after_the_end_does_nothing():
+    async with Interruptible() as block:
+        pass
+    block.interrupt(ClientLeft())
+    await asyncio.sleep(0)
+
+
+async def test_a_cancellation_from_outside_stays_one():
+    async def work(blocks):
+        async with Interruptible() as block:
+            blocks.append(block)
+            await asyncio.Event().wait()
+
+    blocks = []
+    task = asyncio.create_task(work(blocks))
+    await asyncio.sleep(0)
+    task.cancel()
+    blocks[0].interrupt(ClientLeft())
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,298 @@
+"""The spine, with a replica that lives in memory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from maitred.app.pipeline import Pipeline
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.answer import Ask, Conversation, Part, Tally
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
+from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
+EOS = 3
+CARD = ModelCard(
+    name="m",
+    context_tokens=64,
+    vocab_size=TOKENIZER.vocab_size,
+    eos_token_ids=(EOS,),
+    max_sequences=8,
+    kv_capacity_tokens=1024,
+    max_choices=4,
+    dtype="none",
+    device="none",
+)
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+class FrozenClock:
+    """Ticks by one second per look."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic_s(self):
+        self.now_s += 1
+        return self.now_s
+
+    def wall_s(self):
+        return 0.0
+
+
+class MemoryReplica:
+    """Plays prepared batches; notes what it was asked and what was cancelled."""
+
+    def __init__(self, *batches: list[Delta], up=True):
+        self.batches = batches
+        self.up = up
+        self.requests: list[Request] = []
+        self.cancelled: list[tuple[str, int]] = []
+        self.open = 0
+
+    def card(self) -> ModelCard:
+        if not self.up:
+            raise ReplicaUnavailable
+        return CARD
+
+    def load(self) -> LoadReport:
+        return LoadReport()
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator["MemoryStream"]:
+        if not self.up:
+            raise ReplicaUnavailable
+        self.requests.append(request)
+        self.open += 1
+        try:
+            yield MemoryStream(self, request)
+        finally:
+            self.open -= 1
+
+
+class MemoryStream:
+    def __init__(self, replica, request):
+        self.replica, self.request = replica, request
+
+    async def __aiter__(self):
+        for batch in self.replica.batches:
+            yield batch
+
+    def cancel(self, index):
+        self.replica.cancelled.append((self.request.id, index))
+
+
+def ask(prompt="Hi", stops=(), **sampling):
+    own = {key: sampling.pop(key) for key in ("model", "max_tokens", "seed", "echo") if key in sampling}
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    params = SamplingParams(max_tokens=0, seed=0, **sampling)
+    return Ask(**{"model": "m", "prompts": prompts, "sampling": params, "stops": stops, "max_tokens": 20, **own})
+
+
+def ids(text):
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def pipeline(replica, **options):
+    return Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), FrozenClock(), **options)
+
+
+async def run(replica, asked, tally=None, **options):
+    """All parts of an answer, merged per choice."""
+    tally = tally or Tally("req", 0.0)
+    parts: list[Part] = []
+    async with pipeline(replica, **options).answer(asked, tally) as answer:
+        async for batch in answer:
+            parts += batch
+    assert replica.open == 0
+    return parts, tally
+
+
+def text_of(parts, index=0):
+    return "".join(part.text for part in parts if part.index == index)
+
+
+async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
+    hello = ids("Hello there")
+    replica = MemoryReplica(
+        [Delta(0, hello[:1], cached_tokens=1)], [Delta(0, hello[1:])], [Delta(0, [EOS], finish=STOP)]
+    )
+    parts, tally = await run(replica, ask())
+    assert text_of(parts) == "Hello there"
+    assert [part.finish for part in parts][-1] is STOP
+    assert tally.usage == Usage(len(replica.requests[0].prompt), len(hello) + 1, 1)
+
+
+async def test_a_plain_token_that_stops_is_hidden_only_when_it_was_asked_to_stop():
+    (x,) = ids(" there")
+    parts, _ = await run(MemoryReplica([Delta(0, [x], finish=STOP)]), ask(stop_token_ids=(x,)))
+    assert text_of(parts) == ""
+    parts, _ = await run(MemoryReplica([Delta(0, [x], finish=LENGTH)]), ask())
+    assert text_of(parts) == " there"
+
+
+async def test_a_stop_string_across_tokens_cuts_cancels_and_counts():
+    tokens = ids("one two three four")
+    upto = len(ids("one two three"))
+    replica = MemoryReplica(*([Delta(0, [token])] for token in tokens))
+    parts, tally = await run(replica, ask(stops=("wo thr",)))
+    assert text_of(parts) == "one t"
+    assert parts[-1].finish is STOP
+    assert len(replica.cancelled) == 1
+    assert tally.completion_tokens <= upto
+
+
+async def test_where_the_stop_falls_does_not_depend_on_how_tokens_were_batched():
+    tokens = ids("one two three four")
+    one_by_one, tally_one = await run(MemoryReplica(*([Delta(0, [t])] for t in tokens)), ask(stops=(" three",)))
+    at_once, tally_all = await run(MemoryReplica([Delta(0, tokens, finish=STOP)]), ask(stops=(" three",)))
+    piled_up, tally_pile = await run(MemoryReplica([Delta(0, [t]) for t in tokens]), ask(stops=(" three",)))
+    assert text_of(one_by_one) == text_of(at_once) == text_of(piled_up) == "one two"
+    assert tally_one.completion_tokens == tally_all.completion_tokens == tally_pile.completion_tokens
+
+
+async def test_a_stop_string_that_completes_with_the_last_token_wins_over_length():
+    tokens = ids("one two")
+    replica = MemoryReplica([Delta(0, tokens, finish=LENGTH)])
+    parts, _ = await run(replica, ask(stops=(" two",)))
+    assert (text_of(parts), parts[-1].finish) == ("one", STOP)
+    assert replica.cancelled == []
+
+
+async def test_stop_strings_are_overlooked_before_min_tokens():
+    tokens = ids("one two one two")
+    count = len(tokens)
+    parts, tally = await run(
+        MemoryReplica([Delta(0, tokens, finish=LENGTH)]), ask(stops=(" two",), min_tokens=count - 1)
+    )
+    assert text_of(parts) == "one two one"
+    assert tally.completion_tokens == count
+
+
+async def test_text_that_was_held_back_comes_out_at_the_end():
+    tokens = ids("one two")
+    parts, _ = await run(MemoryReplica([Delta(0, tokens, finish=LENGTH)]), ask(stops=(" twofold",)))
+    assert text_of(parts) == "one two"
+
+
+async def test_choices_of_several_prompts_are_told_apart():
+    a, b = ids(" there"), ids("Hello")
+    replica = MemoryReplica([Delta(0, a), Delta(1, b)], [Delta(1, b, finish=LENGTH), Delta(0, a, finish=LENGTH)])
+    parts, tally = await run(replica, ask(prompt=["x", "y"], n=2))
+    assert [text_of(parts, index) for index in range(4)] == [" there there", "HelloHello"] * 2
+    assert tally.completion_tokens == 8
+    assert len({request.id for request in replica.requests}) == 2
+
+
+async def test_deltas_that_piled_up_become_one_part_per_choice():
+    a = ids("Hello")
+    replica = MemoryReplica([Delta(0, a), Delta(1, a), Delta(0, a), Delta(1, a, finish=LENGTH), Delta(0, a, LENGTH)])
+    parts, _ = await run(replica, ask(n=2))
+    assert [(part.index, part.text, part.finish) for part in parts] == [
+        (0, "HelloHelloHello", LENGTH),
+        (1, "HelloHello", LENGTH),
+    ]
+
+
+async def test_seeds_are_the_callers_or_drawn_per_prompt():
+    draws = iter([11, 12])
+    done = [Delta(0, ids("x"), finish=LENGTH)]
+    replica = MemoryReplica(done)
+    await run(replica, ask(prompt=["a", "b"]), draw_seed=lambda: next(draws))
+    await run(replica, ask(prompt=["a", "b"], seed=7))
+    assert [request.sampling.seed for request in replica.requests] == [11, 12, 7, 7]
+
+
+async def test_max_tokens_is_what_the_window_leaves_if_not_given():
+    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    await run(replica, ask(prompt=[[5] * 10], max_tokens=None))
+    assert replica.requests[0].sampling.max_tokens == 54
+    with pytest.raises(ContextLengthExceeded, match=r"10 tokens .* 55 .* 64.* at most 54"):
+        await run(replica, ask(prompt=[[5] * 10], max_tokens=55))
+    with pytest.raises(ContextLengthExceeded) as error:
+        await run(replica, ask(prompt=[[5] * 64]))
+    assert error.value.param == "prompt"
+
+
+async def test_a_chat_is_rendered_with_the_models_template():
+    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    messages = [{"role": "user", "content": "Hi"}]
+    await run(replica, ask(prompt=[Conversation(messages)]))
+    assert TOKENIZER.chat_template is not None
+    rendered = TOKENIZER.chat_template.render(messages)
+    assert replica.requests[0].prompt == TOKENIZER.encode(rendered, add_special_tokens=False)
+
+
+async def test_echo_begins_with_the_prompt_and_the_stop_string_in_it_does_not_count():
+    replica = MemoryReplica([Delta(0, ids(" there"), finish=LENGTH)])
+    parts, _ = await run(replica, ask(prompt="Hello", echo=True, stops=("Hello",)))
+    assert text_of(parts) == "Hello there"
+
+
+async def test_log_probabilities_are_told_in_text():
+    (token,) = ids("Hello")
+    scores = [TokenLogprobs(-0.25, [(token, -0.25), (EOS, -3.0)])]
+    parts, _ = await run(MemoryReplica([Delta(0, [token], LENGTH, scores)]), ask(top_logprobs=2))
+    assert parts[0].scores is not None
+    (score,) = parts[0].scores
+    assert (score.chosen.text, score.chosen.raw, score.chosen.logprob) == ("Hello", b"Hello", -0.25)
+    assert [other.logprob for other in score.top] == [-0.25, -3.0]
+
+
+async def test_times_are_noted_at_delivery():
+    replica = MemoryReplica([Delta(0, ids("x"))], [Delta(0, ids("x"))], [Delta(0, ids("x"), finish=LENGTH)])
+    _, tally = await run(replica, ask())
+    assert tally.first_token_s == 1.0
+    assert tally.gaps_s == [1.0, 1.0]
+
+
+async def test_a_stream_that_just_ends_is_not_a_whole_answer():
+    with pytest.raises(ReplicaLost):
+        await run(MemoryReplica([Delta(0, ids("x"))]), ask())
+    with pytest.raises(ReplicaLost):
+        await run(MemoryReplica([Delta(0, [], finish=FinishReason.CANCELLED)]), ask())
+
+
+async def test_what_cannot_run_is_refused_before_the_replica_hears_of_it():
+    replica = MemoryReplica()
+    for asked, kind, param in [
+        (ask(model="n"), ModelNotFound, "model"),
+        (ask(n=5), InvalidRequest, "n"),
+        (ask(prompt=[[CARD.vocab_size]]), InvalidRequest, "prompt"),
+        (ask(logit_bias={CARD.vocab_size: 1.0}), InvalidRequest, "logit_bias"),
+        (ask(min_tokens=21), InvalidRequest, "min_tokens"),
+        (ask(prompt=[[]]), InvalidRequest, "prompt"),
+    ]:
+        with pytest.raises(kind) as error:
+            await run(replica, asked)
+        assert error.value.param == param
+    assert replica.requests == []
+
+
+async def test_a_replica_that_restarts_is_still_known():
+    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    spine = pipeline(replica)
+    assert spine.ready()
+    assert spine.card("m") == CARD
+    replica.up = False
+    assert not spine.ready()
+    assert spine.card("m") == CARD
+    with pytest.raises(ContextLengthExceeded):
+        async with spine.answer(ask(prompt=[[5] * 64]), Tally("req", 0.0)):
+            pass
+    with pytest.raises(ReplicaUnavailable):
+        async with spine.answer(ask(), Tally("req", 0.0)):
+            pass
+
+
+async def test_a_model_without_a_template_cannot_chat():
+    tokenizer = Tokenizer.load(BUNDLED_MODEL)
+    tokenizer.chat_template = None
+    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), FrozenClock())
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
+            pass
