@@ -1,0 +1,153 @@
+"""The whole system on the bundled model: real processes, the real engine, the official SDK."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from maitred.testing.server_process import ServerProcess, serving
+
+MODEL = "maitred-tiny"
+BLOCK_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def settled(server: ServerProcess, within_s: float = 10.0) -> dict[str, float]:
+    """The metrics once nothing is in flight; fails when something stays behind."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        metrics = server.metrics()
+        held = metrics["maitred_engine_kv_blocks_total"] - metrics["maitred_engine_kv_blocks_free"]
+        left = held + sum(
+            metrics[name] for name in ("maitred_engine_running", "maitred_engine_waiting", "maitred_in_flight")
+        )
+        if not left:
+            return metrics
+        assert time.monotonic() < deadline_s, f"something stays behind: {metrics}"
+        time.sleep(0.05)
+
+
+def ask(client, **fields):
+    return client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell me about the rabbit."}], **fields
+    )
+
+
+def test_streamed_and_whole_answers_are_the_same(client):
+    options = {"max_tokens": 40, "seed": 7, "temperature": 0.8}
+    whole = ask(client, **options)
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}, **options))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert [reason for reason in reasons if reason] == [whole.choices[0].finish_reason]
+
+
+def test_the_same_seed_gives_the_same_answer_in_company(client):
+    options = {"max_tokens": 30, "seed": 42, "temperature": 1.0}
+    alone = ask(client, **options).choices[0].message.content
+    noise = [threading.Thread(target=lambda seed=seed: ask(client, max_tokens=60, seed=seed, n=4)) for seed in range(6)]
+    for thread in noise:
+        thread.start()
+    crowded = ask(client, **options).choices[0].message.content
+    for thread in noise:
+        thread.join()
+    assert crowded == alone
+
+
+def test_choices_share_the_prompt_and_are_counted(client, server):
+    before = settled(server)
+    answer = client.completions.create(
+        model=MODEL, prompt="Once upon a time " * 40, n=4, max_tokens=8, seed=1, extra_body={"ignore_eos": True}
+    )
+    after = settled(server)
+    assert len({choice.text for choice in answer.choices}) > 1
+    assert answer.usage.completion_tokens == 32
+    prompt = after["maitred_engine_prompt_tokens_total"] - before["maitred_engine_prompt_tokens_total"]
+    cached = after["maitred_engine_cached_tokens_total"] - before["maitred_engine_cached_tokens_total"]
+    assert prompt == 4 * answer.usage.prompt_tokens
+    assert cached >= 3 * ((answer.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def test_a_repeated_prompt_is_found_in_the_cache(client):
+    prompt = "The fox looked at the grapes. " * 30
+    first = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1)
+    second = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1)
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    expected = (second.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert second.usage.prompt_tokens_details.cached_tokens == expected > 0
+
+
+def test_a_stop_string_cuts_the_answer_before_it(client):
+    options = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 60, "temperature": 0.0}
+    text = client.completions.create(**options).choices[0].text
+    stop = text[len(text) // 2 :][:3]
+    cut = client.completions.create(**options, stop=[stop])
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens < 60
+
+
+async def test_clients_that_leave_leave_nothing_behind(server):
+    async def leave(after_s: float, *, stream: bool) -> None:
+        body = {"model": MODEL, "prompt": "Run ", "max_tokens": 1900, "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.post("/v1/completions", json=body), after_s)
+
+    before = await asyncio.to_thread(server.metrics)
+    await asyncio.gather(*(leave(0.05 * number, stream=number % 2 == 0) for number in range(1, 13)))
+    after = await asyncio.to_thread(settled, server)
+    assert after["maitred_engine_cancelled_total"] > before["maitred_engine_cancelled_total"]
+
+
+def test_a_killed_engine_loses_its_streams_loudly_and_comes_back():
+    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+        engine = psutil.Process(server.process.pid).children()[0]
+        body = {"model": MODEL, "prompt": "Run ", "max_tokens": 1900, "ignore_eos": True}
+        texts: list[str] = []
+
+        def read_and_kill(client: httpx.Client) -> None:
+            with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                for text in response.iter_text():
+                    texts.append(text)
+                    if len(texts) == 3:
+                        os.kill(engine.pid, signal.SIGKILL)
+
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                read_and_kill(client)
+            events = [event for event in "".join(texts).split("\n\n") if event]
+            assert "replica_lost" in events[-1]
+            assert "data: [DONE]" not in events
+
+            refused = client.post("/v1/completions", json=body | {"max_tokens": 1})
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            deadline_s = time.monotonic() + 120
+            while client.get("/health/ready").status_code != 200:
+                assert time.monotonic() < deadline_s, "the engine does not come back"
+                time.sleep(0.1)
+            answer = client.post("/v1/completions", json=body | {"max_tokens": 3})
+            assert answer.json()["usage"]["completion_tokens"] == 3
+        assert server.metrics()["maitred_engine_restarts_total"] == 1
+        assert server.stop() == 0
