@@ -4,7 +4,7 @@ A message names the field, the rule and the value, so that a caller can mend the
 need the model (token ids within the vocabulary, the context window, its largest `n`) are not here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,23 +12,22 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
+from maitred.wire.openai.prompt_rules import MAX_TOKEN_ID, check_messages, check_prompt, check_token_ids
 from maitred.wire.openai.requests import (
     ChatRequest,
     CompletionRequest,
-    ContentPart,
     DetokenizeRequest,
-    GenerationRequest,
-    Message,
     TokenizeRequest,
 )
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 """Each piece of text is compared with the stop strings, so their length costs time."""
-MAX_TOKEN_ID = 2**31 - 1
-MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKENS = 128
+MAX_ANSWERS = 2048
+"""Choices of all prompts of one completion request."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -43,11 +42,10 @@ class Range(msgspec.Struct, frozen=True):
         if value is None:
             return
         if value < self.low or (self.excludes_low and value == self.low):
-            bound = f"greater than {self.low:g}" if self.excludes_low else f"at least {self.low:g}"
-            raise InvalidRequest(f"{field} must be {bound}; got {shown(value)}.", param=field)
+            bound = "greater than" if self.excludes_low else "at least"
+            raise InvalidRequest(f"{field} must be {bound} {shown(self.low)}; got {shown(value)}.", param=field)
         if value > self.high:
-            high = int(self.high) if self.high == int(self.high) else self.high
-            raise InvalidRequest(f"{field} must be at most {high}; got {shown(value)}.", param=field)
+            raise InvalidRequest(f"{field} must be at most {shown(self.high)}; got {shown(value)}.", param=field)
 
 
 _RANGES: Mapping[str, Range] = {
@@ -66,6 +64,7 @@ _RANGES: Mapping[str, Range] = {
     "top_logprobs": Range(0, 20),
 }
 _COMPLETION_LOGPROBS = Range(0, 5)
+_LOGIT_BIAS = Range(-100, 100)
 
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -103,7 +102,11 @@ def check_chat(request: ChatRequest) -> None:
 def check_completion(request: CompletionRequest) -> None:
     """Raises InvalidRequest for the first rule that a completion request breaks."""
     _check_generation(request)
-    _check_prompt(request.prompt)
+    check_prompt(request.prompt)
+    if (answers := len(request.prompts()) * request.choices) > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"Prompts times n must be at most {MAX_ANSWERS}; got {answers}. Send several requests.", param="prompt"
+        )
     _COMPLETION_LOGPROBS.check("logprobs", request.logprobs)
     if request.echo and request.logprobs is not None:
         raise InvalidRequest(
@@ -130,15 +133,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
 
 def check_detokenize(request: DetokenizeRequest) -> None:
     """Raises InvalidRequest if something is no token id."""
-    _check_token_ids("tokens", request.tokens)
-
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest for the first message that a text model cannot read."""
-    if not messages:
-        raise InvalidRequest("messages must hold at least one message.", param="messages")
-    for position, message in enumerate(messages):
-        _check_message(f"messages[{position}]", message)
+    check_token_ids("tokens", request.tokens)
 
 
 def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> None:
@@ -154,7 +149,7 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> N
             )
 
 
-def _check_generation(request: GenerationRequest) -> None:
+def _check_generation(request: ChatRequest | CompletionRequest) -> None:
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
     for field, harmless in _UNSUPPORTED.items():
@@ -164,73 +159,25 @@ def _check_generation(request: GenerationRequest) -> None:
     for field, allowed in _RANGES.items():
         allowed.check(field, getattr(request, field, None))
     _check_stops(request.stop)
-    _check_token_ids("stop_token_ids", request.stop_token_ids or ())
+    _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
+    check_token_ids("stop_token_ids", request.stop_token_ids or ())
+    _check_count("logit_bias", request.logit_bias, MAX_BIASED_TOKENS)
     for key, bias in (request.logit_bias or {}).items():
         _check_bias(key, bias)
+    if request.min_tokens is not None and request.token_limit is not None and request.min_tokens > request.token_limit:
+        raise InvalidRequest(
+            f"min_tokens ({request.min_tokens}) must not exceed {request.token_limit_param} ({request.token_limit}).",
+            param="min_tokens",
+        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options is only for streams. Set stream to true, or remove it.", param="stream_options"
         )
 
 
-def _check_message(path: str, message: Message) -> None:
-    if message.role not in ROLES:
-        raise InvalidRequest(
-            f"{path}.role must be one of {', '.join(ROLES)}; got {shown(message.role)}.", param=f"{path}.role"
-        )
-    match message.content:
-        case None if message.role == "assistant" and (message.tool_calls or message.refusal):
-            pass
-        case None:
-            raise InvalidRequest(
-                f"{path}.content must be a string or a list of text parts; got null.", param=f"{path}.content"
-            )
-        case []:
-            raise InvalidRequest(f"{path}.content must hold at least one part.", param=f"{path}.content")
-        case [*parts]:
-            for position, part in enumerate(parts):
-                _check_part(f"{path}.content[{position}]", part)
-    if message.role == "tool" and message.tool_call_id is None:
-        raise InvalidRequest(
-            f"{path}.tool_call_id is required for the role tool: it names the call that this answers.",
-            param=f"{path}.tool_call_id",
-        )
-
-
-def _check_part(path: str, part: ContentPart) -> None:
-    if part.type != "text":
-        raise InvalidRequest(
-            f"{path} has the type {shown(part.type)}, but this model reads text only. Send parts of the type 'text'.",
-            param=path,
-        )
-    if part.text is None:
-        raise InvalidRequest(f"{path}.text is required.", param=f"{path}.text")
-
-
-def _check_prompt(prompt: str | Sequence[str | int | Sequence[int]]) -> None:
-    if isinstance(prompt, str):
-        return
-    if not prompt:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
-    kinds = set(map(type, prompt))
-    if len(kinds) > 1:
-        raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids.", param="prompt")
-    if kinds == {int}:
-        _check_token_ids("prompt", [token for token in prompt if isinstance(token, int)])
-    elif kinds == {list}:
-        for position, tokens in enumerate(prompt):
-            if isinstance(tokens, list):
-                if not tokens:
-                    raise InvalidRequest(
-                        f"prompt[{position}] must hold at least one token id.", param=f"prompt[{position}]"
-                    )
-                _check_token_ids(f"prompt[{position}]", tokens)
-
-
-def _check_token_ids(path: str, tokens: Sequence[int]) -> None:
-    if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
-        wrong = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
-        raise InvalidRequest(f"{path} must hold token ids; got {shown(wrong)}.", param=path)
+def _check_count(field: str, entries: Sized | None, most: int) -> None:
+    if entries is not None and len(entries) > most:
+        raise InvalidRequest(f"{field} must have at most {most} entries; got {len(entries)}.", param=field)
 
 
 def _check_stops(stop: str | Sequence[str] | None) -> None:
@@ -252,4 +199,4 @@ def _check_bias(key: str, bias: float) -> None:
     # Ten digits hold every token id, and int() of a long text is slow.
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
         raise InvalidRequest(f"The keys of logit_bias must be token ids; got {shown(key)}.", param="logit_bias")
-    Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS).check(f"logit_bias.{key}", bias)
+    _LOGIT_BIAS.check(f"logit_bias.{key}", bias)

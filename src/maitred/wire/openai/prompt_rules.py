@@ -1,0 +1,80 @@
+"""What a model can be given to read: the rules of conversations, prompts and token ids."""
+
+from collections.abc import Sequence
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.openai.faults import shown
+from maitred.wire.openai.requests import ContentPart, Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises InvalidRequest for the first message that a text model cannot read."""
+    if not messages:
+        raise InvalidRequest("messages must hold at least one message.", param="messages")
+    for position, message in enumerate(messages):
+        _check_message(f"messages[{position}]", message)
+
+
+def check_prompt(prompt: str | Sequence[str | int | Sequence[int]]) -> None:
+    """Raises InvalidRequest unless the prompt is one text, several, one list of token ids, or several."""
+    if isinstance(prompt, str):
+        return
+    if not prompt:
+        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
+        raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids.", param="prompt")
+    if kinds == {int}:
+        check_token_ids("prompt", [token for token in prompt if isinstance(token, int)])
+    elif kinds == {list}:
+        for position, tokens in enumerate(prompt):
+            if isinstance(tokens, list):
+                if not tokens:
+                    raise InvalidRequest(
+                        f"prompt[{position}] must hold at least one token id.", param=f"prompt[{position}]"
+                    )
+                check_token_ids(f"prompt[{position}]", tokens)
+
+
+def check_token_ids(path: str, tokens: Sequence[int]) -> None:
+    """Raises InvalidRequest for the first number that can be no token's."""
+    if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
+        wrong = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
+        raise InvalidRequest(f"{path} must hold token ids; got {shown(wrong)}.", param=path)
+
+
+def _check_message(path: str, message: Message) -> None:
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{path}.role must be one of {', '.join(ROLES)}; got {shown(message.role)}.", param=f"{path}.role"
+        )
+    match message.content:
+        case None if message.role == "assistant" and (message.tool_calls or message.refusal):
+            pass
+        case None:
+            raise InvalidRequest(
+                f"{path}.content must be a string or a list of text parts; got null.", param=f"{path}.content"
+            )
+        case []:
+            raise InvalidRequest(f"{path}.content must hold at least one part.", param=f"{path}.content")
+        case [*parts]:
+            for position, part in enumerate(parts):
+                _check_part(f"{path}.content[{position}]", part)
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequest(
+            f"{path}.tool_call_id is required for the role tool: it names the call that this answers.",
+            param=f"{path}.tool_call_id",
+        )
+
+
+def _check_part(path: str, part: ContentPart) -> None:
+    if part.type != "text":
+        raise InvalidRequest(
+            f"{path} has the type {shown(part.type)}, but this model reads text only. Send parts of the type 'text'.",
+            param=path,
+        )
+    if part.text is None:
+        raise InvalidRequest(f"{path}.text is required.", param=f"{path}.text")
