@@ -24,7 +24,7 @@ from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX
 NOT_A_NUMBER = -1
 """In place of a token: the row holds a NaN or +inf."""
 _BLOCK = 256
-_BANDS = (6, 10, 14, 20, FRACTION_BITS)
+_BANDS = (6, 10, 14, 20, 26, 32, FRACTION_BITS)
 """Weights down to 2^-band of the largest are gathered, one band after the other."""
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -229,14 +229,16 @@ def _gather(
                 ranks[count] = token  # kept only if the count goes on; a branch would often be guessed wrong
                 count += row[token] >= least
     candidates = count
-    count = 0
     for i in range(candidates):
         token = ranks[i]
-        own = int(weight(row[token], top, scale))
-        ranks[count] = (own << INDEX_BITS) | (INDEX_MASK - token)
-        if own >= floor:
+        ranks[i] = (weight(row[token], top, scale) << INDEX_BITS) | (INDEX_MASK - token)
+    count = 0
+    for i in range(candidates):
+        rank = ranks[i]
+        ranks[count] = rank
+        if rank >> INDEX_BITS >= floor:
             count += 1
-            mass += own
+            mass += rank >> INDEX_BITS
     return count, mass
 
 
