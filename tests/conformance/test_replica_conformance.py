@@ -1,11 +1,13 @@
 """Every replica there is, put to `exercise_replica`; and broken ones, which it must catch."""
 
+import asyncio
 import os
 import signal
 import sys
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.engine.config import EngineConfig
@@ -53,13 +55,24 @@ def local(command):
     return make
 
 
-async def test_a_link_to_a_scripted_engine():
-    await exercise_replica(linked_to([Answer()]))
+# The gateway runs on uvloop; whoever embeds a link may run on asyncio's own loop.
+on_every_loop = pytest.mark.parametrize(
+    "loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 
 
-async def test_a_link_to_a_scripted_engine_in_another_process():
+@on_every_loop
+def test_a_link_to_a_scripted_engine(loop_factory):
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(exercise_replica(linked_to([Answer()])))
+
+
+@on_every_loop
+def test_a_link_to_a_scripted_engine_in_another_process(loop_factory):
     module = "maitred.testing.scripted_engine"
-    await exercise_replica(local(lambda address: [sys.executable, "-m", module, "--listen", address]))
+    command = lambda address: [sys.executable, "-m", module, "--listen", address]  # noqa: E731
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(exercise_replica(local(command)))
 
 
 @pytest.mark.parametrize(
