@@ -10,20 +10,24 @@ from collections.abc import Sequence
 
 from maitred.text.tokenizer import Tokenizer
 
+_TAIL_TOKENS = 5
+"""A character has at most four bytes, so three tokens can be left unfinished; beyond, a turn that begins after nothing
+but special tokens reads as a new text, as it did in training."""
+
 
 class Detokenizer:
     """The text of one choice; all pushes and the flush together are what `Tokenizer.decode` makes of all tokens.
 
     Args:
         tokenizer: Of the model that writes.
-        prompt_tail: The last tokens of the prompt that the answer continues (four are enough). They decide whether a
-            space at the start belongs to the text, and complete a character that the prompt left unfinished.
+        prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a space at the
+            start belongs to the text, and begin the character that the answer may have to finish.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = ()) -> None:
         self._visible_bytes = tokenizer.visible_bytes
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        tail = self._visible_bytes(prompt_tail)
+        tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._characters.decode(tail)
         self._strip = tokenizer.strips_leading_space and not tail
 

@@ -43,6 +43,13 @@ def test_a_character_begun_in_the_prompt_is_completed():
     assert pushed(tokenizer, [last], tail=begun) == ["€", ""]
 
 
+def test_only_the_end_of_a_prompt_counts():
+    tokenizer = sentencepiece()
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    assert "".join(pushed(tokenizer, fox, tail=[*fox, *[2] * 5])) == "fox"
+    assert "".join(pushed(tokenizer, fox, tail=[*[2] * 1000, *fox])) == " fox"
+
+
 def test_special_tokens_show_nothing():
     tokenizer = byte_level()
     assert pushed(tokenizer, [3, 4]) == ["", "", ""]
