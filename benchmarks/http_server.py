@@ -3,33 +3,36 @@
 Each candidate runs the same ASGI application, shaped like ours: read a JSON body, then answer at once, or stream chunks
 of one token's size. What is compared is the server process's CPU time, because one process on one core is what a
 gateway worker is; wall time on a busy machine says more about its other users. Rounds are interleaved, and the figures
-are ratios to the first candidate within each round.
+are ratios to the first candidate within each round. The bar holds as long as the choice made in
+`docs/design/0001-http-server.md` is right: granian, for streams, is not clearly cheaper.
 
-    python -m benchmarks.http_server [--quick]
+    python -m benchmarks.http_server [--quick]    (needs `pip install granian starlette`)
 """
 
 import argparse
 import asyncio
-import json
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from benchmarks.report import Report
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 CHUNKS = 64
 CHUNK = b"data: " + b'{"id":"chatcmpl-0","choices":[{"index":0,"delta":{"content":" word"}}]}'.ljust(210) + b"\n\n"
 BODY = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 1500 + b'"}]}'
 
 
-async def app(scope: Any, receive: Any, send: Any) -> None:
+async def app(scope: MutableMapping[str, Any], receive: Callable[[], Any], send: Callable[..., Any]) -> None:
     """The application: what `maitred.api` does to a server, without the model behind it."""
     if scope["type"] != "http":
         return
@@ -46,7 +49,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def routed() -> Any:
+def routed() -> "Starlette":
     """The same behind Starlette's router and middleware."""
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -60,7 +63,7 @@ def routed() -> Any:
     async def stream(request: Request) -> Response:
         await request.body()
 
-        async def chunks() -> Any:
+        async def chunks() -> AsyncIterator[bytes]:
             for _ in range(CHUNKS):
                 yield CHUNK
                 await asyncio.sleep(0)
@@ -162,11 +165,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--serve", choices=SERVERS)
     parser.add_argument("--port", type=int)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.serve:
         SERVERS[arguments.serve](arguments.port)
         return 0
+    report = Report("http_server", seed=0, quick=arguments.quick)
     rounds = 3 if arguments.quick else 7
     scale = 1 if arguments.quick else 4
     plans = {"/plain": 2000 * scale, "/stream": 200 * scale}
@@ -184,22 +187,14 @@ def main() -> int:
         for server in servers.values():
             server.process.terminate()
             server.process.wait(10)
-    result = {
-        path: {
-            name: {
-                "cpu_us_per_request": round(statistics.median(values), 1),
-                "ratio": round(statistics.median(v / b for v, b in zip(values, costs["uvicorn"], strict=True)), 3),
-            }
-            for name, values in costs.items()
-        }
-        for path, costs in cost_us.items()
-    }
-    report = {"chunks_per_stream": CHUNKS, "rounds": rounds, "machine": platform.platform(), "result": result}
-    text = json.dumps(report, indent=2)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
-    print(text)
-    return 0
+    for path, costs in cost_us.items():
+        for name, values in costs.items():
+            ratio = statistics.median(v / b for v, b in zip(values, costs["uvicorn"], strict=True))
+            figures = {"cpu_us": round(statistics.median(values), 1), "ratio": round(ratio, 3)}
+            report.figures[f"{path} {name}"] = figures
+            print(f"{path} {name}: {figures['cpu_us']} µs of CPU per request, {figures['ratio']} x uvicorn")
+    report.require("granian / uvicorn, stream", report.figures["/stream granian"]["ratio"], at_least=0.9)
+    return report.finish()
 
 
 if __name__ == "__main__":
