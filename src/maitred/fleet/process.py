@@ -51,16 +51,25 @@ class EngineProcess:
         Raises:
             OSError: The system cannot run it.
         """
-        return cls(
-            await asyncio.create_subprocess_exec(
+        spawning = asyncio.create_task(
+            asyncio.create_subprocess_exec(
                 *command,
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, LIFELINE_VARIABLE: "1"},
                 start_new_session=True,
-            )
+            ),
+            name="engine spawn",
         )
+        try:
+            return cls(await asyncio.shield(spawning))
+        except asyncio.CancelledError:
+            # A spawn that is cut off half-way would leave a process that nobody owns; it takes milliseconds to let
+            # it finish.
+            with suppress(OSError):
+                await cls(await spawning).stop(grace_s=0)
+            raise
 
     @property
     def pid(self) -> int:
