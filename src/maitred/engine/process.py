@@ -107,6 +107,7 @@ def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
     kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=_free_bytes(device))
     cache = KVCache(loaded.config, kv.blocks, config.block_tokens, dtype, device)
+    loaded.decoder.warm_up(cache)
     eos = loaded.config.eos_token_ids
     scheduler = Scheduler(
         BlockPool(kv.blocks),
