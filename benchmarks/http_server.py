@@ -91,14 +91,15 @@ def serve_starlette(port: int) -> None:
 
 def serve_granian(port: int) -> None:
     """The rival, written in Rust."""
-    from granian import Granian  # type: ignore[import-not-found, unused-ignore]
+    from granian import Granian
+    from granian.constants import Interfaces, Loops
 
     Granian(
         "benchmarks.http_server:app",
         address="127.0.0.1",
         port=port,
-        interface="asginl",
-        loop="uvloop",
+        interface=Interfaces.ASGINL,
+        loop=Loops.uvloop,
         log_enabled=False,
     ).serve()
 
