@@ -62,6 +62,7 @@ BAD = [
     (text(prompt=[[]]), 400, "prompt[0]", "invalid_value"),
     (text(prompt=[CARD.vocab_size]), 400, "prompt", "invalid_value"),
     (text(prompt=[1] * 600), 400, "prompt", "context_length_exceeded"),
+    (text(prompt=["x"] * 2049), 400, "prompt", "invalid_value"),
     (text(suffix="x"), 400, "suffix", "invalid_value"),
     (text(best_of=3), 400, "best_of", "invalid_value"),
     (text(logprobs=6), 400, "logprobs", "invalid_value"),

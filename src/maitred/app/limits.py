@@ -6,6 +6,9 @@ from maitred.core.answer import Ask
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.ports import ModelCard
 
+_MOST_CHOICES = 2_048
+"""In one request, so that none can fill the engine's queue alone."""
+
 
 def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
     """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
@@ -13,6 +16,12 @@ def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
     max_choices = min(card.max_choices, max_choices)
     if sampling.n > max_choices:
         raise InvalidRequest(f"n must be at most {max_choices} for this model; got {sampling.n}.", param="n")
+    if len(ask.prompts) * sampling.n > _MOST_CHOICES:
+        raise InvalidRequest(
+            f"{len(ask.prompts):,} prompts with n={sampling.n} are more than {_MOST_CHOICES:,} choices. Send them "
+            "in several requests.",
+            param=ask.prompt_param,
+        )
     _check_tokens(card, sampling.logit_bias, "logit_bias")
     _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
 

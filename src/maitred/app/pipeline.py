@@ -62,7 +62,7 @@ class Pipeline:
         # Can it do what is asked?
         check_sampling(card, ask, self._max_choices)
         # What does it read?
-        prompts = [await tokens_of(model, prompt) for prompt in ask.prompts]
+        prompts = await tokens_of(model, ask.prompts)
         # Does that fit, and what exactly is to be generated?
         requests = [self._request(card, ask, prompt) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
@@ -91,7 +91,8 @@ class Pipeline:
 
     async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool | None) -> list[int]:
         """See `Answering.tokenize`."""
-        return await tokens_of(self._catalog.resolve(model), prompt, add_special_tokens=add_special_tokens)
+        (tokens,) = await tokens_of(self._catalog.resolve(model), [prompt], add_special_tokens=add_special_tokens)
+        return tokens
 
     def detokenize(self, model: str, tokens: Sequence[int]) -> str:
         """See `Answering.detokenize`."""

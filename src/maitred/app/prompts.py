@@ -1,28 +1,41 @@
-"""From a prompt in the caller's terms to the tokens that the model reads."""
+"""From prompts in the caller's terms to the tokens that the model reads."""
 
 import asyncio
+from collections.abc import Sequence
 
 from maitred.core.answer import Conversation, Prompt
 from maitred.core.errors import InvalidRequest
 from maitred.routing.catalog import ServedModel
 
 _INLINE_CHARACTERS = 2_048
-"""Longer texts are tokenised in a thread. At about half a megabyte per second these would take more than 4 ms, and
-nobody else's tokens would move meanwhile; handing a text over takes a tenth of a millisecond."""
+"""More text than this is tokenised in a thread. At about half a megabyte per second it would take more than 4 ms, and
+nobody else's tokens would move meanwhile; handing it over takes a tenth of a millisecond."""
 
 
-async def tokens_of(model: ServedModel, prompt: Prompt, *, add_special_tokens: bool | None = None) -> list[int]:
-    """The prompt as token ids.
+async def tokens_of(
+    model: ServedModel, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
+) -> list[list[int]]:
+    """The prompts as token ids.
 
     Args:
         model: Whose tokenizer and chat template to use.
-        prompt: In any of its forms.
+        prompts: In any of their forms.
         add_special_tokens: Whether the text gets the model's begin-of-text token. By default plain text does; a chat
             template writes its own.
 
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
+
+    def encode_all() -> list[list[int]]:
+        return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
+
+    if sum(map(_characters, prompts)) <= _INLINE_CHARACTERS:
+        return encode_all()
+    return await asyncio.to_thread(encode_all)
+
+
+def _encode(model: ServedModel, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
     match prompt:
         case list():
             return prompt
@@ -33,12 +46,17 @@ async def tokens_of(model: ServedModel, prompt: Prompt, *, add_special_tokens: b
                     f"The model {model.name!r} has no chat template. Use /v1/completions with a prompt.", param="model"
                 )
             text = template.render(prompt.messages, add_generation_prompt=prompt.add_generation_prompt)
-            return await _encode(model, text, add_special_tokens is True)
+            return model.tokenizer.encode(text, add_special_tokens=add_special_tokens is True)
         case str():
-            return await _encode(model, prompt, add_special_tokens is not False)
+            return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)
 
 
-async def _encode(model: ServedModel, text: str, add_special_tokens: bool) -> list[int]:
-    if len(text) <= _INLINE_CHARACTERS:
-        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+def _characters(prompt: Prompt) -> int:
+    """About how much text there is to read."""
+    match prompt:
+        case list():
+            return 0
+        case Conversation():
+            return sum(len(message["content"]) for message in prompt.messages)
+        case str():
+            return len(prompt)
