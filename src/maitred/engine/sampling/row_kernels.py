@@ -23,7 +23,7 @@ from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX
 
 NOT_A_NUMBER = -1
 """In place of a token: the row holds a NaN or +inf."""
-_BLOCK = 256
+BLOCK_TOKENS = 256
 _BANDS = (6, 10, 14, 20, 26, 32, FRACTION_BITS)
 """Weights down to 2^-band of the largest are gathered, one band after the other."""
 _SIGN = np.int32(31)
@@ -54,13 +54,13 @@ def draw_rows(
         tokens: Receives the choices; `NOT_A_NUMBER` where a row has none.
     """
     vocabulary = logits.shape[1]
-    blocks = (vocabulary + _BLOCK - 1) // _BLOCK
+    blocks = (vocabulary + BLOCK_TOKENS - 1) // BLOCK_TOKENS
     block_keys = np.empty(blocks, np.int32)
     block_masses = np.empty(blocks, np.int64)
     ranks = np.empty(vocabulary, np.int64)
     for r in range(logits.shape[0]):
         row = logits[r]
-        if not _find_block_tops(row.view(np.int32), block_keys):
+        if not find_block_tops(row.view(np.int32), block_keys):
             tokens[r] = NOT_A_NUMBER
             continue
         tops = block_keys.view(np.float32)
@@ -73,10 +73,10 @@ def draw_rows(
             continue
         top_k = top_ks[r] if 0 < top_ks[r] < vocabulary else 0
         if top_k == 0 and top_ps[r] >= SHARE_ONE and min_weights[r] <= 1:
-            total = _weigh_blocks(row, tops, top, scale, block_masses)
+            total = weigh_blocks(row, tops, top, scale, block_masses)
             tokens[r] = _pick_in_blocks(row, top, scale, block_masses, share_of(total, bits[r]))
         else:
-            total = _weigh_blocks(row, tops, top, scale, block_masses) if top_ps[r] < SHARE_ONE and top_k == 0 else 0
+            total = weigh_blocks(row, tops, top, scale, block_masses) if top_ps[r] < SHARE_ONE and top_k == 0 else 0
             tokens[r] = _pick_filtered(
                 row, tops, top, scale, total, top_k, top_ps[r], max(min_weights[r], 1), bits[r], ranks
             )
@@ -89,7 +89,7 @@ def _ordered(pattern: np.int32) -> np.int32:
 
 
 @compiled
-def _find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bool:
+def find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bool:
     """Writes the bit pattern of each block's largest logit; False if there is a NaN or +inf.
 
     Works on integers that are ordered as the floats are: a maximum of integers is compiled to vector instructions,
@@ -98,10 +98,10 @@ def _find_block_tops(patterns: NDArray[np.int32], tops: NDArray[np.int32]) -> bo
     least = _MAGNITUDE
     most = _MINUS_INFINITY
     for block in range(tops.size):
-        start = block * _BLOCK
+        start = block * BLOCK_TOKENS
         largest = np.int32(-0x80000000)
         smallest = _MAGNITUDE
-        part = patterns[start : start + _BLOCK]
+        part = patterns[start : start + BLOCK_TOKENS]
         for i in range(part.size):
             key = _ordered(part[i])
             largest = key if key > largest else largest
@@ -117,15 +117,15 @@ def _first_of(row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float
     """The lowest token id whose logit is `top`."""
     for block in range(tops.size):
         if tops[block] == top:
-            start = block * _BLOCK
-            for token in range(start, min(start + _BLOCK, row.size)):
+            start = block * BLOCK_TOKENS
+            for token in range(start, min(start + BLOCK_TOKENS, row.size)):
                 if row[token] == top:
                     return token
     return 0
 
 
 @compiled
-def _weigh_blocks(
+def weigh_blocks(
     row: NDArray[np.float32], tops: NDArray[np.float32], top: np.float32, scale: np.float32, masses: NDArray[np.int64]
 ) -> int:
     """Writes the weight of each block; returns that of the row."""
@@ -133,8 +133,8 @@ def _weigh_blocks(
     for block in range(tops.size):
         mass = 0
         if weight(tops[block], top, scale) > 0:
-            start = block * _BLOCK
-            part = row[start : start + _BLOCK]
+            start = block * BLOCK_TOKENS
+            part = row[start : start + BLOCK_TOKENS]
             for i in range(part.size):  # an iterator over the part would not be compiled to vector instructions
                 mass += weight(part[i], top, scale)
         masses[block] = mass
@@ -152,7 +152,7 @@ def _pick_in_blocks(
     while running + masses[block] <= target:
         running += masses[block]
         block += 1
-    token = block * _BLOCK
+    token = block * BLOCK_TOKENS
     running += weight(row[token], top, scale)
     while running <= target:
         token += 1
@@ -224,8 +224,8 @@ def _gather(
     least = np.float32(top - (FRACTION_BITS + 1 - np.log2(floor)) / scale)
     for block in range(tops.size):
         if tops[block] >= least:
-            start = block * _BLOCK
-            for token in range(start, min(start + _BLOCK, row.size)):
+            start = block * BLOCK_TOKENS
+            for token in range(start, min(start + BLOCK_TOKENS, row.size)):
                 ranks[count] = token  # kept only if the count goes on; a branch would often be guessed wrong
                 count += row[token] >= least
     candidates = count

@@ -126,7 +126,7 @@ class Sampler:
             )
         layout = self._layout_of(keys)
         logits = logits.to(torch.float32).contiguous()
-        observed = None if layout.logprobs is None else layout.logprobs.observe(logits)
+        read = None if layout.logprobs is None else layout.logprobs.observe(logits)
         tokens = layout.draw(logits, positions)
         if NOT_A_NUMBER in tokens:
             raise Bug(
@@ -136,9 +136,9 @@ class Sampler:
         for row, edits in layout.edits:
             edits.record(tokens[row])
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
-        if layout.logprobs is not None and observed is not None:
+        if layout.logprobs is not None and read is not None:
             rows = layout.logprobs.rows
-            for row, entry in zip(rows, layout.logprobs.read(observed, [tokens[row] for row in rows]), strict=True):
+            for row, entry in zip(rows, read([tokens[row] for row in rows]), strict=True):
                 logprobs[row] = entry
         return SampleResult(tokens, logprobs)
 
@@ -149,7 +149,8 @@ class Sampler:
 
     def _warm_up(self) -> None:
         """Compiles or loads every kernel now rather than under the first request."""
-        self.add(0, SamplingParams(max_tokens=1, seed=0, top_p=0.5, repetition_penalty=2.0), 0, prompt=[0])
+        params = SamplingParams(max_tokens=1, seed=0, top_p=0.5, repetition_penalty=2.0, top_logprobs=1)
+        self.add(0, params, 0, prompt=[0])
         self.sample(torch.zeros((1, self._vocab_size), device=self._device), [0], [0])
         self.remove(0)
 
@@ -185,7 +186,8 @@ class _Layout:
         self.keys = keys
         self.edits = [(i, row.edits) for i, row in enumerate(rows) if row.edits is not None]
         asking = [(i, row.params.top_logprobs) for i, row in enumerate(rows) if row.params.top_logprobs is not None]
-        self.logprobs = LogprobRows([i for i, _ in asking], [k for _, k in asking], device) if asking else None
+        edited = {i for i, _ in self.edits}
+        self.logprobs = LogprobRows([i for i, _ in asking], [k for _, k in asking], edited, device) if asking else None
         self._parameters = parameters
         self._form = form
         self._greedy = not parameters.scales.any()

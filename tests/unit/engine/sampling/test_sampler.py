@@ -4,6 +4,7 @@ import torch
 
 from maitred.core.errors import Bug
 from maitred.core.request import SamplingParams
+from maitred.engine.sampling.logprobs import LogprobRows
 from maitred.engine.sampling.sampler import Sampler
 from tests import sampling_reference as reference
 
@@ -105,6 +106,18 @@ def test_equal_logprobs_are_listed_by_id(sampler):
     entry = sampler.sample(logits, [1], [0]).logprobs[0]
     assert entry is not None
     assert [token for token, _ in entry.top] == [150, 20, 60, 100]
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 257, 3000])
+def test_logprobs_on_the_host_equal_those_of_tensors(vocabulary):
+    logits = torch.from_numpy(np.random.default_rng(1).standard_normal((4, vocabulary)).astype(np.float32) * 5)
+    rows = LogprobRows([0, 2, 3], [20, 0, 3], {2}, CPU)
+    host = rows._observe_on_host(logits)([1, 2, 3])
+    device = rows._observe_on_device(logits)([1, 2, 3])
+    for mine, theirs in zip(host, device, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+        assert [value for _, value in mine.top] == pytest.approx([value for _, value in theirs.top], abs=1e-5)
 
 
 def test_more_logprobs_than_tokens_gives_them_all():

@@ -1,0 +1,59 @@
+"""What the log-probabilities of a row need, found in one compiled pass on a CPU.
+
+The normaliser comes from the same exact sum of integer weights as the draw, so a log-probability is as independent of
+the batch as a token is. The most probable tokens are found by scanning the blocks whose largest logit can still
+enter the list; after the first few blocks that is next to none.
+"""
+
+# Compiled, an `int` here is NumPy's int64, which mypy holds for something else.
+# mypy: disable-error-code="assignment, arg-type"
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.engine.sampling.compiled import compiled
+from maitred.engine.sampling.fixed_point import LOG2_E, ONE
+from maitred.engine.sampling.row_kernels import BLOCK_TOKENS, find_block_tops, weigh_blocks
+
+_SCALE = np.float32(LOG2_E)
+
+
+@compiled
+def observe_row(row: NDArray[np.float32], tokens: NDArray[np.int64], values: NDArray[np.float64]) -> float:
+    """The logarithm of the sum of the exponentials of a row's logits.
+
+    Args:
+        row: The logits.
+        tokens: Receives as many of the most probable tokens as it has room for; the lower id first among equals.
+        values: Receives their logits.
+
+    Returns:
+        What to subtract from a logit to get its log-probability; NaN if the row holds a NaN or +inf.
+    """
+    blocks = (row.size + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    patterns = np.empty(blocks, np.int32)
+    if not find_block_tops(row.view(np.int32), patterns):
+        values[:] = np.nan
+        return np.nan
+    tops = patterns.view(np.float32)
+    top = tops.max()
+    count = 0
+    for block in range(blocks if tokens.size else 0):
+        if count == tokens.size and tops[block] <= values[count - 1]:
+            continue
+        start = block * BLOCK_TOKENS
+        for token in range(start, min(start + BLOCK_TOKENS, row.size)):
+            x = row[token]
+            if count == tokens.size and x <= values[count - 1]:
+                continue
+            place = count if count < tokens.size else count - 1
+            while place > 0 and values[place - 1] < x:
+                tokens[place] = tokens[place - 1]
+                values[place] = values[place - 1]
+                place -= 1
+            tokens[place] = token
+            values[place] = x
+            count = min(count + 1, tokens.size)
+    if top == -np.inf:
+        return 0.0
+    return float(top + np.log(weigh_blocks(row, tops, top, _SCALE, np.empty(blocks, np.int64)) / ONE))
