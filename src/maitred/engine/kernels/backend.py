@@ -36,7 +36,3 @@ class AttentionBackend(Protocol, Generic[PlanT]):
             ``[T, heads * head_dim]``
         """
         ...
-
-    def warm_up(self) -> None:
-        """Compiles whatever compiles lazily, so that the first request does not wait for it."""
-        ...

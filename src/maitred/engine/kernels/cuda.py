@@ -76,6 +76,3 @@ class TorchAttention:
         for bucket in plan.buckets:
             bucket.attend(queries, keys, values, layer, cache, attended)
         return attended.flatten(1)
-
-    def warm_up(self) -> None:
-        """Nothing compiles here."""

@@ -84,6 +84,3 @@ class ReferenceAttention:
         future = torch.arange(span.context, device=queries.device)[None, :] > positions[:, None]
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
         return torch.einsum("hls,shd->lhd", weights, values).to(queries.dtype)
-
-    def warm_up(self) -> None:
-        """Nothing compiles here."""

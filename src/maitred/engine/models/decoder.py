@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.backend import AttentionBackend
-from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.weights import LayerWeights, Weights
@@ -59,9 +59,24 @@ class Decoder:
             hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
         return weights.head(self._norm(hidden[batch.logit_rows], weights.final_norm)).float()
 
-    def warm_up(self) -> None:
-        """Compiles what compiles lazily; call it before the first request."""
-        self._attention.warm_up()
+    def warm_up(self, cache: KVCache) -> None:
+        """Runs a decode and a chunk, so that no request waits for a kernel to compile.
+
+        Writes into the cache's first block, so call it before the first request.
+        """
+        self.forward(
+            ForwardBatch(
+                token_ids=torch.zeros(3, dtype=torch.int64, device=self.device),
+                positions=torch.zeros(3, dtype=torch.int64, device=self.device),
+                slots=torch.zeros(3, dtype=torch.int64, device=self.device),
+                logit_rows=torch.zeros(1, dtype=torch.int64, device=self.device),
+                num_decodes=1,
+                decode_tables=torch.zeros(1, 1, dtype=torch.int32, device=self.device),
+                decode_lengths=torch.ones(1, dtype=torch.int32, device=self.device),
+                chunks=[Chunk(start_row=1, length=2, context_before=0, block_table=[0])],
+            ),
+            cache,
+        )
 
     def _norm(self, rows: Tensor, gain: Tensor) -> Tensor:
         return functional.rms_norm(rows, gain.shape, gain, self.config.norm_epsilon)

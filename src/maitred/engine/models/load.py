@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.cuda import TorchAttention
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
@@ -33,4 +36,5 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str =
     device = torch.device(device)
     config = ModelConfig.load(folder)
     weights = load_weights(folder, config, dtype, device)
-    return LoadedModel(config, Decoder(config, weights, TorchAttention(config, device)))
+    attention: AttentionBackend[Any] = CPUAttention(config) if device.type == "cpu" else TorchAttention(config, device)
+    return LoadedModel(config, Decoder(config, weights, attention))

@@ -125,6 +125,14 @@ def test_bfloat16_is_near(tmp_path: Path):
     torch.testing.assert_close(distribution(rounded), distribution(exact), atol=2e-3, rtol=0.2)
 
 
+def test_warm_up_leaves_no_trace_in_answers(pair):
+    _, model = pair
+    tokens = random_tokens(model.config, 10)
+    cold, warm = Driver(model.decoder), Driver(model.decoder)
+    model.decoder.warm_up(warm.cache)
+    assert torch.equal(cold.prefill(tokens), warm.prefill(tokens))
+
+
 def test_batch_without_rows_to_sample(pair):
     _, model = pair
     driver = Driver(model.decoder)

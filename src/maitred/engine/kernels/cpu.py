@@ -1,0 +1,137 @@
+"""Attention on a CPU: a Numba kernel for all decodes of a step, torch's fused kernel for the chunks."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maitred.engine.kernels.paged import decode_kernel, rotate_and_store
+from maitred.engine.kernels.prefill import Bucket, plan_buckets
+from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.rotary import rotary_table, rotate
+
+_WORTH_A_THREAD = 1 << 20
+"""Multiply-adds below which handing a share to another thread costs more than it saves."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CPUPlan:
+    """What every layer of a step needs."""
+
+    batch: ForwardBatch
+    positions: Array
+    slots: Array
+    tables: Array
+    lengths: Array
+    shares: list[tuple[int, int]]
+    """Decodes ``first … last - 1`` for each thread."""
+    scores: list[Array]
+    """Scratch of each thread."""
+    buckets: list[Bucket]
+
+
+class CPUAttention:
+    """The backend for processors.
+
+    Args:
+        config: Shape of the model.
+        threads: How many share the decodes of a step; torch's own number unless given.
+    """
+
+    def __init__(self, config: ModelConfig, threads: int | None = None) -> None:
+        self._config = config
+        self._table = rotary_table(config)
+        self._threads = threads or torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self._threads - 1, "decode-attention") if self._threads > 1 else None
+
+    def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
+        """Shares the decodes out among threads and sorts the chunks into buckets."""
+        lengths = batch.decode_lengths.numpy()
+        shares = self._shares(lengths)
+        width = batch.decode_tables.shape[1] * cache.block_tokens
+        return CPUPlan(
+            batch=batch,
+            positions=batch.positions.numpy(),
+            slots=batch.slots.numpy(),
+            tables=batch.decode_tables.numpy(),
+            lengths=lengths,
+            shares=shares,
+            scores=[np.empty((self._config.group_size, width), np.float32) for _ in shares],
+            buckets=plan_buckets(batch.chunks, cache.block_tokens, cache.keys.dtype, torch.device("cpu")),
+        )
+
+    def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
+        """Rotates and stores all rows, then computes decodes and buckets."""
+        config = self._config
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
+        if qkv.dtype == cache.keys.dtype == torch.float32:
+            self._rotate_and_store(layer, heads, cache, plan)
+        else:
+            angles = self._table[plan.batch.positions]
+            queries, keys = rotate(queries, angles), rotate(keys, angles)
+            cache.write(layer, keys, values, plan.batch.slots)
+        attended = torch.empty(queries.shape, dtype=qkv.dtype)
+        if count := plan.batch.num_decodes:
+            attended[:count] = self._decode(layer, queries[:count], cache, plan)
+        for bucket in plan.buckets:
+            bucket.attend(queries, keys, values, layer, cache, attended)
+        return attended.flatten(1)
+
+    def _rotate_and_store(self, layer: int, heads: Tensor, cache: KVCache, plan: CPUPlan) -> None:
+        rotate_and_store(
+            heads.numpy(),
+            self._table.numpy(),
+            plan.positions,
+            plan.slots,
+            cache.keys[layer].numpy(),
+            cache.values[layer].numpy(),
+            self._config.heads,
+            cache.block_tokens,
+        )
+
+    def _decode(self, layer: int, queries: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
+        """``[D, heads, head_dim]`` fp32."""
+        config = self._config
+        kernel = decode_kernel(config.head_dim, cache.block_tokens, config.group_size)
+        attended = torch.empty(queries.shape, dtype=torch.float32)
+        flat_queries = queries.float().flatten().numpy()
+        arrays = (flat_queries, _flat(cache.keys), _flat(cache.values), plan.tables, plan.lengths, _flat(attended))
+        first_block = layer * cache.num_blocks
+        work = [
+            (*arrays, scores, config.kv_heads, first_block, first, last)
+            for (first, last), scores in zip(plan.shares, plan.scores, strict=True)
+        ]
+        others = [self._pool.submit(kernel, *arguments) for arguments in work[1:]] if self._pool else []
+        kernel(*work[0])
+        for other in others:
+            other.result()
+        return attended
+
+    def _shares(self, lengths: Array) -> list[tuple[int, int]]:
+        """Runs of decodes with about equally many tokens to attend to."""
+        count = len(lengths)
+        if not count:
+            return []
+        ends = np.cumsum(lengths, dtype=np.int64)
+        cost = int(ends[-1]) * self._config.heads * self._config.head_dim * 2
+        threads = max(1, min(self._threads, count, cost // _WORTH_A_THREAD))
+        marks = [int(np.searchsorted(ends, ends[-1] * part / threads)) + 1 for part in range(1, threads)]
+        edges = [0, *marks, count]
+        return [(first, last) for first, last in pairwise(edges) if last > first]
+
+
+def _flat(tensor: Tensor) -> Array:
+    """All elements in one row; bf16 as the bits that it is."""
+    tensor = tensor.view(-1)
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy()
+    return tensor.numpy()

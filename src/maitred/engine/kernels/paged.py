@@ -1,0 +1,185 @@
+"""Numba kernels over the paged KV cache: attention of one new token per sequence, and rotate-and-store.
+
+Decode attention is two small products per block with a softmax between them (see `simd`). The scores of a whole
+sequence fit into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and
+Gimelshein, 2018) would save no memory traffic here and cost a rescaling per block. A step's sequences are independent,
+so callers may split them over threads: the kernels do not hold the interpreter's lock.
+
+Compiled code is kept on disk beside this file, or under ``NUMBA_CACHE_DIR`` or the user's cache folder where that
+cannot be written.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits
+
+Array = np.ndarray[Any, Any]
+Kernel = Callable[..., None]
+
+# All of "fast" but the promises that no number is infinite or undefined: those would hide faults upstream.
+_FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
+_LOG2_E = np.float32(1.4426950408889634)
+_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+
+
+def _compiled(function: Kernel) -> Kernel:
+    """Compiles at the first call and keeps the result on disk, if there is any place to write."""
+    options: dict[str, Any] = {"fastmath": _FAST, "nogil": True, "error_model": "numpy"}
+    try:
+        kernel: Kernel = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # neither this folder nor the user's cache folder can be written
+        kernel = numba.njit(**options)(function)
+    return kernel
+
+
+@numba.njit(fastmath=_FAST, inline="always")  # type: ignore[untyped-decorator]
+def _exp(x: np.float32) -> np.float32:
+    """e**x for x <= 0 in fp32, in operations that vectorise.
+
+    x = n ln 2 + r; a polynomial gives e**r, and n goes into the exponent's bits (Cephes' expf, Moshier, 1992).
+    """
+    x = max(x, np.float32(-87.0))
+    n = np.float32(math.floor(x * _LOG2_E + np.float32(0.5)))
+    r = x - n * _LN_2_HIGH - n * _LN_2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    power: np.float32 = float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+    return p * power
+
+
+@numba.njit(fastmath=_FAST, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _softmax(scores: Array, count: int, scale: np.float32) -> None:
+    """Turns `count` scores into probabilities in place and zeroes the rest."""
+    highest = np.float32(-np.inf)
+    for t in range(count):
+        highest = max(highest, scores[t])
+    total = np.float32(0.0)
+    for t in range(count):
+        weight = _exp((scores[t] - highest) * scale)
+        scores[t] = weight
+        total += weight
+    share = np.float32(1.0) / total
+    for t in range(count):
+        scores[t] *= share
+    for t in range(count, len(scores)):
+        scores[t] = np.float32(0.0)
+
+
+@cache
+def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
+    """Attention of single new tokens, compiled for one model's shape.
+
+    Returns:
+        ``kernel(queries, keys, values, tables, lengths, attended, scores, kv_heads, first_block, first, last)``, which
+        computes sequences ``first … last - 1`` of the step. ``queries`` and ``attended`` are flat fp32
+        ``[D, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which the layer starts at
+        ``first_block``; ``scores`` is scratch of one thread, fp32 ``[group, max_blocks * block_tokens]``.
+    """
+    key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
+    unroll = math.gcd(8 // min(group, 8), math.gcd(head_dim, block_tokens))
+    unroll = 1 << (unroll.bit_length() - 1)
+    edition = EDITION
+    block_size = head_dim * block_tokens
+    scale = np.float32(head_dim**-0.5)
+
+    @_compiled
+    def kernel(
+        queries: Array,
+        keys: Array,
+        values: Array,
+        tables: Array,
+        lengths: Array,
+        attended: Array,
+        scores: Array,
+        kv_heads: int,
+        first_block: int,
+        first: int,
+        last: int,
+    ) -> None:
+        flat_scores = scores.reshape(scores.size)
+        width = scores.shape[1]
+        if edition < 0:  # never; but what a kernel names is part of its key on disk
+            return
+        for s in range(first, last):
+            length = lengths[s]
+            blocks = (length + block_tokens - 1) // block_tokens
+            for h in range(kv_heads):
+                heads_at = (s * kv_heads + h) * group * head_dim
+                for g in range(group):
+                    row = scores[g, : blocks * block_tokens]
+                    row[:] = np.float32(0.0)
+                for b in range(blocks):
+                    block_at = ((first_block + tables[s, b]) * kv_heads + h) * block_size
+                    for t in range(0, block_tokens, key_lanes):
+                        add_weighted_rows(
+                            queries, heads_at, head_dim,
+                            keys, block_at + t, block_tokens, head_dim,
+                            flat_scores, b * block_tokens + t, width,
+                            group, key_lanes, unroll,
+                        )  # fmt: skip
+                for g in range(group):
+                    _softmax(scores[g, : blocks * block_tokens], length, scale)
+                attended[heads_at : heads_at + group * head_dim] = np.float32(0.0)
+                for b in range(blocks):
+                    block_at = ((first_block + tables[s, b]) * kv_heads + h) * block_size
+                    for d in range(0, head_dim, value_lanes):
+                        add_weighted_rows(
+                            flat_scores, b * block_tokens, width,
+                            values, block_at + d, head_dim, block_tokens,
+                            attended, heads_at + d, head_dim,
+                            group, value_lanes, unroll,
+                        )  # fmt: skip
+
+    return kernel
+
+
+@_compiled
+def rotate_and_store(
+    qkv: Array,
+    table: Array,
+    positions: Array,
+    slots: Array,
+    keys: Array,
+    values: Array,
+    heads: int,
+    block_tokens: int,
+) -> None:
+    """Turns queries and keys in place and stores keys and values, in one pass over the fused projection.
+
+    Args:
+        qkv: fp32 ``[T, heads + 2 * kv_heads, head_dim]``
+        table: Rotary table, fp32 ``[context_tokens, head_dim]``.
+        positions: int64 ``[T]``
+        slots: int64 ``[T]``
+        keys: One layer, fp32 ``[blocks, kv_heads, head_dim, block_tokens]``.
+        values: One layer, fp32 ``[blocks, kv_heads, block_tokens, head_dim]``.
+        heads: Query heads.
+        block_tokens: Tokens per block.
+    """
+    kv_heads, head_dim = keys.shape[1], keys.shape[2]
+    half = head_dim // 2
+    for row in range(qkv.shape[0]):
+        angles = table[positions[row]]
+        block, offset = slots[row] // block_tokens, slots[row] % block_tokens
+        for h in range(heads + kv_heads):
+            head = qkv[row, h]
+            for i in range(half):
+                first, second = head[i], head[i + half]
+                head[i] = first * angles[i] - second * angles[i + half]
+                head[i + half] = second * angles[i] + first * angles[i + half]
+        for h in range(kv_heads):
+            key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
+            for i in range(head_dim):
+                keys[block, h, i, offset] = key[i]
+                values[block, h, offset, i] = value[i]

@@ -1,0 +1,173 @@
+"""Every backend against the reference, on random steps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.engine.kernels import cpu, paged
+from maitred.engine.kernels.cpu import CPUAttention
+from maitred.engine.kernels.cuda import TorchAttention
+from maitred.engine.kernels.prefill import plan_buckets
+from maitred.engine.kernels.reference import ReferenceAttention
+from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+
+# (heads, kv_heads, head_dim, block_tokens): few, since each shape compiles a kernel.
+SHAPES = [(8, 4, 32, 16), (7, 1, 24, 4)]
+NUM_BLOCKS = 96
+
+
+def config_of(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        hidden_size=heads * head_dim,
+        intermediate_size=8,
+        layers=2,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_tokens=512,
+        norm_epsilon=1e-5,
+    )
+
+
+def step_of(block_tokens: int, decodes: list[int], chunks: list[tuple[int, int]], seed: int) -> ForwardBatch:
+    """Decodes of the given lengths and chunks of the given (context before, length), in random blocks."""
+    free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(seed)).tolist()
+    positions, slots, tables, parts = [], [], [], []
+    for before, length in [(total - 1, 1) for total in decodes] + chunks:
+        table = [free.pop() for _ in range(-(-(before + length) // block_tokens))]
+        if len(tables) >= len(decodes):
+            parts.append(Chunk(len(positions), length, before, table))
+        tables.append(table)
+        for position in range(before, before + length):
+            positions.append(position)
+            slots.append(table[position // block_tokens] * block_tokens + position % block_tokens)
+    width = max((len(table) for table in tables[: len(decodes)]), default=0)
+    padded = [table + [table[0]] * (width - len(table)) for table in tables[: len(decodes)]]
+    return ForwardBatch(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions),
+        slots=torch.tensor(slots),
+        logit_rows=torch.zeros(0, dtype=torch.int64),
+        num_decodes=len(decodes),
+        decode_tables=torch.tensor(padded, dtype=torch.int32).view(len(decodes), width),
+        decode_lengths=torch.tensor(decodes, dtype=torch.int32),
+        chunks=parts,
+    )
+
+
+def run(backend, config: ModelConfig, batch: ForwardBatch, block_tokens: int, dtype: torch.dtype, seed: int):
+    """What the backend answers, and the cache after it; the same random input for every backend."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
+    cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
+    cache.values.copy_(torch.randn(cache.values.shape, generator=generator))
+    qkv = torch.randn(len(batch.positions), config.qkv_features, generator=generator).to(dtype)
+    return backend.attend(1, qkv, cache, backend.plan(batch, cache)), cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [CPUAttention, lambda config: CPUAttention(config, threads=3), TorchAttention])
+@settings(max_examples=15, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    decodes=st.lists(st.integers(1, 40), max_size=6),
+    chunks=st.lists(st.tuples(st.sampled_from([0, 0, 1, 4, 16, 23]), st.integers(1, 20)), max_size=6),
+    seed=st.integers(0, 1 << 20),
+)
+def test_equals_reference(make, dtype, shape, decodes, chunks, seed):
+    heads, kv_heads, head_dim, block_tokens = shape
+    if not decodes and not chunks:
+        return
+    # In blocks of 4, twelve sequences of 43 tokens would not fit.
+    decodes, chunks = (decodes, chunks) if block_tokens > 4 else (decodes[:4], chunks[:4])
+    config = config_of(heads, kv_heads, head_dim)
+    batch = step_of(block_tokens, decodes, chunks, seed)
+    expected, expected_cache = run(ReferenceAttention(config), config, batch, block_tokens, dtype, seed)
+    backend = make(config) if make is not TorchAttention else TorchAttention(config, "cpu")
+    attended, cache = run(backend, config, batch, block_tokens, dtype, seed)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(attended, expected, **tolerance)
+    torch.testing.assert_close(cache.keys, expected_cache.keys, **tolerance)
+    torch.testing.assert_close(cache.values, expected_cache.values, **tolerance)
+
+
+def test_large_scores_do_not_overflow():
+    config = config_of(8, 4, 32)
+    batch = step_of(16, [40], [], 0)
+    cache = KVCache(config, NUM_BLOCKS, 16, torch.float32, "cpu")
+    cache.keys.normal_().mul_(1e4)
+    cache.values.normal_()
+    qkv = torch.randn(1, config.qkv_features) * 1e3
+    expected = ReferenceAttention(config)
+    answer = CPUAttention(config).attend(0, qkv.clone(), cache, CPUAttention(config).plan(batch, cache))
+    torch.testing.assert_close(
+        answer, expected.attend(0, qkv, cache, expected.plan(batch, cache)), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_decode_does_not_depend_on_its_neighbours():
+    """Bit for bit, whatever else is in the step and however many threads share it."""
+    config = config_of(8, 4, 32)
+    many = step_of(16, [33, 70, 21, 90], [], 5)
+    one = ForwardBatch(
+        token_ids=many.token_ids[:1],
+        positions=many.positions[:1],
+        slots=many.slots[:1],
+        logit_rows=many.logit_rows,
+        num_decodes=1,
+        decode_tables=many.decode_tables[:1],
+        decode_lengths=many.decode_lengths[:1],
+    )
+    together, _ = run(CPUAttention(config, threads=2), config, many, 16, torch.float32, 5)
+    alone, _ = run(CPUAttention(config, threads=1), config, one, 16, torch.float32, 5)
+    assert torch.equal(together[:1], alone)
+
+
+def test_decodes_are_shared_out_by_length(monkeypatch):
+    monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
+    backend = CPUAttention(config_of(8, 4, 32), threads=2)
+    cache = KVCache(config_of(8, 4, 32), NUM_BLOCKS, 16, torch.float32, "cpu")
+    plan = backend.plan(step_of(16, [100, 10, 10, 10, 100], [], 0), cache)
+    assert plan.shares[0][0] == 0
+    assert plan.shares[-1][1] == 5
+    assert len(plan.shares) == 2
+
+
+def test_buckets_are_few_and_hold_every_row_once():
+    chunks, row = [], 0
+    for index in range(64):
+        length = 1 + (index * 7) % 60
+        chunks.append(Chunk(row, length, 16 * (index % 5), list(range(20))))
+        row += length
+    buckets = plan_buckets(chunks, 16, torch.float32, torch.device("cpu"))
+    assert len(buckets) < 25
+    assert sorted(torch.cat([bucket.kept_rows for bucket in buckets]).tolist()) == list(range(row))
+    for bucket in buckets:
+        assert bucket.rows.numel() < 2 * len(bucket.kept)
+
+
+def test_kernels_compile_where_nothing_can_be_written(monkeypatch):
+    options = []
+
+    def njit(**given):
+        options.append(given)
+        if given.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(paged.numba, "njit", njit)
+    assert paged._compiled(print) is print
+    assert [given.get("cache", False) for given in options] == [True, False]
+
+
+def test_compiled_kernels_are_kept_on_disk():
+    """A process that starts later loads them instead of compiling."""
+    kernel = paged.decode_kernel(32, 16, 2)
+    assert Path(kernel.stats.cache_path).is_dir()  # type: ignore[attr-defined]
