@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -245,6 +246,7 @@ class Terminal:
     def until(self, text: str) -> None:
         """Reads until the text has come up; what is before it is read then."""
         while text not in self.seen:
+            assert select.select([self.master], [], [], 30)[0], f"{text!r} did not come up after {self.seen!r}"
             self.seen += os.read(self.master, 4096).decode()
         self.seen = self.seen.partition(text)[2]
 
