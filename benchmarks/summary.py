@@ -1,0 +1,103 @@
+"""The README's figures, rendered from the result files, so that no number is typed by hand.
+
+``python -m benchmarks.summary`` puts them between the markers in README.md.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import RESULTS
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def main() -> int:
+    """Writes the figures into the README."""
+    text = README.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    README.write_text(f"{head}{BEGIN}\n{render()}{END}{tail}")
+    return 0
+
+
+def render() -> str:
+    """All figures, as Markdown."""
+    return "\n".join([_users(), _throughput(), _rest()])
+
+
+def _load(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def _users() -> str:
+    result = _load("users")
+    machine = result["machine"]
+    lines = [
+        f"**Users at once** — `{result['command']}`, bundled model, client, gateway and engine together on "
+        f"{machine['cores']} cores ({machine['cpu']}). Every answer complete, all KV blocks free at the end. Times in "
+        "milliseconds, p50 / p95 / p99; memory is the peak of resident memory, gateway + engine.",
+        "",
+        "| users | output tokens/s | time to first token | between tokens | memory |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for users, figures in result["figures"]["by_users"].items():
+        memory = figures["memory_mib"]
+        lines.append(
+            f"| {users} | {figures['output_tokens_per_s']:,.0f} | {_times(figures['ttft_s'])} "
+            f"| {_times(figures['itl_s'])} | {memory['gateway']:.0f} + {memory['engine']:.0f} MiB |"
+        )
+    return "\n".join([*lines, "", "![The same as a plot](benchmarks/results/users.svg)", ""])
+
+
+def _times(seconds: dict[str, float]) -> str:
+    return " / ".join(f"{seconds[rank] * 1e3:,.0f}" for rank in ("p50", "p95", "p99"))
+
+
+def _throughput() -> str:
+    result = _load("throughput")
+    lines = [
+        f"**Engine against `transformers`** — `{result['command']}`, fp32, {result['figures']['threads']} threads, "
+        "output tokens per second, interleaved in one run. *One* is `generate` one request at a time, *static* is `generate` "
+        "over all as one batch. The last column is the time of the matrix products alone (`F.linear`) over that of a "
+        "whole decode step of the engine.",
+        "",
+        "| model | requests at once | one | static | maitred | over one | over static | products / step |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for shape in ("bundled", "qwen2.5-0.5b"):
+        for concurrency, figures in result["figures"].get(shape, {}).items():
+            lines.append(
+                f"| {shape} | {concurrency} | {figures['one_tokens_per_s']:,.0f} "
+                f"| {figures['static_tokens_per_s']:,.0f} | {figures['engine_tokens_per_s']:,.0f} | {figures['engine_over_one']:.1f}× "
+                f"| {figures['engine_over_static']:.1f}× | {figures['floor_over_step']:.2f} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _rest() -> str:
+    prefix, disconnects = _load("prefix"), _load("disconnects")
+    shared = "; ".join(
+        f"{shape}: {figures['off_s']:.2f} s → {figures['on_s']:.2f} s ({figures['off_over_on']:.1f}×, "
+        f"{figures['hit_rate']:.1%} of prompt tokens found)"
+        for shape, figures in prefix["figures"].items()
+    )
+    figures = disconnects["figures"]
+    return "\n".join(
+        [
+            f"**Shared prefix** — `{prefix['command']}`, 32 requests at once that begin with the same 512 tokens, "
+            f"cold: {shared}.",
+            "",
+            f"**Clients that leave** — `{disconnects['command']}`: {figures['left_before_the_end']} of "
+            f"{figures['disconnects']} clients hung up before their answer was complete; 0 KV blocks, 0 sequences "
+            f"and 0 requests were left, and all {figures['patient_answers']} answers of the others were complete.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
