@@ -2,7 +2,8 @@
 
 Machine code is kept in Numba's cache, so only the first engine on a machine waits for the compiler. Numba tells a
 stale entry by the age of the file that holds the function, and not of the files that it imports from: after a change to
-`fixed_point`, touch `row_kernels` too. The tests that compare the kernels with plain references fail if one forgets.
+`fixed_point` or `row_kernels`, touch the files that import them too. The tests that compare the kernels with plain
+references fail if one forgets.
 """
 
 from collections.abc import Callable
