@@ -1,15 +1,15 @@
 """The answer to one request: what the connection has delivered and the reader has not yet taken.
 
 The connection pushes, the reader pulls; both live on one event loop, so nothing here is locked and nothing but the
-reader's own wait ever awaits. What piles up is bounded by the request itself: at most `max_tokens` tokens in each of
-`n` choices, because the connection refuses deltas after a choice's finish.
+reader's own wait ever awaits. What piles up is bounded by the request itself: more tokens than `max_tokens` in each of
+`n` choices are a breach of the protocol.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from maitred.core.errors import Bug, MaitredError, ProtocolViolation
-from maitred.core.request import Delta
+from maitred.core.request import Delta, SamplingParams
 
 
 class EngineStream:
@@ -17,15 +17,16 @@ class EngineStream:
 
     Args:
         wire_id: How the connection and the engine call the request.
-        choices: The request's `n`.
+        sampling: Of the request: how many choices, and how many tokens of each, may come.
         send_cancel: Tells the engine that a choice (or None: all that are left) is no longer wanted.
     """
 
-    __slots__ = ("_cancelled", "_failure", "_pending", "_running", "_send_cancel", "_waiter", "wire_id")
+    __slots__ = ("_cancelled", "_failure", "_pending", "_running", "_send_cancel", "_tokens_left", "_waiter", "wire_id")
 
-    def __init__(self, wire_id: str, choices: int, send_cancel: Callable[[str, int | None], None]) -> None:
+    def __init__(self, wire_id: str, sampling: SamplingParams, send_cancel: Callable[[str, int | None], None]) -> None:
         self.wire_id = wire_id
-        self._running = set(range(choices))
+        self._running = set(range(sampling.n))
+        self._tokens_left = sampling.n * sampling.max_tokens
         self._cancelled: set[int] = set()
         self._pending: list[Delta] = []
         self._failure: MaitredError | None = None
@@ -74,7 +75,7 @@ class EngineStream:
         This runs once for every token of every request: it appends, and wakes the reader if there is one.
 
         Raises:
-            ProtocolViolation: The choice does not exist or had already finished.
+            ProtocolViolation: The choice does not exist or had already finished, or there are too many tokens.
         """
         index = delta.index
         if index not in self._running:
@@ -83,6 +84,9 @@ class EngineStream:
             raise ProtocolViolation(
                 f"The engine sent tokens of choice {index} of {self.wire_id}, which is not running."
             )
+        self._tokens_left -= len(delta.tokens)
+        if self._tokens_left < 0:
+            raise ProtocolViolation(f"The engine sent more tokens of {self.wire_id} than were asked for.")
         if delta.finish is not None:
             self._running.discard(index)
         self._pending.append(delta)

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.ports import LoadReport
+from maitred.core.request import Delta, FinishReason, Request, SamplingParams
 from maitred.replica.engine_link import EngineLink
-from maitred.testing.script import ECHO, Answer, Fault
+from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, Fault
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
+from maitred.wire.frames import PROTOCOL_VERSION, Hello, Output, Step, encode_frame
 
 LIMIT_S = 5.0
 
@@ -254,3 +256,23 @@ async def test_the_load_is_the_last_one_heard():
         async with link.generate(request(max_tokens=50)) as stream:
             await anext(stream)
             assert link.load().running == 1
+
+
+async def test_more_tokens_than_were_asked_for_break_the_protocol(caplog):
+    async def overrun(reader, writer):
+        writer.write(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+        await reader.read(1)
+        for sequence, tokens in enumerate(([1, 2], [3], [4]), start=1):
+            writer.write(encode_frame(Step(sequence, [Output("req-1/1", Delta(0, tokens))], [], LoadReport())))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(overrun, "127.0.0.1", 0) as server:
+        link = EngineLink(TcpAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
+        await link.connect(LIMIT_S)
+        heard = {}
+        async with link.generate(request(max_tokens=3)) as stream:
+            with pytest.raises(ReplicaLost):
+                await tokens_of(stream, heard)
+        assert heard == {0: [1, 2, 3]}
+        assert "more tokens of req-1/1 than were asked for" in caplog.text
