@@ -87,12 +87,11 @@ def test_type_without_a_reader_is_a_bug_of_ours() -> None:
         Walker({}).build(Odd, Node({"ratio": Node("1", "f")}, "f"))
 
 
-@pytest.mark.parametrize("text", [".inf", "nan", "-inf", "1e999", "1_0.5.1"])
+@pytest.mark.parametrize("text", [".inf", "nan", "-inf", "half"])
 def test_numbers_are_finite_also_without_bounds(text: str) -> None:
     class Free(Struct):
         ratio: float = 0.5
 
     walker = Walker({})
     assert walker.build(Free, Node({"ratio": Node(text, "f", is_text=True)}, "f")) == Free()
-    assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."] or text[0] == "1"
-    assert len(walker.faults) == 1
+    assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."]
