@@ -1,0 +1,60 @@
+"""What the README says is so: its commands and code run, its figures are those of the result files, its links lead on."""
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import summary
+from maitred.testing.server_process import serving
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def block(language: str) -> str:
+    """The first code block in this language."""
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found, f"no {language} block"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+        yield server
+
+
+def test_the_curl_command_streams_an_answer(server):
+    command = block("sh").replace(DEFAULT_URL, server.url)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    text = "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])
+    assert len(text.split()) > 3
+
+
+def test_the_python_block_prints_an_answer(server):
+    printed = io.StringIO()
+    scope: dict[str, object] = {}
+    with contextlib.redirect_stdout(printed):
+        exec(block("python").replace(DEFAULT_URL, server.url), scope)
+    scope["client"].close()
+    assert printed.getvalue().strip()
+
+
+def test_the_figures_are_those_of_the_result_files():
+    figures = README.partition(summary.BEGIN)[2].partition(summary.END)[0]
+    assert figures.strip() == summary.render().strip(), "run: python -m benchmarks.summary"
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
