@@ -62,18 +62,19 @@ def _throughput() -> str:
     lines = [
         f"**Engine against `transformers`** — `{result['command']}`, fp32, {result['figures']['threads']} threads, "
         "output tokens per second, interleaved in one run. *One* is `generate` one request at a time, *static* is "
-        "`generate` over all as one batch. The last column is the time of the matrix products alone (`F.linear`) over that of a "
-        "whole decode step of the engine.",
+        "`generate` over all as one batch. The last column is the time of the matrix products alone "
+        "(`F.linear`) over that of a whole decode step of the engine.",
         "",
         "| model | requests at once | one | static | maitred | over one | over static | products / step |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for shape in ("bundled", "qwen2.5-0.5b"):
         for concurrency, figures in result["figures"].get(shape, {}).items():
+            ratios = (figures["engine_over_one"], figures["engine_over_static"])
             lines.append(
                 f"| {shape} | {concurrency} | {figures['one_tokens_per_s']:,.0f} "
                 f"| {figures['static_tokens_per_s']:,.0f} | {figures['engine_tokens_per_s']:,.0f} "
-                f"| {figures['engine_over_one']:.1f}× | {figures['engine_over_static']:.1f}× | {figures['floor_over_step']:.2f} |"
+                f"| {ratios[0]:.1f}× | {ratios[1]:.1f}× | {figures['floor_over_step']:.2f} |"
             )
     return "\n".join([*lines, ""])
 

@@ -1,4 +1,4 @@
-"""What the README says is so: its commands and code run, its figures are those of the result files, its links lead on."""
+"""The README is right: its code runs, its figures are those of the result files, its links lead somewhere."""
 
 import contextlib
 import io
