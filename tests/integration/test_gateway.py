@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.core.answer import Outcome
 from maitred.testing.script import Answer, Fault
@@ -212,6 +214,38 @@ async def test_every_request_has_exactly_one_outcome_in_the_metrics():
         assert 'maitred_cached_tokens_total{model="tiny"} 3.0' in text
         assert 'maitred_engine_up{model="tiny"} 1.0' in text
         assert "maitred_in_flight 0.0" in text
+
+
+async def test_every_request_ends_once_and_leaves_nothing_behind():
+    chance = random.Random(7)
+
+    def answer(request):
+        fault = chance.choice([None] * 6 + [Fault.REJECT])
+        return Answer(tokens=HELLO[: chance.randint(1, 9)] * chance.randint(1, 9), fault=fault)
+
+    async def client(system):
+        body = {"model": chance.choice([MODEL] * 9 + ["other"]), "prompt": ["x"] * chance.randint(1, 3)}
+        body |= {"n": chance.randint(1, 3), "stream": chance.random() < 0.5, "max_tokens": chance.randint(1, 90)}
+        body |= {"stop": [" friend"]} if chance.random() < 0.3 else {}
+        try:
+            async with asyncio.timeout(chance.choice([0.4, 0.8, 20])):
+                await system.client.post("/v1/completions", json=body)
+        except (TimeoutError, httpx.RemoteProtocolError):
+            pass
+
+    async with gateway(answer, step_s=0.02, max_in_flight=40) as system:
+        await asyncio.gather(*(client(system) for _ in range(80)))
+        await system.wait_until(lambda: system.gate.inside == 0)
+        await system.wait_until(lambda: system.engine.load().running == 0)
+        assert system.link.open_streams == 0
+        assert {tally.outcome for tally in system.tallies} >= {Outcome.FINISHED, Outcome.REFUSED, Outcome.CANCELLED}
+        counted = sum(
+            sample.value
+            for family in text_string_to_metric_families(system.metrics.render().decode())
+            if family.name == "maitred_requests"
+            for sample in family.samples
+        )
+        assert counted == len(system.tallies)
 
 
 async def test_tokenize_and_detokenize_are_inverse():

@@ -15,6 +15,7 @@ import uvicorn
 
 from maitred.api.config import ServerConfig
 from maitred.api.edge import Edge
+from maitred.app.http_protocol import BoundedHttp
 from maitred.core.errors import ConfigInvalid
 
 _LAST_WORDS_S = 2
@@ -73,7 +74,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 edge,
                 loop="none",
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="off",
                 log_config=None,

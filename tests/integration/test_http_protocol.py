@@ -1,0 +1,56 @@
+"""What happens on a connection before there is a request."""
+
+import asyncio
+
+from maitred.app import http_protocol
+from tests.gateway import gateway
+
+
+async def connect(system):
+    host, port = system.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_headers_without_end_are_cut_off():
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nCookie: ")
+        writer.write(b"x" * (http_protocol.HEAD_LIMIT_BYTES + 1))
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b'"code":"headers_too_large"' in answer
+        writer.close()
+
+
+async def test_a_large_body_is_not_mistaken_for_a_large_head():
+    async with gateway() as system:
+        for _ in range(3):
+            response = await system.client.post("/tokenize", json={"prompt": "word " * 100_000})
+            assert response.status_code == 200
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.1)
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_request_that_takes_long_is_not_closed(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.1)
+    async with gateway(step_s=0.05) as system:
+        for _ in range(2):
+            response = await system.chat(max_tokens=8)
+            assert response.status_code == 200
+
+
+async def test_what_is_not_http_is_answered_with_400():
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01")
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
