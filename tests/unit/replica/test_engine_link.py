@@ -4,12 +4,14 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.core.request import Delta, FinishReason, Request, SamplingParams
+from maitred.replica.connection import EngineConnection
 from maitred.replica.engine_link import EngineLink
 from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, Fault
 from maitred.testing.scripted_engine import ScriptedEngine
@@ -240,6 +242,7 @@ async def test_a_peer_that_is_not_an_engine_is_refused(caplog):
     async def speak(_, writer):
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
@@ -259,20 +262,15 @@ async def test_the_load_is_the_last_one_heard():
 
 
 async def test_more_tokens_than_were_asked_for_break_the_protocol(caplog):
-    async def overrun(reader, writer):
-        writer.write(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
-        await reader.read(1)
-        for sequence, tokens in enumerate(([1, 2], [3], [4]), start=1):
-            writer.write(encode_frame(Step(sequence, [Output("req-1/1", Delta(0, tokens))], [], LoadReport())))
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(overrun, "127.0.0.1", 0) as server:
-        link = EngineLink(TcpAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
-        await link.connect(LIMIT_S)
-        heard = {}
-        async with link.generate(request(max_tokens=3)) as stream:
-            with pytest.raises(ReplicaLost):
-                await tokens_of(stream, heard)
-        assert heard == {0: [1, 2, 3]}
-        assert "more tokens of req-1/1 than were asked for" in caplog.text
+    connection = EngineConnection()
+    connection.connection_made(Mock(spec=asyncio.Transport))
+    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+    stream = connection.submit(request(max_tokens=3))
+    for sequence, tokens in enumerate(([1, 2], [3], [4]), start=1):
+        output = Output(stream.wire_id, Delta(0, tokens))
+        connection.data_received(encode_frame(Step(sequence, [output], [], LoadReport())))
+    heard = {}
+    with pytest.raises(ReplicaLost):
+        await tokens_of(stream, heard)
+    assert heard == {0: [1, 2, 3]}
+    assert "more tokens of req-1/1 than were asked for" in caplog.text
