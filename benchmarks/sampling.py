@@ -47,16 +47,17 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     report = Report("sampling", seed=SEED, quick=arguments.quick)
-    budget_s = 0.15 if arguments.quick else 1.5
+    budget_s = 0.15 if arguments.quick else 0.8
     cases: list[dict[str, object]] = []
     for vocabulary in (SMALL, LARGE):
         for rows in (1, 32, 128):
             for shape in ("peaked", "flat"):
                 logits = make_logits(rows, vocabulary, shape)
                 for case in CASES:
-                    ms = median_ms(step_of(case, logits), budget_s)
-                    cases.append({"rows": rows, "vocabulary": vocabulary, "shape": shape, "case": case, "ms": ms})
-                    print(f"{rows:4d} x {vocabulary:6d} {shape:6s} {case:12s} {ms:9.3f} ms", flush=True)
+                    ms, least_ms = times_ms(step_of(case, logits), budget_s)
+                    figures = {"median_ms": ms, "least_ms": least_ms}
+                    cases.append({"rows": rows, "vocabulary": vocabulary, "shape": shape, "case": case, **figures})
+                    print(f"{rows:4d} x {vocabulary:6d} {shape:6s} {case:12s} {ms:9.3f} ms (least {least_ms:.3f})")
                     if shape == "peaked" and (case, rows, vocabulary) in BARS_MS:
                         name = f"{case} {rows}x{vocabulary} ms"
                         report.require(name, ms, at_most=BARS_MS[case, rows, vocabulary])
@@ -115,15 +116,18 @@ def against_sorting(budget_s: float) -> dict[str, float]:
     return ratios
 
 
-def median_ms(step: Callable[[], None], budget_s: float) -> float:
-    """Median time of a step, after two that do not count."""
+def times_ms(step: Callable[[], None], budget_s: float) -> tuple[float, float]:
+    """Median and least time of a step, after two that do not count.
+
+    The median is what a user gets on this machine now; the least is what the code costs when nobody else computes.
+    """
     step()
     step()
     times: list[float] = []
     started_s = time.perf_counter()
     while len(times) < 5 or time.perf_counter() - started_s < budget_s:
         times.append(once_ms(step))
-    return round(statistics.median(times), 4)
+    return round(statistics.median(times), 4), round(min(times), 4)
 
 
 def once_ms(step: Callable[[], None]) -> float:
