@@ -16,6 +16,7 @@ from maitred.cli.options import (
     require_model,
 )
 from maitred.core.errors import Unavailable
+from maitred.core.lifeline import follow_parent
 
 EXAMPLES = """
 Examples:
@@ -49,6 +50,7 @@ def engine(
     `maitred serve` starts one by itself; start your own to put the engine on another machine or to restart the gateway
     without reloading the model.
     """
+    follow_parent()
     loaded = load_settings(
         config,
         settings,

@@ -11,7 +11,6 @@ import torch
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
-from maitred.core.lifeline import follow_parent
 from maitred.core.ports import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -77,7 +76,6 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
     Raises:
         ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
     """
-    follow_parent()
     start_s = time.perf_counter()
     address = parse_address(listen)
     listener = _listen(address)
