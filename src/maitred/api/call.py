@@ -143,7 +143,8 @@ class Call:
         if self.progress is Progress.NOTHING_SENT:
             self.progress = Progress.STREAMING
             await self._start(200, _EVENT_STREAM)
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        if events:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""

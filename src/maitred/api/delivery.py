@@ -2,16 +2,22 @@
 
 The status line of a stream waits for the replica's first sign of life. Up to then a failure is an honest 502 or 503,
 which clients retry by themselves; and nothing is lost by waiting, because there is nothing to show before the first
-token.
+token. Only when that takes so long that a proxy on the way might give up does the stream begin without it, with
+comments that every reader of event streams skips.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from maitred.api.call import Call
 from maitred.core.answer import Answer, Part, TokenScore
 from maitred.core.request import FinishReason, Usage
+from maitred.wire.sse import encode_comment
+
+PATIENCE_S = 15.0
+"""Common proxies give up after 30 to 60 seconds of silence."""
 
 
 @dataclass(slots=True)
@@ -69,10 +75,24 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
 
 async def _stream(call: Call, answer: Answer, shape: Shape) -> None:
     """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
-    events = shape.opening()
-    async for parts in answer:
-        events += shape.events(parts)
-        if events:
+    batches = aiter(answer)
+    await call.stream(shape.opening() + shape.events(await _first(call, batches)))
+    async for parts in batches:
+        if events := shape.events(parts):
             await call.stream(events)
-            events = b""
     await call.finish(shape.closing(call.tally.usage))
+
+
+async def _first(call: Call, batches: AsyncIterator[list[Part]]) -> list[Part]:
+    """The first batch; while it is long in coming, the connection is kept from looking dead."""
+    first = asyncio.ensure_future(anext(batches))
+    try:
+        while not first.done():
+            await asyncio.wait([first], timeout=PATIENCE_S)
+            if not first.done():
+                await call.stream(encode_comment("waiting for the first token"))
+        return first.result()
+    finally:
+        if not first.done():
+            first.cancel()
+            await asyncio.wait([first])
