@@ -2,8 +2,8 @@
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello`. Then
 the gateway sends `Submit` and `Cancel` whenever it likes, and the engine sends each gateway one `Step` after every
-model step (and, when it has none to do, after what it was told), carrying the new tokens of *all* of its requests: at a hundred running
-sequences this is one system call and one decode instead of a hundred.
+model step (and, when it has none to do, after what it was told), carrying the new tokens of *all* of its requests: at
+a hundred running sequences this is one system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
 connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
