@@ -46,13 +46,13 @@ from tokenizers import Tokenizer
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 SHORT_ROW_TOKENS = 512
-LONG_ROW_SHARE = 0.14  # the last part of the run, on rows of the full context
-BATCH_TOKENS = 4096
+LONG_ROW_SHARE = 0.08  # the last part of the run, on rows of the full context
 MUON_LR, ADAM_LR = 0.02, 4e-3
 WARMUP_STEPS = 20
 DECAY_FROM = 0.5  # share of the run at full learning rate; then straight down to zero
 SCORE_WINDOW_TOKENS = 1024
-EVALUATE_EVERY_S = 240.0
+WATCHED_SHARE = 8  # one held-out window in so many is scored during training
+CHECKPOINT_EVERY_S = 480.0
 
 
 @dataclass
@@ -66,6 +66,7 @@ class Progress:
     row: int = 0
     row_tokens: int = SHORT_ROW_TOKENS
     best_perplexity: float = math.inf
+    commands: list[str] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -104,22 +105,25 @@ def train(corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> 
         adam.load_state_dict(saved["adam"])
         progress = Progress(**saved["progress"])
         print(f"resumed at step {progress.step}", flush=True)
+    progress.commands.append(shlex.join(["python", "scripts/train_tiny.py", *sys.argv[1:]]))
 
     rows = Rows(corpus, tokenizer, options.seed)
     done = _budget(options, progress)
-    watched = [w for windows in held_out(corpus, tokenizer).values() for w in windows[::3]]
+    watched = [w for windows in held_out(corpus, tokenizer).values() for w in windows[::WATCHED_SHARE]]
     # Fusing the small operations is worth a fifth; the few long rows do not repay compiling again.
     short_loss = torch.compile(model.loss, dynamic=False) if options.compile else model.loss
-    started, evaluated_s, running = time.monotonic() - progress.elapsed_s, progress.elapsed_s, 0.0
+    started, evaluated_s, running = time.monotonic() - progress.elapsed_s, progress.elapsed_s, math.nan
     epoch_rows: Ids | None = None
 
     def checkpoint_now() -> None:
         nonlocal evaluated_s
         model.eval()
-        perplexity = score_model(model, watched).perplexity
+        score = score_model(model, watched)
+        perplexity = score.perplexity
         model.train()
         progress.elapsed_s = evaluated_s = time.monotonic() - started
-        entry = {"step": progress.step, "tokens": progress.tokens, "held_out": perplexity}
+        entry = {"step": progress.step, "tokens": progress.tokens, "batch_tokens": options.batch_tokens}
+        entry |= {"held_out_tokens": score.tokens, "held_out_perplexity": round(perplexity, 3)}
         progress.history.append(entry | {"elapsed_s": round(progress.elapsed_s, 1)})
         state: dict[str, Any] = {"model": model.state_dict(), "progress": asdict(progress)}
         if perplexity < progress.best_perplexity:
@@ -137,7 +141,7 @@ def train(corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> 
             epoch_rows = None
         if epoch_rows is None:
             epoch_rows = rows.epoch(progress.epoch, progress.row_tokens)
-        count = BATCH_TOKENS // progress.row_tokens
+        count = options.batch_tokens // progress.row_tokens
         batch = torch.from_numpy(epoch_rows[progress.row : progress.row + count]).to(device)
         progress.row += count
         if progress.row + count > len(epoch_rows):
@@ -158,7 +162,7 @@ def train(corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> 
         progress.step += 1
         progress.tokens += batch[:, 1:].numel()
         value = float(loss.detach())
-        running = value if progress.step == 1 else 0.95 * running + 0.05 * value
+        running = value if math.isnan(running) else 0.95 * running + 0.05 * value
         now_s = time.monotonic() - started
         if progress.step % 20 == 0:
             print(
@@ -166,7 +170,7 @@ def train(corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> 
                 f" {progress.tokens / now_s:.0f} tokens/s",
                 flush=True,
             )
-        if now_s - evaluated_s > EVALUATE_EVERY_S:
+        if now_s - evaluated_s > CHECKPOINT_EVERY_S:
             checkpoint_now()
     checkpoint_now()
     return best
@@ -182,12 +186,14 @@ def report(corpus: Corpus, tokenizer: Tokenizer, best: Path, options: argparse.N
 
     bigram = Bigram(_training_windows(corpus, tokenizer))
     sources = held_out(corpus, tokenizer)
-    sources["overall"] = [window for windows in sources.values() for window in windows]
     scores = {name: (score_model(model, windows), bigram.score(windows)) for name, windows in sources.items()}
+    everything = [window for windows in sources.values() for window in windows]
+    total = sum((ours for ours, _ in scores.values()), start=Score(0.0, 0))
+    scores["overall"] = (total, bigram.score(everything))
     progress = Progress(**saved["progress"])
     by_context = {
         str(length): score_model(model, _book_windows(corpus, tokenizer, length)).perplexity
-        for length in (256, 512, 1024, CONTEXT_TOKENS - 1)
+        for length in (SHORT_ROW_TOKENS, CONTEXT_TOKENS - 1)
     }
     facts = {
         "held_out_percent": 100 * HELD_OUT_FRACTION,
@@ -205,7 +211,7 @@ def report(corpus: Corpus, tokenizer: Tokenizer, best: Path, options: argparse.N
         "commit": _commit(),
         "machine": facts["machine"],
         "seed": options.seed,
-        "command": shlex.join(["python", "scripts/train_tiny.py", *sys.argv[1:]]),
+        "commands": progress.commands,
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "folder_bytes": folder_bytes(options.out),
@@ -215,7 +221,6 @@ def report(corpus: Corpus, tokenizer: Tokenizer, best: Path, options: argparse.N
             "tokens_seen": progress.tokens,
             "tokens_per_second": round(progress.tokens / max(progress.elapsed_s, 1e-9)),
             "epochs": progress.epoch,
-            "batch_tokens": BATCH_TOKENS,
             "held_out_during_training": progress.history,
         },
         "held_out": {
@@ -309,6 +314,7 @@ def _parse_options() -> argparse.Namespace:
     budget.add_argument("--minutes", type=float, help="train this long")
     budget.add_argument("--until", metavar="HH:MM", help="train until this time, UTC")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per step")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     return parser.parse_args()
