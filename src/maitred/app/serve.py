@@ -14,6 +14,7 @@ import asyncio
 
 import uvloop
 from rich.console import Console
+from rich.markup import escape
 
 from maitred.api.application import build
 from maitred.api.gate import Gate
@@ -76,6 +77,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         with shutdown.on_signals():
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
             serving.add_done_callback(lambda _: shutdown.request())
+            console.print(f"Listening at {url_of(listener)}; {escape(model.name)} is being loaded.", highlight=False)
             try:
                 if await _is_up(engine, shutdown):
                     announce(console, url_of(listener), model.name, model.card())
