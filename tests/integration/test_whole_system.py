@@ -1,0 +1,109 @@
+"""Gateway and real engine together, as `maitred serve` starts them, with the model that comes along."""
+# ruff: noqa: PT012 - what is awaited is what may be cut off
+
+import asyncio
+import time
+
+import httpx
+import openai
+import pytest
+
+from maitred.testing.server_process import serving
+
+MODEL = "maitred-tiny"
+USER = [{"role": "user", "content": "Tell me a short story about a waiter."}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(settings={"engine.threads": 1, "engine.kv_memory_bytes": 64 << 20}) as running:
+        yield running
+        assert running.stop() == 0
+
+
+@pytest.fixture
+async def client(server):
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
+
+
+async def wait_until(condition, timeout_s=10.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.02)
+
+
+async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in_a_crowd(client):
+    async def whole():
+        answer = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2)
+        return [choice.message.content for choice in answer.choices]
+
+    alone = await whole()
+    crowd = await asyncio.gather(*(whole() for _ in range(6)))
+    assert all(answer == alone for answer in crowd)
+    texts = ["", ""]
+    stream = await client.chat.completions.create(model=MODEL, messages=USER, max_tokens=40, seed=5, n=2, stream=True)
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == alone
+
+
+async def test_a_second_look_at_a_prompt_finds_it_in_the_cache(client):
+    prompt = "It was a long evening at the restaurant. " * 8
+    first = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+    second = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+    assert first.choices[0].text == second.choices[0].text
+    assert second.usage.prompt_tokens_details.cached_tokens > 0
+    assert second.usage.prompt_tokens == first.usage.prompt_tokens
+
+
+async def test_token_ids_and_text_are_the_same_prompt(client, server):
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        tokens = (await http.post("/tokenize", json={"prompt": "Once upon a time"})).json()["tokens"]
+    text = await client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=10, temperature=0)
+    ids = await client.completions.create(model=MODEL, prompt=tokens, max_tokens=10, temperature=0)
+    assert text.choices[0].text == ids.choices[0].text
+    assert text.usage == ids.usage or text.usage.prompt_tokens == ids.usage.prompt_tokens == len(tokens)
+
+
+async def test_a_stop_string_is_where_the_answer_would_have_gone_on(client):
+    whole = await client.completions.create(model=MODEL, prompt="The waiter", max_tokens=40, temperature=0)
+    text = whole.choices[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 4]
+    cut = await client.completions.create(model=MODEL, prompt="The waiter", max_tokens=40, temperature=0, stop=stop)
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage.completion_tokens < whole.usage.completion_tokens
+
+
+async def test_clients_that_leave_give_every_block_back(server, client):
+    total = server.metrics()["maitred_engine_kv_blocks_total"]
+
+    async def impatient(number):
+        request = client.chat.completions.create(
+            model=MODEL, messages=USER, max_tokens=1500, extra_body={"ignore_eos": True}, stream=number % 2 == 0
+        )
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                answer = await request
+                async for _ in answer:
+                    pass
+
+    await asyncio.gather(*(impatient(number) for number in range(8)))
+    await client.completions.create(model=MODEL, prompt="x", max_tokens=1)
+    await wait_until(lambda: server.metrics()["maitred_engine_running"] == 0)
+    await wait_until(lambda: server.metrics()["maitred_engine_kv_blocks_free"] == total)
+    assert server.metrics()["maitred_in_flight"] == 0
+
+
+async def test_log_probabilities_are_those_of_the_choice(client):
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=USER, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
+    )
+    for token in answer.choices[0].logprobs.content:
+        assert token.logprob <= 0
+        # Greedy takes the most probable one.
+        assert token.token == token.top_logprobs[0].token
+        assert token.logprob == token.top_logprobs[0].logprob
