@@ -57,19 +57,17 @@ class CompletionRoutes:
         ask = _ask_of(request)
         choices = len(ask.prompts) * request.choices
         async with self._answering.answer(ask, call.tally) as answer:
-            await deliver(call, answer, CompletionShape(request, choices), choices=choices, streams=request.streams)
+            await deliver(call, answer, CompletionShape(request), choices=choices, streams=request.streams)
 
 
 class CompletionShape:
     """Writes one answer in the shape of text completions."""
 
-    def __init__(self, request: CompletionRequest, choices: int) -> None:
+    def __init__(self, request: CompletionRequest) -> None:
         self._id = new_object_id("cmpl")
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
-        self._offsets = [0] * choices
-        """Where each choice's next token begins, in characters."""
 
     def opening(self) -> bytes:
         """Text completions have no roles."""
@@ -90,7 +88,7 @@ class CompletionShape:
             CompletionChoice(
                 index=index,
                 text="".join(choice.text),
-                logprobs=self._logprobs(index, choice.scores),
+                logprobs=_logprobs(choice.scores),
                 finish_reason=_finish(choice.finish),
             )
             for index, choice in enumerate(choices)
@@ -101,26 +99,12 @@ class CompletionShape:
         return CompletionChoice(
             index=part.index,
             text=part.text,
-            logprobs=self._logprobs(part.index, part.scores),
+            logprobs=_logprobs(part.scores),
             finish_reason=None if part.finish is None else _finish(part.finish),
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> Completion:
         return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
-
-    def _logprobs(self, index: int, scores: list[TokenScore] | None) -> CompletionLogprobs | None:
-        if scores is None:
-            return None
-        offsets = []
-        for score in scores:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(score.chosen.text)
-        return CompletionLogprobs(
-            tokens=[score.chosen.text for score in scores],
-            token_logprobs=[score.chosen.logprob for score in scores],
-            top_logprobs=[{other.text: other.logprob for other in score.top} for score in scores],
-            text_offset=offsets,
-        )
 
 
 def _ask_of(request: CompletionRequest) -> Ask:
@@ -138,3 +122,14 @@ def _ask_of(request: CompletionRequest) -> Ask:
 
 def _finish(reason: FinishReason) -> Finish:
     return "stop" if reason is FinishReason.STOP else "length"
+
+
+def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:
+    if scores is None:
+        return None
+    return CompletionLogprobs(
+        tokens=[score.chosen.text for score in scores],
+        token_logprobs=[score.chosen.logprob for score in scores],
+        top_logprobs=[{other.text: other.logprob for other in score.top} for score in scores],
+        text_offset=[score.offset for score in scores],
+    )

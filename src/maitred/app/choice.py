@@ -39,6 +39,8 @@ class Choice:
         self._min_tokens = ask.sampling.min_tokens
         self._hidden = frozenset((*ask.sampling.stop_token_ids, *(() if ask.sampling.ignore_eos else ends)))
         self._text = [tokenizer.decode(prompt)] if ask.echo else []
+        self._characters = sum(map(len, self._text))
+        """Of the text so far; counted only where somebody may ask."""
         self._scores: list[TokenScore] | None = None if ask.sampling.top_logprobs is None else []
 
     def take(self, delta: Delta) -> None:
@@ -47,21 +49,20 @@ class Choice:
         shown = len(tokens)
         if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden:
             shown -= 1
-        if self._window is None:
+        if self._window is None and self._scores is None:
             self._text.append(self._detokenizer.push(tokens[:shown]))
             self.tokens += len(tokens)
         else:
             # One by one: the first token that completes a stop string is the last one that counts.
             for position in range(shown):
                 self.tokens += 1
+                if self._scores is not None and delta.logprobs is not None:
+                    self._scores.append(self._score(tokens[position], delta.logprobs[position]))
                 if self._show(self._detokenizer.push(tokens[position : position + 1])):
-                    shown = position + 1
                     self.finish = FinishReason.STOP
                     break
             else:
                 self.tokens += len(tokens) - shown
-        if self._scores is not None and delta.logprobs is not None:
-            self._scores += map(self._score, tokens[:shown], delta.logprobs)
         if self.finish is None and delta.finish is not None:
             self._end(delta.finish)
 
@@ -78,8 +79,8 @@ class Choice:
 
     def _show(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""
-        assert self._window is not None
-        if self.tokens <= self._min_tokens:
+        self._characters += len(text)
+        if self._window is None or self.tokens <= self._min_tokens:
             self._text.append(text)
             return False
         visible, stopped = self._window.push(text)
@@ -90,17 +91,16 @@ class Choice:
         """The replica is done: nothing needs to wait any more."""
         self.finish = finish
         rest = self._detokenizer.flush()
-        if self._window is None:
-            self._text.append(rest)
-        elif self._show(rest):
+        if self._show(rest):
             self.finish = FinishReason.STOP
-        else:
+        elif self._window is not None:
             self._text.append(self._window.flush())
 
     def _score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
         return TokenScore(
             chosen=self._named(token, logprobs.logprob),
             top=[self._named(other, logprob) for other, logprob in logprobs.top],
+            offset=self._characters,
         )
 
     def _named(self, token: int, logprob: float) -> Score:

@@ -65,6 +65,8 @@ class TokenScore(msgspec.Struct, frozen=True):
 
     chosen: Score
     top: list[Score]
+    offset: int
+    """Characters of the choice's text before this token."""
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -173,6 +173,15 @@ async def test_stop_strings_are_overlooked_before_min_tokens():
     assert tally.completion_tokens == count
 
 
+async def test_the_first_token_after_min_tokens_may_complete_a_stop_string():
+    tokens = [*ids("a"), *ids("b"), *ids("c")]
+    assert len(tokens) == 3
+    for min_tokens, text in [(0, "a"), (1, "a"), (2, "abc")]:
+        replica = MemoryReplica([Delta(0, tokens, finish=LENGTH)])
+        parts, _ = await run(replica, ask(stops=("b",), min_tokens=min_tokens))
+        assert text_of(parts) == text
+
+
 async def test_text_that_was_held_back_comes_out_at_the_end():
     tokens = ids("one two")
     parts, _ = await run(MemoryReplica([Delta(0, tokens, finish=LENGTH)]), ask(stops=(" twofold",)))
@@ -241,6 +250,16 @@ async def test_log_probabilities_are_told_in_text():
     (score,) = parts[0].scores
     assert (score.chosen.text, score.chosen.raw, score.chosen.logprob) == ("Hello", b"Hello", -0.25)
     assert [other.logprob for other in score.top] == [-0.25, -3.0]
+
+
+async def test_a_token_begins_where_the_text_before_it_ends():
+    tokens = [*ids("Füße"), 0, *ids(" two")]
+    scores = [TokenLogprobs(-1.0, [])] * len(tokens)
+    parts, _ = await run(MemoryReplica([Delta(0, tokens, LENGTH, scores)]), ask(top_logprobs=0))
+    assert text_of(parts) == "Füße two"
+    assert parts[0].scores is not None
+    offsets = [score.offset for score in parts[0].scores]
+    assert offsets == [len(TOKENIZER.decode(tokens[:count]).rstrip("\ufffd")) for count in range(len(tokens))]
 
 
 async def test_times_are_noted_at_delivery():
