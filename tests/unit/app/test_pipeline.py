@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from maitred.app.pipeline import Pipeline
@@ -225,6 +226,20 @@ async def test_max_tokens_is_what_the_window_leaves_if_not_given():
     with pytest.raises(ContextLengthExceeded) as error:
         await run(replica, ask(prompt=[[5] * 64]))
     assert error.value.param == "prompt"
+
+
+async def test_a_kv_cache_smaller_than_the_window_is_the_limit():
+    small = msgspec.structs.replace(CARD, kv_capacity_tokens=32)
+    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica.card = lambda: small
+    await run(replica, ask(prompt=[[5] * 10], max_tokens=None))
+    assert replica.requests[0].sampling.max_tokens == 22
+
+
+async def test_a_prompt_is_counted_once_however_many_choices_find_it_in_the_cache():
+    first, last = Delta(0, ids("x"), LENGTH, cached_tokens=16), Delta(1, ids("x"), LENGTH, cached_tokens=32)
+    _, tally = await run(MemoryReplica([last, first]), ask(prompt=[[5] * 40], n=2))
+    assert tally.usage == Usage(40, 2, 16)
 
 
 async def test_a_chat_is_rendered_with_the_models_template():
