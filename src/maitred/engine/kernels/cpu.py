@@ -3,13 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.paged import decode_kernel, rotate_and_store
+from maitred.engine.kernels.paged import Array, Kernel, decode_kernel, rotate_and_store
 from maitred.engine.kernels.prefill import Bucket, plan_buckets
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
@@ -18,8 +17,6 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 _WORTH_A_THREAD = 1 << 20
 """Multiply-adds below which handing a share to another thread costs more than it saves."""
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,10 @@ class CPUPlan:
     slots: Array
     tables: Array
     lengths: Array
+    keys: Array
+    values: Array
+    """The whole cache; bf16 as the bits that it is."""
+    kernel: Kernel
     shares: list[tuple[int, int]]
     """Decodes ``first … last - 1`` for each thread."""
     scores: list[Array]
@@ -63,8 +64,11 @@ class CPUAttention:
             slots=batch.slots.numpy(),
             tables=batch.decode_tables.numpy(),
             lengths=lengths,
+            keys=_array(cache.keys),
+            values=_array(cache.values),
+            kernel=decode_kernel(self._config.head_dim, cache.block_tokens, self._config.group_size),
             shares=shares,
-            scores=[np.empty((self._config.group_size, width), np.float32) for _ in shares],
+            scores=[np.empty((self._config.heads, width), np.float32) for _ in shares],
             buckets=plan_buckets(batch.chunks, cache.block_tokens, cache.keys.dtype, torch.device("cpu")),
         )
 
@@ -74,7 +78,10 @@ class CPUAttention:
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         if qkv.dtype == cache.keys.dtype == torch.float32:
-            self._rotate_and_store(layer, heads, cache, plan)
+            table = self._table.numpy()
+            rotate_and_store(
+                heads.numpy(), table, plan.positions, plan.slots, plan.keys, plan.values, layer, config.heads
+            )
         else:
             angles = self._table[plan.batch.positions]
             queries, keys = rotate(queries, angles), rotate(keys, angles)
@@ -86,32 +93,24 @@ class CPUAttention:
             bucket.attend(queries, keys, values, layer, cache, attended)
         return attended.flatten(1)
 
-    def _rotate_and_store(self, layer: int, heads: Tensor, cache: KVCache, plan: CPUPlan) -> None:
-        rotate_and_store(
-            heads.numpy(),
-            self._table.numpy(),
-            plan.positions,
-            plan.slots,
-            cache.keys[layer].numpy(),
-            cache.values[layer].numpy(),
-            self._config.heads,
-            cache.block_tokens,
-        )
-
     def _decode(self, layer: int, queries: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
         """``[D, heads, head_dim]`` fp32."""
-        config = self._config
-        kernel = decode_kernel(config.head_dim, cache.block_tokens, config.group_size)
         attended = torch.empty(queries.shape, dtype=torch.float32)
-        flat_queries = queries.float().flatten().numpy()
-        arrays = (flat_queries, _flat(cache.keys), _flat(cache.values), plan.tables, plan.lengths, _flat(attended))
+        arrays = (
+            queries.float().flatten().numpy(),
+            plan.keys.reshape(-1),
+            plan.values.reshape(-1),
+            plan.tables,
+            plan.lengths,
+            attended.view(-1).numpy(),
+        )
         first_block = layer * cache.num_blocks
         work = [
-            (*arrays, scores, config.kv_heads, first_block, first, last)
+            (*arrays, scores, self._config.kv_heads, first_block, first, last)
             for (first, last), scores in zip(plan.shares, plan.scores, strict=True)
         ]
-        others = [self._pool.submit(kernel, *arguments) for arguments in work[1:]] if self._pool else []
-        kernel(*work[0])
+        others = [self._pool.submit(plan.kernel, *share) for share in work[1:]] if self._pool else []
+        plan.kernel(*work[0])
         for other in others:
             other.result()
         return attended
@@ -129,9 +128,7 @@ class CPUAttention:
         return [(first, last) for first, last in pairwise(edges) if last > first]
 
 
-def _flat(tensor: Tensor) -> Array:
-    """All elements in one row; bf16 as the bits that it is."""
-    tensor = tensor.view(-1)
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy()
-    return tensor.numpy()
+def _array(tensor: Tensor) -> Array:
+    """The same memory for Numba, which knows no bf16."""
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array

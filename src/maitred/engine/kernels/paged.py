@@ -84,7 +84,7 @@ def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
         ``kernel(queries, keys, values, tables, lengths, attended, scores, kv_heads, first_block, first, last)``, which
         computes sequences ``first … last - 1`` of the step. ``queries`` and ``attended`` are flat fp32
         ``[D, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which the layer starts at
-        ``first_block``; ``scores`` is scratch of one thread, fp32 ``[group, max_blocks * block_tokens]``.
+        ``first_block``; ``scores`` is scratch of one thread, fp32 ``[heads, max_blocks * block_tokens]``.
     """
     key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
     unroll = math.gcd(8 // min(group, 8), math.gcd(head_dim, block_tokens))
@@ -114,30 +114,30 @@ def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
         for s in range(first, last):
             length = lengths[s]
             blocks = (length + block_tokens - 1) // block_tokens
-            for h in range(kv_heads):
-                heads_at = (s * kv_heads + h) * group * head_dim
-                for g in range(group):
-                    row = scores[g, : blocks * block_tokens]
-                    row[:] = np.float32(0.0)
-                for b in range(blocks):
-                    block_at = ((first_block + tables[s, b]) * kv_heads + h) * block_size
+            padded = blocks * block_tokens
+            scores[:, :padded] = np.float32(0.0)
+            for b in range(blocks):
+                block_at = (first_block + tables[s, b]) * kv_heads * block_size
+                for h in range(kv_heads):
                     for t in range(0, block_tokens, key_lanes):
                         add_weighted_rows(
-                            queries, heads_at, head_dim,
-                            keys, block_at + t, block_tokens, head_dim,
-                            flat_scores, b * block_tokens + t, width,
+                            queries, (s * kv_heads + h) * group * head_dim, head_dim,
+                            keys, block_at + h * block_size + t, block_tokens, head_dim,
+                            flat_scores, h * group * width + b * block_tokens + t, width,
                             group, key_lanes, unroll,
                         )  # fmt: skip
-                for g in range(group):
-                    _softmax(scores[g, : blocks * block_tokens], length, scale)
-                attended[heads_at : heads_at + group * head_dim] = np.float32(0.0)
-                for b in range(blocks):
-                    block_at = ((first_block + tables[s, b]) * kv_heads + h) * block_size
+            for row in range(kv_heads * group):
+                _softmax(scores[row, :padded], length, scale)
+            first_head = s * kv_heads * group * head_dim
+            attended[first_head : first_head + kv_heads * group * head_dim] = np.float32(0.0)
+            for b in range(blocks):
+                block_at = (first_block + tables[s, b]) * kv_heads * block_size
+                for h in range(kv_heads):
                     for d in range(0, head_dim, value_lanes):
                         add_weighted_rows(
-                            flat_scores, b * block_tokens, width,
-                            values, block_at + d, head_dim, block_tokens,
-                            attended, heads_at + d, head_dim,
+                            flat_scores, h * group * width + b * block_tokens, width,
+                            values, block_at + h * block_size + d, head_dim, block_tokens,
+                            attended, first_head + h * group * head_dim + d, head_dim,
                             group, value_lanes, unroll,
                         )  # fmt: skip
 
@@ -152,8 +152,8 @@ def rotate_and_store(
     slots: Array,
     keys: Array,
     values: Array,
+    layer: int,
     heads: int,
-    block_tokens: int,
 ) -> None:
     """Turns queries and keys in place and stores keys and values, in one pass over the fused projection.
 
@@ -162,12 +162,12 @@ def rotate_and_store(
         table: Rotary table, fp32 ``[context_tokens, head_dim]``.
         positions: int64 ``[T]``
         slots: int64 ``[T]``
-        keys: One layer, fp32 ``[blocks, kv_heads, head_dim, block_tokens]``.
-        values: One layer, fp32 ``[blocks, kv_heads, block_tokens, head_dim]``.
+        keys: fp32 ``[layers, blocks, kv_heads, head_dim, block_tokens]``
+        values: fp32 ``[layers, blocks, kv_heads, block_tokens, head_dim]``
+        layer: Which one to write.
         heads: Query heads.
-        block_tokens: Tokens per block.
     """
-    kv_heads, head_dim = keys.shape[1], keys.shape[2]
+    kv_heads, head_dim, block_tokens = keys.shape[2], keys.shape[3], keys.shape[4]
     half = head_dim // 2
     for row in range(qkv.shape[0]):
         angles = table[positions[row]]
@@ -181,5 +181,5 @@ def rotate_and_store(
         for h in range(kv_heads):
             key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
             for i in range(head_dim):
-                keys[block, h, i, offset] = key[i]
-                values[block, h, offset, i] = value[i]
+                keys[layer, block, h, i, offset] = key[i]
+                values[layer, block, h, offset, i] = value[i]
