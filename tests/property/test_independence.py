@@ -110,3 +110,8 @@ def test_alone_or_among_sixty_four(engines, temperature):
     after = engines.crowded.load()
     assert after.preemptions > before.preemptions, "the test is meant to preempt"
     assert after.cached_tokens > before.cached_tokens, "the test is meant to share prefixes"
+
+
+def test_a_prompt_longer_than_a_step_is_chunked_even_with_nobody_else_there(engines):
+    prompt = [4 + position % 120 for position in range(250)]
+    check(engines, [Request(id="long", prompt=prompt, sampling=SamplingParams(max_tokens=5, seed=1))])

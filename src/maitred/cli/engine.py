@@ -17,6 +17,7 @@ from maitred.cli.options import (
 )
 from maitred.core.errors import Unavailable
 from maitred.core.lifeline import follow_parent
+from maitred.engine.threads import sleep_at_barriers
 
 EXAMPLES = """
 Examples:
@@ -68,6 +69,7 @@ def engine(
 
     parse_address(listen)
     folder = require_model(loaded)
+    sleep_at_barriers()
     try:
         from maitred.engine.process import serve
     except ModuleNotFoundError as error:

@@ -35,7 +35,10 @@ SetOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="auto, fp32 or bf16.")]
 ThreadsOption = Annotated[
-    str | None, typer.Option("--threads", metavar="COUNT", help="CPU threads of a step; 0: one per physical core.")
+    str | None,
+    typer.Option(
+        "--threads", metavar="COUNT", help="CPU threads of a step; 0: one per core, less one for the gateway."
+    ),
 ]
 KvMemoryOption = Annotated[
     str | None, typer.Option("--kv-memory", metavar="SIZE", help="Memory for the KV cache, such as 2GiB.")

@@ -21,7 +21,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     threads: Annotated[
         int,
-        Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per physical core."),
+        Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per core, less one for the gateway."),
     ] = 0
     kv_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 20)] | None,

@@ -23,6 +23,7 @@ from maitred.engine.runner import ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
+from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 
 _CPU_KV_SHARE = 0.25
@@ -100,7 +101,7 @@ def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
     """Everything but the socket."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    torch.set_num_threads(config.threads or psutil.cpu_count(logical=False) or 1)
+    torch.set_num_threads(step_threads(config.threads))
     loaded = load_model(model, dtype=dtype, device=device)
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
     kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=_free_bytes(device))

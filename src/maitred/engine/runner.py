@@ -103,7 +103,7 @@ class ModelRunner:
             decode_tables=torch.from_numpy(tables),
             decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
             chunks=chunks,
-            logit_rows=torch.tensor(logit_rows),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
         )
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,19 @@
+"""How many threads compute a step, and how they wait for each other.
+
+A matrix product on several threads is as slow as the slowest of them. When another process takes one of the cores for
+a moment, all others stand at the barrier; if they spin there, as OpenMP's default has it, they also take the time that
+would let the last one arrive. On two cores shared with the gateway and its clients, two spinning threads answered five
+times *slower* than one (`benchmarks/LOG.md`). So one core is left to everybody else, and waiting threads sleep.
+"""
+
+import os
+
+
+def sleep_at_barriers() -> None:
+    """Lets waiting OpenMP threads sleep, unless the operator chose otherwise. Call before torch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def step_threads(configured: int) -> int:
+    """The threads of a step: what is configured; for 0, one per core that we may use, less one, but at least one."""
+    return configured or max(1, len(os.sched_getaffinity(0)) - 1)
