@@ -1,6 +1,7 @@
 """`maitred serve` as a process: how it starts, what signals do, and what becomes of it when its engine dies."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -152,3 +153,24 @@ def test_an_engine_that_cannot_start_ends_the_server_with_its_last_words(tmp_pat
     )
     assert done.returncode != 0
     assert "The engine did not start" in done.stderr
+
+
+def test_a_server_that_still_loads_says_so_and_can_be_stopped():
+    command = [sys.executable, "-m", "tests.scripted_gateway", "--script", '{"load_s": 60}']
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        url = run.stdout.readline().split()[2].rstrip(";")
+        with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=5)) as client:
+            assert client.get("/health/live").status_code == 200
+            assert client.get("/health/ready").json() == {"status": "no_replica"}
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["maitred-tiny"]
+            refused = client.post("/v1/chat/completions", json=BODY)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        engines = psutil.Process(run.pid).children()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(10) == 0
+        assert not psutil.wait_procs(engines, timeout=5)[1]

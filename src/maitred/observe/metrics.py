@@ -161,7 +161,7 @@ class Metrics:
 
     def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self._registry.register(LiveState(in_flight, engines))
