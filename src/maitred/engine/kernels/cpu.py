@@ -62,7 +62,8 @@ class CPUAttention:
             batch=batch,
             positions=batch.positions.numpy(),
             slots=batch.slots.numpy(),
-            tables=batch.decode_tables.numpy(),
+            # Numba compiles anew for every memory order that it meets, and that must not happen in a request.
+            tables=batch.decode_tables.contiguous().numpy(),
             lengths=lengths,
             keys=_array(cache.keys),
             values=_array(cache.values),
@@ -77,7 +78,7 @@ class CPUAttention:
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
-        if qkv.dtype == cache.keys.dtype == torch.float32:
+        if qkv.dtype == torch.float32:
             table = self._table.numpy()
             rotate_and_store(
                 heads.numpy(), table, plan.positions, plan.slots, plan.keys, plan.values, layer, config.heads

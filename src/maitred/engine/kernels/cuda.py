@@ -65,12 +65,12 @@ class TorchAttention:
         cache.write(layer, keys, values, plan.slots)
         attended = torch.empty_like(queries)
         if plan.num_decodes:
-            past_keys, past_values = cache.gather(layer, plan.decode_tables)
+            past_keys, past_values = (past.to(queries.dtype) for past in cache.gather(layer, plan.decode_tables))
             attended[: plan.num_decodes] = functional.scaled_dot_product_attention(
                 queries[: plan.num_decodes, :, None],
                 past_keys.transpose(1, 2),
                 past_values.transpose(1, 2),
-                attn_mask=plan.decode_mask,
+                attn_mask=plan.decode_mask.to(queries.dtype),
                 enable_gqa=True,
             )[:, :, 0]
         for bucket in plan.buckets:

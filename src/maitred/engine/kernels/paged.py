@@ -17,7 +17,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed
 
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., None]
@@ -162,8 +162,8 @@ def rotate_and_store(
         table: Rotary table, fp32 ``[context_tokens, head_dim]``.
         positions: int64 ``[T]``
         slots: int64 ``[T]``
-        keys: fp32 ``[layers, blocks, kv_heads, head_dim, block_tokens]``
-        values: fp32 ``[layers, blocks, kv_heads, block_tokens, head_dim]``
+        keys: ``[layers, blocks, kv_heads, head_dim, block_tokens]``, fp32, or bf16's bits as uint16.
+        values: ``[layers, blocks, kv_heads, block_tokens, head_dim]``, likewise.
         layer: Which one to write.
         heads: Query heads.
     """
@@ -181,5 +181,5 @@ def rotate_and_store(
         for h in range(kv_heads):
             key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
             for i in range(head_dim):
-                keys[layer, block, h, i, offset] = key[i]
-                values[layer, block, h, offset, i] = value[i]
+                keys[layer, block, h, i, offset] = narrowed(key[i], keys)
+                values[layer, block, h, offset, i] = narrowed(value[i], values)

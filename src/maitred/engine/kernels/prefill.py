@@ -41,12 +41,12 @@ class Bucket:
         if self.tables is None:
             bucket_keys, bucket_values = keys[self.rows], values[self.rows]
         else:
-            bucket_keys, bucket_values = cache.gather(layer, self.tables)
+            bucket_keys, bucket_values = (past.to(queries.dtype) for past in cache.gather(layer, self.tables))
         result = functional.scaled_dot_product_attention(
             queries[self.rows].transpose(1, 2),
             bucket_keys.transpose(1, 2),
             bucket_values.transpose(1, 2),
-            attn_mask=self.mask,
+            attn_mask=None if self.mask is None else self.mask.to(queries.dtype),
             is_causal=self.mask is None,
             enable_gqa=True,
         )

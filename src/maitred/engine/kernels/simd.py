@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 1
+EDITION = 2
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _FLOAT = ir.FloatType()
@@ -96,6 +96,21 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], _FLOAT)
 
     return types.float32(types.int32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrowed(typing_context: Any, number: Any, array: Any) -> Any:
+    """An fp32 number as `array` holds it: itself, or, for uint16, the bits of the nearest bf16 (ties to even)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if array.dtype == types.float32:
+            return arguments[0]
+        bits = builder.bitcast(arguments[0], _INT32)
+        odd = builder.and_(builder.lshr(bits, _INT32(16)), _INT32(1))
+        rounded = builder.add(bits, builder.add(odd, _INT32(0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, _INT32(16)), _INT16)
+
+    return array.dtype(types.float32, array), generate
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:

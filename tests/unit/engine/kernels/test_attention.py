@@ -62,13 +62,15 @@ def step_of(block_tokens: int, decodes: list[int], chunks: list[tuple[int, int]]
     )
 
 
-def run(backend, config: ModelConfig, batch: ForwardBatch, block_tokens: int, dtype: torch.dtype, seed: int):
+def run(
+    backend, config: ModelConfig, batch: ForwardBatch, block_tokens: int, dtype: torch.dtype, seed: int, qkv_dtype=None
+):
     """What the backend answers, and the cache after it; the same random input for every backend."""
     generator = torch.Generator().manual_seed(seed)
     cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
     cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
     cache.values.copy_(torch.randn(cache.values.shape, generator=generator))
-    qkv = torch.randn(len(batch.positions), config.qkv_features, generator=generator).to(dtype)
+    qkv = torch.randn(len(batch.positions), config.qkv_features, generator=generator).to(qkv_dtype or dtype)
     return backend.attend(1, qkv, cache, backend.plan(batch, cache)), cache
 
 
@@ -96,6 +98,20 @@ def test_equals_reference(make, dtype, shape, decodes, chunks, seed):
     torch.testing.assert_close(attended, expected, **tolerance)
     torch.testing.assert_close(cache.keys, expected_cache.keys, **tolerance)
     torch.testing.assert_close(cache.values, expected_cache.values, **tolerance)
+
+
+@pytest.mark.parametrize("make", [CPUAttention, lambda config: TorchAttention(config, "cpu")])
+def test_bfloat16_cache_under_fp32_weights(make):
+    config = config_of(8, 4, 32)
+    batch = step_of(16, [33, 7], [(0, 9), (20, 5)], 1)
+    rest = (config, batch, 16, torch.bfloat16, 1, torch.float32)
+    expected, expected_cache = run(ReferenceAttention(config), *rest)
+    attended, cache = run(make(config), *rest)
+    assert attended.dtype == torch.float32
+    torch.testing.assert_close(attended, expected, atol=2e-2, rtol=2e-2)
+    # A rotation that differs in its last bit may round to the neighbour.
+    torch.testing.assert_close(cache.keys, expected_cache.keys, atol=1e-6, rtol=1e-2)
+    assert torch.equal(cache.values, expected_cache.values)
 
 
 def test_large_scores_do_not_overflow():
