@@ -91,3 +91,9 @@ def test_any_pieces_stop_where_the_whole_text_does(stops, text, data):
             # Nothing that can still become a stop was shown.
             assert not any(begins_a_stop(stops, seen[at:]) for at in range(len(shown)))
     assert (shown + window.flush(), stopped) == naive(stops, text)
+
+
+@given(text=st.one_of(texts, st.text("e\u0301\u1112\u1161\u11ab", max_size=200)))
+def test_the_fewest_tokens_are_never_more_than_there_are(text):
+    tokenizer = byte_level()
+    assert tokenizer.fewest_tokens(len(text)) <= len(tokenizer.encode(text, add_special_tokens=False))

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection
 
+from maitred.app.prompts import text_characters
 from maitred.core.answer import Ask
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.ports import ModelCard
+from maitred.text.tokenizer import Tokenizer
 
 _MOST_CHOICES = 2_048
 """In one request, so that none can fill the engine's queue alone."""
@@ -26,6 +28,22 @@ def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
     _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
 
 
+def check_size(card: ModelCard, tokenizer: Tokenizer, ask: Ask) -> None:
+    """Refuses text that is too long whatever it says, before seconds are spent on tokenising it.
+
+    Raises:
+        ContextLengthExceeded: A prompt cannot fit the model's window.
+    """
+    fewest = max(tokenizer.fewest_tokens(text_characters(prompt)) for prompt in ask.prompts)
+    window = _window(card)
+    if fewest >= window:
+        raise ContextLengthExceeded(
+            f"The prompt has at least {fewest:,} tokens, but prompt and answer together may have {window:,}. "
+            f"Shorten the prompt to at most {window - 1:,} tokens.",
+            param=ask.prompt_param,
+        )
+
+
 def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
     """How many tokens may be generated for this prompt.
 
@@ -36,8 +54,7 @@ def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
     if not prompt:
         raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=ask.prompt_param)
     _check_tokens(card, prompt, ask.prompt_param)
-    # A KV cache smaller than the context window is the tighter of the two.
-    window = min(card.context_tokens, card.kv_capacity_tokens)
+    window = _window(card)
     left = window - len(prompt)
     if left < 1:
         raise ContextLengthExceeded(
@@ -59,6 +76,11 @@ def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
             param="min_tokens",
         )
     return max_tokens
+
+
+def _window(card: ModelCard) -> int:
+    """A KV cache smaller than the context window is the tighter of the two."""
+    return min(card.context_tokens, card.kv_capacity_tokens)
 
 
 def _check_tokens(card: ModelCard, tokens: Collection[int], param: str) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from maitred.app.choice import Choice
-from maitred.app.limits import check_fits, check_sampling
+from maitred.app.limits import check_fits, check_sampling, check_size
 from maitred.app.merge import merged
 from maitred.app.prompts import tokens_of
 from maitred.core.answer import Answer, Ask, Part, Prompt, Tally
@@ -61,6 +61,7 @@ class Pipeline:
         tally.model = model.name
         # Can it do what is asked?
         check_sampling(card, ask, self._max_choices)
+        check_size(card, model.tokenizer, ask)
         # What does it read?
         prompts = await tokens_of(model, ask.prompts)
         # Does that fit, and what exactly is to be generated?

@@ -12,6 +12,17 @@ _INLINE_CHARACTERS = 2_048
 nobody else's tokens would move meanwhile; handing it over takes a tenth of a millisecond."""
 
 
+def text_characters(prompt: Prompt) -> int:
+    """About how much text there is to read, and never more than there is."""
+    match prompt:
+        case list():
+            return 0
+        case Conversation():
+            return sum(len(message["content"]) for message in prompt.messages)
+        case str():
+            return len(prompt)
+
+
 async def tokens_of(
     model: ServedModel, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
 ) -> list[list[int]]:
@@ -30,7 +41,7 @@ async def tokens_of(
     def encode_all() -> list[list[int]]:
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
 
-    if sum(map(_characters, prompts)) <= _INLINE_CHARACTERS:
+    if sum(map(text_characters, prompts)) <= _INLINE_CHARACTERS:
         return encode_all()
     return await asyncio.to_thread(encode_all)
 
@@ -49,14 +60,3 @@ def _encode(model: ServedModel, prompt: Prompt, add_special_tokens: bool | None)
             return model.tokenizer.encode(text, add_special_tokens=add_special_tokens is True)
         case str():
             return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)
-
-
-def _characters(prompt: Prompt) -> int:
-    """About how much text there is to read."""
-    match prompt:
-        case list():
-            return 0
-        case Conversation():
-            return sum(len(message["content"]) for message in prompt.messages)
-        case str():
-            return len(prompt)

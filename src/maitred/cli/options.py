@@ -96,15 +96,11 @@ def load_settings(
 
 
 def require_model(loaded: "LoadedConfig") -> Path:
-    """The model's folder.
+    """The model's folder, from a path or from the id of a model that the hub's client has fetched.
 
     Raises:
-        ConfigInvalid: It does not exist. maitred downloads nothing.
+        ConfigInvalid: Nothing is there. maitred downloads nothing.
     """
-    folder = loaded.config.model.folder
-    if not (folder / "config.json").is_file():
-        raise ConfigInvalid(
-            f"There is no model in {str(folder)!r}. Pass a folder with config.json, tokenizer.json and *.safetensors; "
-            "maitred downloads none. Without a path it serves the small model that it comes with."
-        )
-    return folder
+    from maitred.engine.models.source import find_model
+
+    return find_model(loaded.config.model.folder)

@@ -17,6 +17,9 @@ from maitred.text.chat_template import ChatTemplate
 from maitred.text.vocabulary import DecodingRules, rules_of
 
 
+_NORMALISED_BYTES = 3
+
+
 class Tokenizer:
     """Text to tokens and back.
 
@@ -41,6 +44,7 @@ class Tokenizer:
         backend.no_padding()
         rules = rules_of(json.loads(backend.to_str())["decoder"])
         self._bytes, self._visible = _tables(backend, rules)
+        self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
         self.strips_leading_space = rules.strips_leading_space
         self.vocab_size = max(self._bytes, default=-1) + 1
         self.bos_token = special_tokens.get("bos_token")
@@ -71,6 +75,14 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to token ids; special tokens that stand in the text as such are recognised."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def fewest_tokens(self, text_characters: int) -> int:
+        """A number of tokens that no text of this length can do with less than, known without reading it.
+
+        A character is at least a byte, and Unicode normalisation, which some tokenizers begin with, makes at most
+        three bytes one.
+        """
+        return text_characters // (self._longest_token_bytes * _NORMALISED_BYTES)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text; what is no UTF-8 shows as U+FFFD, and ids that no token has show nothing."""

@@ -228,6 +228,13 @@ async def test_max_tokens_is_what_the_window_leaves_if_not_given():
     assert error.value.param == "prompt"
 
 
+async def test_text_that_is_far_too_long_is_refused_unread(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "encode", lambda *_, **__: pytest.fail("it was tokenised"))
+    with pytest.raises(ContextLengthExceeded, match="at least .* Shorten the prompt") as error:
+        await run(MemoryReplica(), ask(prompt="word " * 1_000_000))
+    assert error.value.param == "prompt"
+
+
 async def test_a_kv_cache_smaller_than_the_window_is_the_limit():
     small = msgspec.structs.replace(CARD, kv_capacity_tokens=32)
     replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])

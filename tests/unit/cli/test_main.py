@@ -101,7 +101,7 @@ def test_set_without_value_says_how() -> None:
 def test_a_model_that_is_not_there_is_not_downloaded(command: list[str]) -> None:
     result = run(*command, "Qwen/Qwen2.5-0.5B")
     assert result.exit_code == 2
-    assert "There is no model in 'Qwen/Qwen2.5-0.5B'" in result.stderr
+    assert "There is no folder Qwen/Qwen2.5-0.5B" in result.stderr
 
 
 def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest.MonkeyPatch) -> None:
