@@ -159,9 +159,12 @@ class Bench:
         ]
         layers = [packed[i % len(packed)] for i in range(config.layers)]
         self._weights = Weights(self._plain.head.bfloat16(), layers, gain, make_linear(self._plain.head))
-        self._cache = KVCache(config, 20 * max(max_rows, 20), BLOCK_TOKENS, torch.float32, "cpu")
-        for blocks in (*self._cache.keys, *self._cache.values):
-            blocks.normal_()
+        blocks = 20 * max(max_rows, 20)
+        self._cache = KVCache(config, blocks, BLOCK_TOKENS, torch.float32, "cpu")
+        self._half_cache = KVCache(config, blocks, BLOCK_TOKENS, torch.bfloat16, "cpu")
+        for cache in (self._cache, self._half_cache):
+            for layer in (*cache.keys, *cache.values):
+                layer.normal_()
 
     def use_threads(self, threads: int) -> None:
         """Shares the decodes of a step over that many threads from now on."""
@@ -212,6 +215,7 @@ class Bench:
             "packed linears": packed_linears,
             "attention": attention,
             "step": lambda: self._decoder.forward(batch, self._cache),
+            "step, bf16 cache": lambda: self._decoder.forward(batch, self._half_cache),
         }
 
     def prefill(self, sizes: list[tuple[int, int]]) -> dict[str, Callable[[], object]]:

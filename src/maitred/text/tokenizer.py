@@ -16,7 +16,6 @@ from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.vocabulary import DecodingRules, rules_of
 
-
 _NORMALISED_BYTES = 3
 
 

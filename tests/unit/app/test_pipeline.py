@@ -230,7 +230,7 @@ async def test_max_tokens_is_what_the_window_leaves_if_not_given():
 
 async def test_text_that_is_far_too_long_is_refused_unread(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "encode", lambda *_, **__: pytest.fail("it was tokenised"))
-    with pytest.raises(ContextLengthExceeded, match="at least .* Shorten the prompt") as error:
+    with pytest.raises(ContextLengthExceeded, match=r"at least .* Shorten the prompt") as error:
         await run(MemoryReplica(), ask(prompt="word " * 1_000_000))
     assert error.value.param == "prompt"
 
