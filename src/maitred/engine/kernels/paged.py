@@ -4,9 +4,6 @@ Decode attention is two small products per block with a softmax between them (se
 sequence fit into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and
 Gimelshein, 2018) would save no memory traffic here and cost a rescaling per block. A step's sequences are independent,
 so callers may split them over threads: the kernels do not hold the interpreter's lock.
-
-Compiled code is kept on disk beside this file, or under ``NUMBA_CACHE_DIR`` or the user's cache folder where that
-cannot be written.
 """
 
 import math
@@ -17,28 +14,17 @@ from typing import Any
 import numba
 import numpy as np
 
+from maitred.engine.compiled import FAST, compiled_fast
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed
 
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., None]
 
-# All of "fast" but the promises that no number is infinite or undefined: those would hide faults upstream.
-_FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
-def _compiled(function: Kernel) -> Kernel:
-    """Compiles at the first call and keeps the result on disk, if there is any place to write."""
-    options: dict[str, Any] = {"fastmath": _FAST, "nogil": True, "error_model": "numpy"}
-    try:
-        kernel: Kernel = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither this folder nor the user's cache folder can be written
-        kernel = numba.njit(**options)(function)
-    return kernel
-
-
-@numba.njit(fastmath=_FAST, inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
 def _exp(x: np.float32) -> np.float32:
     """e**x for x <= 0 in fp32, in operations that vectorise.
 
@@ -58,7 +44,7 @@ def _exp(x: np.float32) -> np.float32:
     return p * power
 
 
-@numba.njit(fastmath=_FAST, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=set(FAST), nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _softmax(scores: Array, count: int, scale: np.float32) -> None:
     """Turns `count` scores into probabilities in place and zeroes the rest."""
     highest = np.float32(-np.inf)
@@ -93,7 +79,7 @@ def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
 
-    @_compiled
+    @compiled_fast
     def kernel(
         queries: Array,
         keys: Array,
@@ -144,7 +130,7 @@ def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
     return kernel
 
 
-@_compiled
+@compiled_fast
 def rotate_and_store(
     qkv: Array,
     table: Array,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.kernels.norm import make_add_norm
 from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -30,6 +31,7 @@ class Decoder:
         self.config = config
         self._weights = weights
         self._attention = attention
+        self._add_norm = make_add_norm(self.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,16 +50,18 @@ class Decoder:
         Returns:
             Logits of the rows that the batch asks for: fp32 ``[R, vocab_size]``.
         """
-        weights = self._weights
+        weights, epsilon = self._weights, self.config.norm_epsilon
         plan = self._attention.plan(batch, cache)
-        hidden = weights.embedding[batch.token_ids].to(self.dtype)
+        stream = weights.embedding[batch.token_ids].to(self.dtype)
+        addend = torch.zeros_like(stream)
         for index, layer in enumerate(weights.layers):
-            qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
+            qkv = layer.qkv(self._add_norm(stream, addend, layer.attention_norm, epsilon))
             if layer.head_norm is not None:
                 self._norm_heads(qkv, layer.head_norm)
-            hidden = hidden + layer.attention_output(self._attention.attend(index, qkv, cache, plan))
-            hidden = hidden + self._mlp(self._norm(hidden, layer.mlp_norm), layer)
-        return weights.head(self._norm(hidden[batch.logit_rows], weights.final_norm)).float()
+            attended = layer.attention_output(self._attention.attend(index, qkv, cache, plan))
+            addend = self._mlp(self._add_norm(stream, attended, layer.mlp_norm, epsilon), layer)
+        rows = batch.logit_rows
+        return weights.head(self._add_norm(stream[rows], addend[rows], weights.final_norm, epsilon)).float()
 
     def warm_up(self, cache: KVCache) -> None:
         """Runs a decode and a chunk, so that no request waits for a kernel to compile.
@@ -77,9 +81,6 @@ class Decoder:
             ),
             cache,
         )
-
-    def _norm(self, rows: Tensor, gain: Tensor) -> Tensor:
-        return functional.rms_norm(rows, gain.shape, gain, self.config.norm_epsilon)
 
     def _norm_heads(self, qkv: Tensor, gains: Tensor) -> None:
         """Normalises every query and key head in place."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maitred.core.request import SamplingParams
-from maitred.engine.sampling.compiled import compiled
+from maitred.engine.compiled import compiled
 
 E = TypeVar("E", bound=np.generic)
 

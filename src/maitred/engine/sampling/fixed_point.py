@@ -20,7 +20,7 @@ probability below 2^-22. Totals stay below 2^62 for vocabularies up to 2^21 toke
 
 import numpy as np
 
-from maitred.engine.sampling.compiled import compiled
+from maitred.engine.compiled import compiled
 
 FRACTION_BITS = 40
 ONE = 1 << FRACTION_BITS

@@ -11,7 +11,7 @@ enter the list; after the first few blocks that is next to none.
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.engine.sampling.compiled import compiled
+from maitred.engine.compiled import compiled
 from maitred.engine.sampling.fixed_point import LOG2_E, ONE
 from maitred.engine.sampling.row_kernels import BLOCK_TOKENS, find_block_tops, weigh_blocks
 

@@ -12,7 +12,7 @@ and the first of the four output words is used. Ten rounds of two multiplication
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.engine.sampling.compiled import compiled
+from maitred.engine.compiled import compiled
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)

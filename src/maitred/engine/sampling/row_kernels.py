@@ -18,7 +18,7 @@ The weights are integers (see `fixed_point`), hence the result equals that of `d
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.engine.sampling.compiled import compiled
+from maitred.engine.compiled import compiled
 from maitred.engine.sampling.fixed_point import FRACTION_BITS, INDEX_BITS, INDEX_MASK, ONE, SHARE_ONE, share_of, weight
 
 NOT_A_NUMBER = -1

@@ -169,20 +169,6 @@ def test_buckets_are_few_and_hold_every_row_once():
         assert bucket.rows.numel() < 2 * len(bucket.kept)
 
 
-def test_kernels_compile_where_nothing_can_be_written(monkeypatch):
-    options = []
-
-    def njit(**given):
-        options.append(given)
-        if given.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: function
-
-    monkeypatch.setattr(paged.numba, "njit", njit)
-    assert paged._compiled(print) is print
-    assert [given.get("cache", False) for given in options] == [True, False]
-
-
 def test_compiled_kernels_are_kept_on_disk():
     """A process that starts later loads them instead of compiling."""
     kernel = paged.decode_kernel(32, 16, 2)

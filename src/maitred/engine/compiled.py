@@ -1,0 +1,34 @@
+"""Numba's compiler behind two typed decorators: exact arithmetic for sampling, relaxed arithmetic for the model.
+
+Machine code is kept in Numba's cache (beside the source, or under ``NUMBA_CACHE_DIR``, or in the user's cache folder),
+so only the first engine on a machine waits for the compiler. Numba tells a stale entry by the age of the file that
+holds the function, and not of the files that it imports from: after a change to a function that others inline, touch
+the files that import it too. The tests that compare the kernels with plain references fail if one forgets.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., object])
+
+FAST = frozenset({"nsz", "arcp", "contract", "afn", "reassoc"})
+"""All of "fast" but the promises that no number is infinite or undefined: those would hide faults upstream."""
+
+
+def compiled(function: F) -> F:
+    """The function as machine code that runs without the interpreter's lock, operation by operation as written."""
+    return _compile(function)
+
+
+def compiled_fast(function: F) -> F:
+    """The same, free to reorder sums so that they vectorise: results may differ in the last bits."""
+    return _compile(function, fastmath=set(FAST), error_model="numpy")
+
+
+def _compile(function: F, **options: Any) -> F:  # noqa: ANN401 - Numba's own options
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written to
+        return cast(F, numba.njit(nogil=True, **options)(function))

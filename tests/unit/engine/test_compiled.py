@@ -1,0 +1,17 @@
+from maitred.engine import compiled
+
+
+def test_kernels_compile_where_nothing_can_be_written(monkeypatch):
+    options = []
+
+    def njit(**given):
+        options.append(given)
+        if given.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(compiled.numba, "njit", njit)
+    for compile_function in (compiled.compiled, compiled.compiled_fast):
+        options.clear()
+        assert compile_function(print) is print
+        assert [given.get("cache", False) for given in options] == [True, False]
