@@ -5,6 +5,7 @@ swapped: a decode then computes the scores of a whole block's tokens at once, on
 lanes. A block of a layer is one piece of memory, so a prefill gathers whole blocks.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,8 @@ class KVCache:
         self.block_tokens = block_tokens
         shape = (config.layers, num_blocks, config.kv_heads)
         # Zeros, not whatever was there: a masked-out value weighs nothing, but 0 * NaN would still be NaN.
-        self.keys: Tensor = torch.zeros(*shape, config.head_dim, block_tokens, dtype=dtype, device=device)
-        self.values: Tensor = torch.zeros(*shape, block_tokens, config.head_dim, dtype=dtype, device=device)
+        self.keys: Tensor = _zeros((*shape, config.head_dim, block_tokens), dtype, device)
+        self.values: Tensor = _zeros((*shape, block_tokens, config.head_dim), dtype, device)
 
     @classmethod
     def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
@@ -47,3 +48,12 @@ class KVCache:
         """Reads whole sequences: tables int64 ``[B, n]`` -> ``[B, n * block_tokens, kv_heads, head_dim]``, twice."""
         keys, values = self.keys[layer][tables], self.values[layer][tables]
         return keys.permute(0, 1, 4, 2, 3).flatten(1, 2), values.transpose(2, 3).flatten(1, 2)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros; on a CPU in memory that is handed out when it is first written, so that a cache costs what is used."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes every page. NumPy, which knows no bf16, asks the system for pages that are zero already.
+    words = {2: np.uint16, 4: np.uint32}[dtype.itemsize]
+    return torch.from_numpy(np.zeros(shape, words)).view(dtype)
