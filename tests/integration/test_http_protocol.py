@@ -30,6 +30,19 @@ async def test_a_large_body_is_not_mistaken_for_a_large_head():
             assert response.status_code == 200
 
 
+async def test_a_large_body_is_not_counted_to_the_head_that_follows_in_the_same_read():
+    async with gateway() as system:
+        body = b'{"prompt":"hi","user":"%b"}' % (b"x" * (http_protocol.HEAD_LIMIT_BYTES + 1))
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+        reader, writer = await connect(system)
+        writer.write(head + b"\r\n" + body + head)
+        async with asyncio.timeout(5):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+            writer.write(b"Connection: close\r\n\r\n" + body)
+            assert b"HTTP/1.1 200 " in await reader.read()
+        writer.close()
+
+
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.1)
     async with gateway() as system:

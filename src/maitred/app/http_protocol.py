@@ -23,6 +23,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _ended_another = False
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,9 +38,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._ended_another = False
         super().data_received(data)
-        if self._in_head:
-            # What was fed and has not completed the head belongs to it.
+        if self._in_head and not self._ended_another:
+            # What was fed and has not completed the head belongs to it; unless an earlier request ended in it, of which
+            # the most may be the body. So a pipelined head can be longer, by one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
                 self.transport.write(
@@ -57,6 +60,11 @@ class BoundedHttp(HttpToolsProtocol):
         """The parser has seen the end of the head; the request starts."""
         self._head_is_complete()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The parser has seen the end of a request; what follows is the next."""
+        super().on_message_complete()
+        self._ended_another = True
 
     def _await_head(self) -> None:
         self._in_head = True
