@@ -32,7 +32,9 @@ class WholeChoice:
         """Appends a part."""
         self.text.append(part.text)
         if part.scores is not None:
-            self.scores = [*(self.scores or ()), *part.scores]
+            if self.scores is None:
+                self.scores = []
+            self.scores.extend(part.scores)
         if part.finish is not None:
             self.finish = part.finish
 
