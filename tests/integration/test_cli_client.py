@@ -92,7 +92,7 @@ def server() -> Iterator[ScriptedServer]:
     thread.join()
 
 
-def maitred(*arguments: str, given: str = "") -> Result:
+def maitred(*arguments: str, given: str | bytes = "") -> Result:
     """Runs a command in this process, without a terminal."""
     return CliRunner().invoke(app, list(arguments), input=given)
 
@@ -138,6 +138,16 @@ def test_complete_reads_a_pipe(server: ScriptedServer) -> None:
     server.scripts = [stream(text_chunk("!", "stop"), DONE)]
     assert maitred("complete", "-", "--url", server.url, "--model", "other", given="two\nlines").stdout == "!\n"
     assert (server.requests[0][1]["prompt"], server.requests[0][1]["model"]) == ("two\nlines", "other")
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [(["complete", "-"], b"caf\xe9"), (["chat"], b"caf\xe9\n"), (["complete", "caf\udce9"], b"")],
+)
+def test_what_is_no_text_is_the_callers_fault(server: ScriptedServer, command: list[str], given: bytes) -> None:
+    done = maitred(*command, "--url", server.url, "--model", "tiny", given=given)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "The input is not UTF-8 text. Convert it first, for example with iconv.\n"
 
 
 def break_off(handler: BaseHTTPRequestHandler) -> None:

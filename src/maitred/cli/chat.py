@@ -40,6 +40,7 @@ def chat(
     import asyncio
 
     from maitred.cli.client import Client, Message, Options
+    from maitred.cli.terminal import given_lines
 
     async def choose() -> str:
         async with Client(url) as client:
@@ -51,7 +52,7 @@ def chat(
     if sys.stdin.isatty():
         _converse(url, name, conversation, options)
         return
-    for line in sys.stdin:
+    for line in given_lines():
         if line.strip():
             _turn(url, name, conversation, line.strip(), options)
 

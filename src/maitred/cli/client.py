@@ -143,7 +143,10 @@ class Client:
         return self._stream("/v1/completions", {"model": model, "prompt": prompt}, options)
 
     async def _stream(self, path: str, request: Mapping[str, object], options: Options) -> AsyncIterator[Piece]:
-        body = msgspec.json.encode({**request, **msgspec.to_builtins(options), "stream": True})
+        try:
+            body = msgspec.json.encode({**request, **msgspec.to_builtins(options), "stream": True})
+        except UnicodeEncodeError as error:  # what Python makes of arguments, and of some pipes, that are not UTF-8
+            raise not_text() from error
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         try:
             response = await self._session.post(self._url + path, data=body, headers=headers)
@@ -177,6 +180,11 @@ class Client:
 
     def _stranger(self) -> MaitredError:
         return Unavailable(f"What answers at {self._url} does not speak OpenAI's API. Pass --url of a maitred server.")
+
+
+def not_text() -> InvalidRequest:
+    """For bytes where a text should be."""
+    return InvalidRequest("The input is not UTF-8 text. Convert it first, for example with iconv.")
 
 
 def _pieces(data: str) -> list[Piece]:

@@ -1,6 +1,5 @@
 """`maitred complete`: how a text goes on."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -32,9 +31,9 @@ def complete(
     import asyncio
 
     from maitred.cli.client import Client, Options
-    from maitred.cli.terminal import write_answer
+    from maitred.cli.terminal import given_lines, write_answer
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = "".join(given_lines()) if prompt == "-" else prompt
 
     async def stream() -> None:
         async with Client(url) as client:

@@ -1,14 +1,26 @@
-"""Streams an answer to the terminal, or into a pipe."""
+"""What goes between the client and the terminal, or a pipe."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import typer
 
-from maitred.cli.client import Piece
+from maitred.cli.client import Piece, not_text
 
 _OBEYED = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Control characters: a terminal would obey them, and a model may write anything."""
+
+
+def given_lines() -> Iterator[str]:
+    """Standard input, line by line.
+
+    Raises:
+        InvalidRequest: It is not text.
+    """
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise not_text() from error
 
 
 async def write_answer(pieces: AsyncIterator[Piece], answer: list[str]) -> None:
