@@ -89,9 +89,10 @@ the same training text, its weights fitted on the held-out tokens themselves.
 |---|---:|---:|---:|
 {rows}
 
-Trained on {tokens_m:.1f} million tokens (the text several times over) in {steps} steps and {minutes:.0f} \
+Trained on {tokens_m:.1f} million tokens ({passes:.1f} passes over text and chats) in {steps} steps and {minutes:.0f} \
 minutes, {machine}.
-Optimiser: Muon for the matrices, AdamW for embeddings and gains; rows of 512 tokens, the last stretch 2,048.
+Optimiser: Muon for the matrices, AdamW for embeddings and gains. The longest rows trained on had {row_tokens} tokens. Books score \
+{by_context} by length of window.
 Full figures: `benchmarks/results/train_tiny.json`.
 
 ## Three samples
@@ -177,7 +178,7 @@ def write_card(
         tokenizer: Its tokenizer.
         folder: The model folder.
         scores: Source -> (model, bigram).
-        facts: `held_out_percent`, `window`, `tokens_m`, `steps`, `minutes`, `machine`, `seed`.
+        facts: `held_out_percent`, `window`, `tokens_m`, `passes`, `row_tokens`, `by_context`, `steps`, `minutes`, `machine`, `seed`.
     """
     samples = []
     for title, prompt in _SAMPLES:
