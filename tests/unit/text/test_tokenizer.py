@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent import futures
 
 import pytest
 import tokenizers
@@ -35,6 +36,17 @@ def test_text_survives(make, line):
     tokens = tokenizer.encode(line, add_special_tokens=False)
     assert tokenizer.decode(tokens) == line
     assert tokenizer._backend.decode(tokens) == line
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    with futures.ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(byte_level().encode, "hello world " * 20_000, add_special_tokens=False)
+        turns = 0
+        while not encoding.done():
+            futures.wait([encoding], timeout=0.001)
+            turns += 1
+    # Hundreds; with the interpreter's lock held throughout, one or two.
+    assert turns > 10
 
 
 def test_special_tokens_are_added_and_hidden_on_demand():
