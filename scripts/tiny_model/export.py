@@ -91,8 +91,8 @@ the same training text, its weights fitted on the held-out tokens themselves.
 
 Trained on {tokens_m:.1f} million tokens ({passes:.1f} passes over text and chats) in {steps} steps and {minutes:.0f} \
 minutes, {machine}.
-Optimiser: Muon for the matrices, AdamW for embeddings and gains. The longest rows trained on had {row_tokens} tokens. Books score \
-{by_context} by length of window.
+Optimiser: Muon for the matrices, AdamW for embeddings and gains. The longest rows trained on had {row_tokens} tokens. \
+Books score {by_context} by length of window.
 Full figures: `benchmarks/results/train_tiny.json`.
 
 ## Three samples
@@ -178,7 +178,8 @@ def write_card(
         tokenizer: Its tokenizer.
         folder: The model folder.
         scores: Source -> (model, bigram).
-        facts: `held_out_percent`, `window`, `tokens_m`, `passes`, `row_tokens`, `by_context`, `steps`, `minutes`, `machine`, `seed`.
+        facts: `held_out_percent`, `window`, `tokens_m`, `passes`, `row_tokens`, `by_context`, `steps`,
+            `minutes`, `machine`, `seed`.
     """
     samples = []
     for title, prompt in _SAMPLES:
