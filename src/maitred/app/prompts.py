@@ -11,6 +11,9 @@ _INLINE_CHARACTERS = 2_048
 """More text than this is tokenised in a thread. At about half a megabyte per second it would take more than 4 ms, and
 nobody else's tokens would move meanwhile; handing it over takes a tenth of a millisecond."""
 
+_MARKUP_CHARACTERS = 32
+"""What a chat template commonly writes around a message."""
+
 
 def text_characters(prompt: Prompt) -> int:
     """About how much text there is to read, and never more than there is."""
@@ -21,6 +24,17 @@ def text_characters(prompt: Prompt) -> int:
             return sum(len(message["content"]) for message in prompt.messages)
         case str():
             return len(prompt)
+
+
+def _takes_long(prompts: Sequence[Prompt]) -> bool:
+    """Whether reading these would hold up everybody else.
+
+    A conversation is more than its text: a template writes something around each message, even an empty one, and may
+    write out tool calls of any length.
+    """
+    messages = [message for prompt in prompts if isinstance(prompt, Conversation) for message in prompt.messages]
+    characters = sum(map(text_characters, prompts)) + len(messages) * _MARKUP_CHARACTERS
+    return characters > _INLINE_CHARACTERS or any(message.get("tool_calls") for message in messages)
 
 
 async def tokens_of(
@@ -41,9 +55,9 @@ async def tokens_of(
     def encode_all() -> list[list[int]]:
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
 
-    if sum(map(text_characters, prompts)) <= _INLINE_CHARACTERS:
-        return encode_all()
-    return await asyncio.to_thread(encode_all)
+    if _takes_long(prompts):
+        return await asyncio.to_thread(encode_all)
+    return encode_all()
 
 
 def _encode(model: ServedModel, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:

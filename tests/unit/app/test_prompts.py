@@ -1,0 +1,45 @@
+"""Who tokenises: the event loop itself, or a thread because it would take long."""
+
+import asyncio
+import threading
+
+import pytest
+
+from maitred.app.prompts import tokens_of
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.answer import Conversation
+from maitred.routing.catalog import ServedModel
+from maitred.text.tokenizer import Tokenizer
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": "y" * 10_000}}}
+
+
+class Watched(Tokenizer):
+    threads: set[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inline"),
+    [
+        ("word " * 10, True),
+        ("word " * 1_000, False),
+        (Conversation([{"role": "user", "content": "Hello"}]), True),
+        (Conversation([{"role": "user", "content": ""}] * 1_000), False),
+        (
+            Conversation(
+                [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+            ),
+            False,
+        ),
+    ],
+)
+def test_what_takes_long_is_tokenised_in_a_thread(prompt: str | Conversation, *, inline: bool) -> None:
+    tokenizer = Watched.load(BUNDLED_MODEL)
+    assert isinstance(tokenizer, Watched)
+    tokenizer.threads = set()
+    asyncio.run(tokens_of(ServedModel("m", None, tokenizer), [prompt]))  # type: ignore[arg-type]
+    assert (tokenizer.threads == {threading.get_ident()}) is inline
