@@ -141,7 +141,7 @@ def test_what_cannot_start_says_so_in_a_sentence(flags):
         assert done.returncode == 0
     else:
         assert done.returncode == 2
-        assert ("is in use" if "--port" in flags else "no model") in done.stderr
+        assert ("is in use" if "--port" in flags else "does not exist") in done.stderr
 
 
 def test_an_engine_that_cannot_start_ends_the_server_with_its_last_words(tmp_path):
