@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -253,11 +254,19 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def until(self, text: str) -> None:
-        """Reads until the text has come up; what is before it is read then."""
+    def until(self, text: str, *, interrupting: bool = False) -> None:
+        """Reads until the text has come up; what is before it is read then.
+
+        Ctrl-C can come between the moment at which readline has written its prompt and that at which it listens, and
+        is then noticed with the next key only. A person presses it again; so does `interrupting`.
+        """
+        deadline_s = time.monotonic() + 30
         while text not in self.seen:
-            assert select.select([self.master], [], [], 30)[0], f"{text!r} did not come up after {self.seen!r}"
-            self.seen += os.read(self.master, 4096).decode()
+            assert time.monotonic() < deadline_s, f"{text!r} did not come up after {self.seen!r}"
+            if interrupting:
+                self.process.send_signal(signal.SIGINT)
+            if select.select([self.master], [], [], 1)[0]:
+                self.seen += os.read(self.master, 4096).decode()
         self.seen = self.seen.partition(text)[2]
 
     def type(self, text: str) -> None:
@@ -294,8 +303,7 @@ def test_chat_in_a_terminal(server: ScriptedServer) -> None:
         terminal.until("Fine")
         terminal.until("--max-tokens sets it")
         terminal.until("> ")
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.until("Ctrl-D leaves.")
+        terminal.until("Ctrl-D leaves.", interrupting=True)
         terminal.until("> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0

@@ -265,3 +265,12 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(serving):
     assert [(rejection.request_id, rejection.retryable) for rejection in rejections] == [("late", True)]
     serving.thread.join(10)
     assert not serving.thread.is_alive()
+
+
+@pytest.mark.parametrize("field", [{"logit_bias": {VOCAB_SIZE: 1.0}}, {"stop_token_ids": (-1,)}])
+def test_token_ids_that_no_token_has_are_rejected_wherever_they_stand(serving, field):
+    gateway = serving.connect()
+    sampling = SamplingParams(max_tokens=1, seed=0, **field)
+    gateway.send(Submit(Request(id="a", prompt=[1], sampling=sampling)))
+    [rejection] = gateway.next().rejections
+    assert "vocabulary" in rejection.message

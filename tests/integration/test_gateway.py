@@ -267,3 +267,18 @@ async def test_tokenize_and_detokenize_are_inverse():
         assert tokens["count"] == len(tokens["tokens"])
         back = await system.client.post("/detokenize", json={"tokens": tokens["tokens"]})
         assert back.json() == {"prompt": text}
+
+
+async def test_a_body_that_does_not_arrive_gives_its_place_back():
+    async with gateway(max_in_flight=1, body_timeout_s=0.2) as system:
+        host, _, port = system.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        await system.wait_until(lambda: system.gate.inside == 1)
+        assert (await system.chat()).status_code == 429
+        answer = (await reader.read()).decode()  # to the end: the connection closes
+        assert answer.startswith("HTTP/1.1 408 ")
+        assert '"code":"request_timeout"' in answer
+        assert (await system.chat()).status_code == 200
+        writer.close()
+        await writer.wait_closed()

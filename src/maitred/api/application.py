@@ -40,4 +40,11 @@ def build(
         *service.routes(),
     ]
     service.describe(routes)
-    return Edge(RouteTable(routes), gate, observers, max_body_bytes=config.max_body_bytes, clock=clock)
+    return Edge(
+        RouteTable(routes),
+        gate,
+        observers,
+        max_body_bytes=config.max_body_bytes,
+        body_timeout_s=config.body_timeout_s,
+        clock=clock,
+    )

@@ -41,6 +41,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "bytes"},
         ),
     ] = 10 << 20
+    body_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="How long a request body may take to arrive; a slower one is refused with 408.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 60.0
     drain_grace_s: Annotated[
         float,
         Meta(

@@ -14,7 +14,15 @@ from maitred.api.interrupt import ClientLeft
 from maitred.api.routes import Route, RouteTable
 from maitred.core.answer import Observer, Outcome
 from maitred.core.clock import Clock
-from maitred.core.errors import CallerError, Draining, MaitredError, MethodNotAllowed, Refused, ReplicaUnavailable
+from maitred.core.errors import (
+    BodyTooSlow,
+    CallerError,
+    Draining,
+    MaitredError,
+    MethodNotAllowed,
+    Refused,
+    ReplicaUnavailable,
+)
 
 _CLIENT_LEFT_STATUS = 499
 """Never sent, only counted; the number that nginx made customary for it."""
@@ -28,15 +36,24 @@ class Edge:
         gate: Who may come in. Health, metrics and lists pass beside it.
         observers: Told of every ended request.
         max_body_bytes: Largest body that is read.
+        body_timeout_s: Longest time that reading it may take.
         clock: For the times in the tally.
     """
 
     def __init__(
-        self, table: RouteTable, gate: Gate, observers: Sequence[Observer], *, max_body_bytes: int, clock: Clock
+        self,
+        table: RouteTable,
+        gate: Gate,
+        observers: Sequence[Observer],
+        *,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        clock: Clock,
     ) -> None:
         self._table = table
         self._gate = gate
         self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._observers = observers
         self._clock = clock
 
@@ -74,6 +91,9 @@ class Edge:
         except MethodNotAllowed as error:
             failure: MaitredError = error
             headers = [(b"allow", ", ".join(self._table.methods_of(call.path)).encode("ascii"))]
+        except BodyTooSlow as error:
+            failure = error
+            headers = [(b"connection", b"close")]  # the rest of the body may never come
         except Exception as error:
             failure = public(error, call.tally.request_id)
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT
@@ -84,6 +104,10 @@ class Edge:
     async def _work(self, route: Route, call: Call) -> None:
         """A call that takes a place inside and that the client can abandon."""
         async with self._gate.enter() as block:
-            await call.read_body(self._max_body_bytes)
+            try:
+                async with asyncio.timeout(self._body_timeout_s):
+                    await call.read_body(self._max_body_bytes)
+            except TimeoutError:
+                raise BodyTooSlow from None
             async with call.watched(block):
                 await route.handler(call)

@@ -9,6 +9,7 @@
     │   ├── ModelNotFound             404  no such model here
     │   ├── RouteNotFound             404  no such path
     │   ├── MethodNotAllowed          405  the path exists, the method does not
+    │   ├── BodyTooSlow               408  the body did not arrive in time
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
@@ -93,6 +94,14 @@ class MethodNotAllowed(CallerError):
     code = "method_not_allowed"
     http_status = 405
     default_message = "This path does not take that method. GET /openapi.json lists the routes."
+
+
+class BodyTooSlow(CallerError):
+    """The body did not arrive in time; meanwhile it held a place that others wait for."""
+
+    code = "request_timeout"
+    http_status = 408
+    default_message = "The request body did not arrive in time. Send it again, or send a shorter one."
 
 
 class BodyTooLarge(CallerError):

@@ -7,6 +7,7 @@ touch each other's work.
 
 from collections import defaultdict
 from collections.abc import Hashable
+from itertools import chain
 from typing import Protocol
 
 from maitred.core.clock import Clock
@@ -69,9 +70,11 @@ class Engine:
         """
         if request.id in self._requests[owner]:
             raise ValueError(f"A request with the id {request.id} is already running.")
-        if request.sampling.n > self._max_choices:
+        sampling = request.sampling
+        if sampling.n > self._max_choices:
             raise ValueError(f"n must be at most {self._max_choices}.")
-        if not all(0 <= token < self._vocab_size for token in request.prompt):
+        named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias)
+        if not all(0 <= token < self._vocab_size for token in named):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
         sequences = self._scheduler.add(request)
         self._requests[owner][request.id] = {sequence.index: sequence for sequence in sequences}

@@ -40,7 +40,8 @@ class Sequence:
         self.request = request
         self.index = index
         self.table = table
-        self.tokens = list(request.prompt)
+        self.tokens = request.prompt
+        """Prompt and output. The prompt's own list, which all choices share, until there is output."""
         self.prompt_tokens = len(request.prompt)
         self.computed = 0
         self.cached_tokens: int | None = None
@@ -68,7 +69,10 @@ class Sequence:
 
     def append(self, token: int) -> FinishReason | None:
         """Adds the token that was sampled; tells whether it is the last one."""
-        self.tokens.append(token)
+        if self.output_tokens:
+            self.tokens.append(token)
+        else:
+            self.tokens = [*self.tokens, token]
         if token in self.stop_tokens and self.output_tokens > self.sampling.min_tokens:
             return FinishReason.STOP
         if self.output_tokens >= self.sampling.max_tokens:

@@ -131,3 +131,13 @@ def test_eviction_prefers_the_end_of_a_prefix():
     again = scheduler.add(make_request(range(6), max_tokens=1))[0]
     run_step(scheduler)
     assert again.cached_tokens == 4
+
+
+def test_choices_keep_one_prompt_between_them_until_they_differ():
+    scheduler = make_scheduler()
+    request = make_request(range(10), n=3, max_tokens=2)
+    choices = scheduler.add(request)
+    assert all(choice.tokens is request.prompt for choice in choices)
+    run_until_idle(scheduler)
+    assert request.prompt == list(range(10))
+    assert all(len(choice.tokens) == 12 for choice in choices)
