@@ -84,6 +84,19 @@ async def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
     assert engine.link.open_streams == 0
 
 
+async def test_what_a_killed_gateway_left_is_swept_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    orphaned = tmp_path / f"maitred-{gone.stdout.strip()}-{'0' * 16}"
+    alive = tmp_path / f"maitred-{os.getpid()}-{'0' * 16}"
+    foreign = tmp_path / "maitred-notes"
+    for folder in (orphaned, alive, foreign):
+        folder.mkdir()
+    async with LocalEngine(scripted()):
+        assert not orphaned.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([alive, foreign])
+
+
 async def test_while_it_starts_it_says_for_how_long():
     async with LocalEngine(scripted(load_s=0.3), expected_start_s=30) as engine:
         with pytest.raises(ReplicaUnavailable) as refusal:

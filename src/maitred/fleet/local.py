@@ -8,6 +8,8 @@ with the engine's own last words. Once the engine has been ready, every death is
 
 import asyncio
 import logging
+import os
+import re
 import secrets
 import shutil
 import sys
@@ -33,6 +35,7 @@ EXIT_REPORT_S = 1.0
 """Between the end of the connection and the exit of a process that died."""
 
 SOCKET_NAME = "engine.sock"
+_FOLDER_NAME = re.compile(r"maitred-(\d+)-[0-9a-f]{16}")
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +54,14 @@ def engine_command(model: Path, config: EngineConfig) -> Command:
         f"--set=engine.{name}={msgspec.json.encode(value).decode().strip(chr(34))}" for name, value in values.items()
     ]
     return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", *settings]
+
+
+def _sweep_folders() -> None:
+    """Removes the folders of gateways that were killed and could not do so themselves."""
+    for folder in Path(tempfile.gettempdir()).glob("maitred-*"):
+        named = _FOLDER_NAME.fullmatch(folder.name)
+        if named and not Path(f"/proc/{named[1]}").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # those of other users stay
 
 
 class LocalEngine:
@@ -99,7 +110,7 @@ class LocalEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         # Nobody else can enter a folder with mode 0700, and mkdir fails if somebody made it before us.
-        self._folder = Path(tempfile.gettempdir()) / f"maitred-{secrets.token_hex(8)}"
+        self._folder = Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = parse_address(f"unix:{self._folder / SOCKET_NAME}")
         self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s)
         self.restarts = 0
@@ -125,6 +136,7 @@ class LocalEngine:
         await asyncio.shield(self._first_start)
 
     async def __aenter__(self) -> "LocalEngine":
+        _sweep_folders()
         self._folder.mkdir(mode=0o700)
         self._first_start = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(self._first_start), name="engine supervisor")
