@@ -86,8 +86,8 @@ async def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
 
 async def test_what_a_killed_gateway_left_is_swept_up(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    orphaned = tmp_path / f"maitred-{gone.stdout.strip()}-{'0' * 16}"
+    beyond_all_pids = (1 << 22) + 1
+    orphaned = tmp_path / f"maitred-{beyond_all_pids}-{'0' * 16}"
     alive = tmp_path / f"maitred-{os.getpid()}-{'0' * 16}"
     foreign = tmp_path / "maitred-notes"
     for folder in (orphaned, alive, foreign):
