@@ -17,6 +17,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def main() -> int:
         bench.close()
     if not arguments.quick and "qwen2.5-0.5b" in arguments.shapes:
         bench = Bench(random_qwen(), arguments.threads, prompt_tokens=64, output_tokens=32)
-        figures = bench.run([1, 8, 32, 128], rounds=arguments.rounds, one_requests=1)
+        figures = bench.run([1, 8, 32, 128], rounds=arguments.rounds, one_requests=1, once=[128])
         report.figures["qwen2.5-0.5b"] = figures
         report.require("0.5B shape: engine at 32 / one at a time", figures["32"]["engine_over_one"], at_least=4)
         report.require("0.5B shape: floor / decode step at 32", figures["32"]["floor_over_step"], at_least=0.5)
@@ -92,13 +93,24 @@ class Bench:
         del self.engine, self.rival, self.matrices
         gc.collect()
 
-    def run(self, concurrencies: list[int], *, rounds: int, one_requests: int) -> dict[str, Any]:
-        """Figures by concurrency."""
+    def run(
+        self, concurrencies: list[int], *, rounds: int, one_requests: int, once: Collection[int] = ()
+    ) -> dict[str, Any]:
+        """Figures by concurrency.
+
+        Args:
+            concurrencies: Requests at once.
+            rounds: How often everything is measured, in turns.
+            one_requests: Requests of a measurement one at a time.
+            once: Concurrencies that take minutes and are measured in the first round only.
+        """
         self._engine_rate(2), self._rival_rate(2, batch=1)
         samples: list[dict[int, list[float]]] = [{c: [] for c in concurrencies} for _ in range(5)]
         one, static, engine, steps, floors = samples
-        for _ in range(rounds):
+        for number in range(rounds):
             for concurrency in concurrencies:
+                if number and concurrency in once:
+                    continue
                 one[concurrency].append(self._rival_rate(one_requests, batch=1))
                 engine[concurrency].append(self._engine_rate(concurrency))
                 static[concurrency].append(self._rival_rate(concurrency, batch=concurrency))
@@ -168,7 +180,7 @@ class Bench:
         assert tokens == requests * self.output_tokens
         return tokens / (time.perf_counter() - start_s)
 
-    def _step_and_floor_s(self, rows: int, *, samples: int = 9) -> tuple[float, float]:
+    def _step_and_floor_s(self, rows: int, *, samples: int = 7) -> tuple[float, float]:
         """A whole decode step of the engine, and the matrices' multiplications alone, taken in turn."""
         inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1]) for weight in self.matrices}
         self._submit(rows, STEP_WARM_UP + samples + 2)
