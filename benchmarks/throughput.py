@@ -183,27 +183,23 @@ class Bench:
     def _step_and_floor_s(self, rows: int, *, samples: int = 7) -> tuple[float, float]:
         """A whole decode step of the engine, and the matrices' multiplications alone, taken in turn."""
         inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1]) for weight in self.matrices}
-        self._submit(rows, STEP_WARM_UP + samples + 2)
-        load = self.engine.load()
-        while load.output_tokens == 0 or self.engine.load().waiting:
-            self.engine.step()
-            load = self.engine.load()
+        self._submit(rows, 200)
+        while sum(map(len, self.engine.step().values())) < rows:
+            pass  # until every row is a decode
         for _ in range(STEP_WARM_UP):
             self.engine.step()
         step_s, floor_s = [], []
         for _ in range(samples):
             start_s = time.perf_counter()
-            if not self.engine.busy:
-                break
-            self.engine.step()
+            outputs = self.engine.step()
             step_s.append(time.perf_counter() - start_s)
+            assert sum(map(len, outputs.values())) == rows
             start_s = time.perf_counter()
             with torch.inference_mode():
                 for weight in self.matrices:
                     functional.linear(inputs[weight.shape[1]], weight)
             floor_s.append(time.perf_counter() - start_s)
-        while self.engine.busy:
-            self.engine.step()
+        self.engine.disown(None)
         return statistics.median(step_s), statistics.median(floor_s)
 
 
