@@ -1,6 +1,7 @@
 """What a model can be given to read: the rules of conversations, prompts and token ids."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
@@ -8,6 +9,8 @@ from maitred.wire.openai.requests import ContentPart, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TOKEN_ID = 2**31 - 1
+MAX_TOKENS = 1_048_576
+"""In one list. No window is as long, and looking at every number of a longer list would hold up everybody else."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -28,7 +31,7 @@ def check_prompt(prompt: str | Sequence[str | int | Sequence[int]]) -> None:
     if len(kinds) > 1:
         raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids.", param="prompt")
     if kinds == {int}:
-        check_token_ids("prompt", [token for token in prompt if isinstance(token, int)])
+        check_token_ids("prompt", cast("Sequence[int]", prompt))
     elif kinds == {list}:
         for position, tokens in enumerate(prompt):
             if isinstance(tokens, list):
@@ -40,7 +43,9 @@ def check_prompt(prompt: str | Sequence[str | int | Sequence[int]]) -> None:
 
 
 def check_token_ids(path: str, tokens: Sequence[int]) -> None:
-    """Raises InvalidRequest for the first number that can be no token's."""
+    """Raises InvalidRequest for the first number that can be no token's, or for more than any model reads."""
+    if len(tokens) > MAX_TOKENS:
+        raise InvalidRequest(f"{path} must hold at most {MAX_TOKENS:,} token ids; got {len(tokens):,}.", param=path)
     if tokens and (min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID):
         wrong = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
         raise InvalidRequest(f"{path} must hold token ids; got {shown(wrong)}.", param=path)

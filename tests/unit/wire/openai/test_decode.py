@@ -91,6 +91,7 @@ COMPLETION_FAULTS = [
     ({"prompt": None}, "prompt", "prompt must be a string or a list; got null."),
     ({"prompt": ["a", 1]}, "prompt", "prompt must hold only texts, only token ids, or only lists of token ids."),
     ({"prompt": [1, -2]}, "prompt", "prompt must hold token ids; got -2."),
+    ({"prompt": [1] * 1_048_577}, "prompt", "prompt must hold at most 1,048,576 token ids; got 1,048,577."),
     ({"prompt": [[1], []]}, "prompt[1]", "prompt[1] must hold at least one token id."),
     ({"prompt": [[1], [2**31]]}, "prompt[1]", "prompt[1] must hold token ids; got 2147483648."),
     ({"prompt": [[1, "a"]]}, "prompt[0][1]", "prompt[0][1] must be an integer; got a string."),
