@@ -41,14 +41,15 @@ def _users() -> str:
         f"{machine['cores']} cores ({machine['cpu']}). Every answer complete, all KV blocks free at the end. Times in "
         "milliseconds, p50 / p95 / p99; memory is the peak of resident memory, gateway + engine.",
         "",
-        "| users | output tokens/s | time to first token | between tokens | memory |",
-        "|--:|--:|--:|--:|--:|",
+        "| users | output tokens/s | prompt tokens/s | time to first token | between tokens | memory |",
+        "|--:|--:|--:|--:|--:|--:|",
     ]
     for users, figures in result["figures"]["by_users"].items():
         memory = figures["memory_mib"]
         lines.append(
-            f"| {users} | {figures['output_tokens_per_s']:,.0f} | {_times(figures['ttft_s'])} "
-            f"| {_times(figures['itl_s'])} | {memory['gateway']:.0f} + {memory['engine']:.0f} MiB |"
+            f"| {users} | {figures['output_tokens_per_s']:,.0f} | {figures['prompt_tokens_per_s']:,.0f} "
+            f"| {_times(figures['ttft_s'])} | {_times(figures['itl_s'])} "
+            f"| {memory['gateway']:.0f} + {memory['engine']:.0f} MiB |"
         )
     return "\n".join([*lines, "", "![The same as a plot](benchmarks/results/users.svg)", ""])
 
