@@ -1,0 +1,8 @@
+"""What every test may rely on."""
+
+import signal
+
+# A shell that starts a job in the background lets it ignore Ctrl-C, and children inherit that. The tests that press
+# Ctrl-C on a child need it to listen, however they were started themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
