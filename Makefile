@@ -30,11 +30,15 @@ check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import r
 	@$(MAKE) test
 
 bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
-	@for file in $(if $(BENCH),benchmarks/$(BENCH).py,$$(grep -l '^if __name__' benchmarks/*.py)); do \
-		$(BIN)/python -m benchmarks.$$(basename $$file .py) --quick $(ARGS) || exit 1; \
-	done
+	@missed=; \
+	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l 'add_argument("--quick"' benchmarks/*.py)))); do \
+		echo "== $$name"; \
+		$(BIN)/python -m benchmarks.$$name --quick $(ARGS) || missed="$$missed $$name"; \
+	done; \
+	if [ -n "$$missed" ]; then echo "A bar was missed, or the run failed:$$missed" >&2; exit 1; fi
 
-docs: .venv/dev.stamp ## Write the reference pages that are rendered from the code.
+docs: .venv/dev.stamp ## Write what is rendered: the settings reference, and the README's figures.
+	@$(BIN)/python -m benchmarks.summary
 	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 
 fmt: .venv/dev.stamp ## Format the code, and mend what the linter can.
