@@ -31,7 +31,7 @@ check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import r
 
 bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
 	@missed=; \
-	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l 'add_argument("--quick"' benchmarks/*.py)))); do \
+	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l '"--quick"' benchmarks/*.py)))); do \
 		echo "== $$name"; \
 		$(BIN)/python -m benchmarks.$$name --quick $(ARGS) || missed="$$missed $$name"; \
 	done; \
