@@ -96,10 +96,10 @@ def load_settings(
 
 
 def require_model(loaded: "LoadedConfig") -> Path:
-    """The model's folder, from a path or from the id of a model that the hub's client has fetched.
+    """The model's folder, from a path or from a hub id; see `find_model`.
 
     Raises:
-        ConfigInvalid: Nothing is there. maitred downloads nothing.
+        ConfigInvalid: Nothing is there, and nothing could be fetched.
     """
     from maitred.engine.models.source import find_model
 

@@ -60,3 +60,30 @@ def test_absent_path(source):
 def test_folder_without_a_model(tmp_path):
     with pytest.raises(ConfigInvalid, match="holds no config"):
         find_model(tmp_path, env={})
+
+
+def test_what_is_not_in_the_cache_is_fetched_into_it(tmp_path):
+    asked = []
+
+    def download(name, revision, cache):
+        asked.append((name, revision, cache))
+        return snapshot(cache, name)
+
+    env = {"HF_HUB_CACHE": str(tmp_path)}
+    folder = find_model("owner/name", env=env, download=download)
+    assert asked == [("owner/name", "main", tmp_path)]
+    assert find_model("owner/name", env=env, download=download) == folder
+    assert len(asked) == 1, "the second time it is there"
+
+
+def test_a_hub_that_does_not_answer_is_named_as_the_reason(tmp_path):
+    def download(name, revision, cache):
+        raise ConnectionError("no route to the hub.\nmany more lines")
+
+    with pytest.raises(ConfigInvalid, match=r"did not give it: no route to the hub\. Check .* /path/to/folder"):
+        find_model("owner/name", env={"HF_HUB_CACHE": str(tmp_path)}, download=download)
+
+
+def test_a_repository_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigInvalid, match=r"no config\.json"):
+        find_model("owner/name", env={"HF_HUB_CACHE": str(tmp_path)}, download=lambda *_: tmp_path)
