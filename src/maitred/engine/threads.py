@@ -2,8 +2,10 @@
 
 A matrix product on several threads is as slow as the slowest of them. When another process takes one of the cores for
 a moment, all others stand at the barrier; if they spin there, as OpenMP's default has it, they also take the time that
-would let the last one arrive. On two cores shared with the gateway and its clients, two spinning threads answered five
-times *slower* than one (`benchmarks/LOG.md`). So one core is left to everybody else, and waiting threads sleep.
+would let the last one arrive. On two cores that other work wanted too, two spinning threads answered three to six times
+*slower* than one; with nothing but gateway and client beside them, two sleeping ones were some 10 % faster
+(`benchmarks/LOG.md`). So one core is left to everybody else, and waiting threads sleep: little is lost on a quiet
+machine, and nothing breaks down on a busy one.
 """
 
 import os
