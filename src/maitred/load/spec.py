@@ -10,6 +10,9 @@ from msgspec import Meta, Struct
 
 from maitred.core.secret import Secret
 
+SECONDS = {"unit": "seconds"}
+"""Of settings that also take ``500ms``, ``30s`` or ``2m``."""
+
 Endpoint = Literal["chat", "completions"]
 ExactOutput = Literal["auto", "always", "never"]
 ArrivalProcess = Literal["constant", "poisson", "gamma"]
@@ -64,7 +67,9 @@ class Arrivals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "`spike:at=60,for=10,factor=5`, `bursts:every=30,for=5,factor=8`, or `points:0=1,60=3,90=1`."
         ),
     ] = "steady"
-    spread_s: Annotated[float, Meta(ge=0, description="Closed loop: the users arrive over so many seconds.")] = 1.0
+    spread_s: Annotated[
+        float, Meta(ge=0, description="Closed loop: the users arrive over so many seconds.", extra=SECONDS)
+    ] = 1.0
 
 
 class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,8 +117,10 @@ class Clients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(ge=0, le=20, description="After a failure, as the official SDKs do: 0.5 s doubling to 8 s, or as told."),
     ] = 2
-    timeout_s: Annotated[float, Meta(gt=0, description="For one attempt, from sending to the last byte.")] = 600.0
-    connect_timeout_s: Annotated[float, Meta(gt=0, description="For a connection.")] = 10.0
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="For one attempt, from sending to the last byte.", extra=SECONDS)
+    ] = 600.0
+    connect_timeout_s: Annotated[float, Meta(gt=0, description="For a connection.", extra=SECONDS)] = 10.0
     cancel_share: Annotated[float, Meta(ge=0, le=1, description="So many of the users hang up before the end.")] = 0.0
     cancel_after_s: Annotated[
         str, Meta(description="When they do, after sending: a distribution as for lengths, in seconds.")
@@ -121,7 +128,7 @@ class Clients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stall_share: Annotated[float, Meta(ge=0, le=1, description="So many stop reading in the middle of the answer.")] = (
         0.0
     )
-    stall_s: Annotated[float, Meta(ge=0, description="For so long.")] = 5.0
+    stall_s: Annotated[float, Meta(ge=0, description="For so long.", extra=SECONDS)] = 5.0
     max_open: Annotated[
         int | None, Meta(ge=1, description="Most requests open at once; others wait, and their wait counts.")
     ] = None
@@ -132,21 +139,34 @@ class Bounds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     duration_s: Annotated[
         float | None,
-        Meta(gt=0, description="No request is due after this; default 60 when `requests` is not given either."),
+        Meta(
+            gt=0,
+            description="No request is due after this; default 60 when `requests` is not given either.",
+            extra=SECONDS,
+        ),
     ] = None
     requests: Annotated[int | None, Meta(ge=1, description="So many requests in all.")] = None
-    warmup_s: Annotated[float, Meta(ge=0, description="Requests due before this are sent, but not counted.")] = 0.0
+    warmup_s: Annotated[
+        float, Meta(ge=0, description="Requests due before this are sent, but not counted.", extra=SECONDS)
+    ] = 0.0
     drain_s: Annotated[
-        float, Meta(ge=0, description="At the end, open requests may take so long; then they count as unfinished.")
+        float,
+        Meta(
+            ge=0,
+            description="At the end, open requests may take so long; then they count as unfinished.",
+            extra=SECONDS,
+        ),
     ] = 120.0
 
 
 class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a good answer is. Goodput counts the complete answers that meet all that are given."""
 
-    ttft_s: Annotated[float | None, Meta(gt=0, description="Time to the first token.")] = None
-    tpot_s: Annotated[float | None, Meta(gt=0, description="Time per output token after the first.")] = None
-    e2e_s: Annotated[float | None, Meta(gt=0, description="Time to the last token.")] = None
+    ttft_s: Annotated[float | None, Meta(gt=0, description="Time to the first token.", extra=SECONDS)] = None
+    tpot_s: Annotated[float | None, Meta(gt=0, description="Time per output token after the first.", extra=SECONDS)] = (
+        None
+    )
+    e2e_s: Annotated[float | None, Meta(gt=0, description="Time to the last token.", extra=SECONDS)] = None
     attainment: Annotated[
         float, Meta(gt=0, le=1, description="So many of the requests must meet them; the sweep looks for this.")
     ] = 0.95
