@@ -10,8 +10,12 @@ from msgspec import Meta, Struct
 
 from maitred.core.secret import Secret
 
-SECONDS = {"unit": "seconds"}
-"""Of settings that also take ``500ms``, ``30s`` or ``2m``."""
+_SECONDS = {"unit": "seconds"}  # read with or without a unit: 500ms, 30s, 2m
+Seconds = Annotated[float, Meta(ge=0, extra=_SECONDS)]
+PositiveSeconds = Annotated[float, Meta(gt=0, extra=_SECONDS)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
 
 Endpoint = Literal["chat", "completions"]
 ExactOutput = Literal["auto", "always", "never"]
@@ -50,15 +54,15 @@ class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Arrivals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When sessions begin. Either `users` (closed loop) or `rate_per_s` (open loop), or a trace that has times."""
 
-    users: Annotated[
-        int | None, Meta(ge=1, description="Closed loop: so many users, each with one request at a time.")
-    ] = None
+    users: Annotated[Count | None, Meta(description="Closed loop: so many users, each with one request at a time.")] = (
+        None
+    )
     rate_per_s: Annotated[
-        float | None, Meta(gt=0, description="Open loop: sessions per second, whatever the server does.")
+        Positive | None, Meta(description="Open loop: sessions per second, whatever the server does.")
     ] = None
     process: Annotated[ArrivalProcess, Meta(description="`constant`, `poisson` or `gamma` (with `cv`).")] = "poisson"
     cv: Annotated[
-        float, Meta(gt=0, description="Coefficient of variation of `gamma`'s gaps; above 1 comes in bursts.")
+        Positive, Meta(description="Coefficient of variation of `gamma`'s gaps; above 1 comes in bursts.")
     ] = 1.0
     profile: Annotated[
         str,
@@ -67,9 +71,7 @@ class Arrivals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "`spike:at=60,for=10,factor=5`, `bursts:every=30,for=5,factor=8`, or `points:0=1,60=3,90=1`."
         ),
     ] = "steady"
-    spread_s: Annotated[
-        float, Meta(ge=0, description="Closed loop: the users arrive over so many seconds.", extra=SECONDS)
-    ] = 1.0
+    spread_s: Annotated[Seconds, Meta(description="Closed loop: the users arrive over so many seconds.")] = 1.0
 
 
 class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,16 +99,16 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         Meta(description="`FORMAT:PATH`; formats: `mooncake`, `azure`, `servegen`, `burstgpt`, `agentic`, `recorded`."),
     ] = None
-    speed: Annotated[float, Meta(gt=0, description="The trace's clock runs so many times as fast.")] = 1.0
-    scale: Annotated[float, Meta(gt=0, description="Factor on all lengths, blocks included.")] = 1.0
-    max_prompt_tokens: Annotated[int | None, Meta(ge=1, description="Longer prompts are shortened to this.")] = None
-    max_output_tokens: Annotated[int | None, Meta(ge=1, description="Longer answers are shortened to this.")] = None
+    speed: Annotated[Positive, Meta(description="The trace's clock runs so many times as fast.")] = 1.0
+    scale: Annotated[Positive, Meta(description="Factor on all lengths, blocks included.")] = 1.0
+    max_prompt_tokens: Annotated[Count | None, Meta(description="Longer prompts are shortened to this.")] = None
+    max_output_tokens: Annotated[Count | None, Meta(description="Longer answers are shortened to this.")] = None
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who a part of the traffic comes from. Its name is sent as `user`."""
 
-    share: Annotated[float, Meta(gt=0, description="Of the sessions, relative to the other tenants.")] = 1.0
+    share: Annotated[Positive, Meta(description="Of the sessions, relative to the other tenants.")] = 1.0
     api_key: Annotated[Secret | None, Meta(description="In place of the target's.")] = None
 
 
@@ -117,20 +119,16 @@ class Clients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(ge=0, le=20, description="After a failure, as the official SDKs do: 0.5 s doubling to 8 s, or as told."),
     ] = 2
-    timeout_s: Annotated[
-        float, Meta(gt=0, description="For one attempt, from sending to the last byte.", extra=SECONDS)
-    ] = 600.0
-    connect_timeout_s: Annotated[float, Meta(gt=0, description="For a connection.", extra=SECONDS)] = 10.0
-    cancel_share: Annotated[float, Meta(ge=0, le=1, description="So many of the users hang up before the end.")] = 0.0
+    timeout_s: Annotated[PositiveSeconds, Meta(description="For one attempt, from sending to the last byte.")] = 600.0
+    connect_timeout_s: Annotated[PositiveSeconds, Meta(description="For a connection.")] = 10.0
+    cancel_share: Annotated[Share, Meta(description="So many of the users hang up before the end.")] = 0.0
     cancel_after_s: Annotated[
         str, Meta(description="When they do, after sending: a distribution as for lengths, in seconds.")
     ] = "uniform:0..5"
-    stall_share: Annotated[float, Meta(ge=0, le=1, description="So many stop reading in the middle of the answer.")] = (
-        0.0
-    )
-    stall_s: Annotated[float, Meta(ge=0, description="For so long.", extra=SECONDS)] = 5.0
+    stall_share: Annotated[Share, Meta(description="So many stop reading in the middle of the answer.")] = 0.0
+    stall_s: Annotated[Seconds, Meta(description="For so long.")] = 5.0
     max_open: Annotated[
-        int | None, Meta(ge=1, description="Most requests open at once; others wait, and their wait counts.")
+        Count | None, Meta(description="Most requests open at once; others wait, and their wait counts.")
     ] = None
 
 
@@ -138,35 +136,22 @@ class Bounds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a run ends. It ends at the first of `duration_s` and `requests`, or with its trace."""
 
     duration_s: Annotated[
-        float | None,
-        Meta(
-            gt=0,
-            description="No request is due after this; default 60 when `requests` is not given either.",
-            extra=SECONDS,
-        ),
+        PositiveSeconds | None,
+        Meta(description="No request is due after this; default 60 when `requests` is not given either."),
     ] = None
-    requests: Annotated[int | None, Meta(ge=1, description="So many requests in all.")] = None
-    warmup_s: Annotated[
-        float, Meta(ge=0, description="Requests due before this are sent, but not counted.", extra=SECONDS)
-    ] = 0.0
+    requests: Annotated[Count | None, Meta(description="So many requests in all.")] = None
+    warmup_s: Annotated[Seconds, Meta(description="Requests due before this are sent, but not counted.")] = 0.0
     drain_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="At the end, open requests may take so long; then they count as unfinished.",
-            extra=SECONDS,
-        ),
+        Seconds, Meta(description="At the end, open requests may take so long; then they count as unfinished.")
     ] = 120.0
 
 
 class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a good answer is. Goodput counts the complete answers that meet all that are given."""
 
-    ttft_s: Annotated[float | None, Meta(gt=0, description="Time to the first token.", extra=SECONDS)] = None
-    tpot_s: Annotated[float | None, Meta(gt=0, description="Time per output token after the first.", extra=SECONDS)] = (
-        None
-    )
-    e2e_s: Annotated[float | None, Meta(gt=0, description="Time to the last token.", extra=SECONDS)] = None
+    ttft_s: Annotated[PositiveSeconds | None, Meta(description="Time to the first token.")] = None
+    tpot_s: Annotated[PositiveSeconds | None, Meta(description="Time per output token after the first.")] = None
+    e2e_s: Annotated[PositiveSeconds | None, Meta(description="Time to the last token.")] = None
     attainment: Annotated[
         float, Meta(gt=0, le=1, description="So many of the requests must meet them; the sweep looks for this.")
     ] = 0.95
