@@ -1,16 +1,19 @@
 """Reads the configuration: file, then environment, then flags; the later layer wins, setting by setting."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
-from maitred.config.checks import conflicts
+from maitred.config.checks import Conflict, conflicts
 from maitred.config.node import DEFAULT_ORIGIN, Fault, Node, merge
 from maitred.config.sources import read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
 from maitred.config.walker import Walker
 from maitred.core.errors import ConfigInvalid
+
+S = TypeVar("S", bound=Struct)
 
 DEFAULT_FILE = Path("maitred.yaml")
 """Read if it exists in the working directory and no other file is named."""
@@ -63,26 +66,51 @@ def load(
     root = merge(root, above)
     if sections is not None and isinstance(root.value, dict):
         root = Node({name: node for name, node in root.value.items() if name in sections}, root.origin)
+    config, origins = build(Config, root, env, conflicts, faults)
+    return LoadedConfig(config, origins)
+
+
+def build(
+    kind: type[S],
+    root: Node,
+    env: Mapping[str, str],
+    rules: Callable[[S], Iterable[Conflict]],
+    faults: Sequence[Fault] = (),
+    subject: str = "The configuration",
+) -> tuple[S, Mapping[str, str]]:
+    """The struct that the merged layers describe, and where each of its settings came from.
+
+    Args:
+        kind: What to build.
+        root: All layers, merged.
+        env: Where ``{env: NAME}`` references are looked up.
+        rules: What must hold between settings.
+        faults: Already found while the layers were read.
+        subject: What has the faults, as the listing calls it.
+
+    Raises:
+        ConfigInvalid: The message lists every fault with its origin.
+    """
     walker = Walker(env)
-    config = walker.build(Config, root)
-    faults += walker.faults
-    if config is not None:
+    built = walker.build(kind, root)
+    faults = [*faults, *walker.faults]
+    if built is not None:
         # A setting that is wrong by itself holds its default now; what this default conflicts with is no fault.
         wrong = {fault.key for fault in faults}
         faults += [
             Fault(_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
-            for conflict in conflicts(config)
+            for conflict in rules(built)
             if wrong.isdisjoint(conflict.keys)
         ]
-    if faults or config is None:
-        raise ConfigInvalid(listing(faults))
-    return LoadedConfig(config, walker.origins)
+    if faults or built is None:
+        raise ConfigInvalid(listing(faults, subject))
+    return built, walker.origins
 
 
-def listing(faults: list[Fault]) -> str:
+def listing(faults: Sequence[Fault], subject: str) -> str:
     """All faults, one a line, below a line that counts them."""
     count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
-    return "\n".join([f"The configuration has {count}:", *(f"  {fault}" for fault in faults)])
+    return "\n".join([f"{subject} has {count}:", *(f"  {fault}" for fault in faults)])
 
 
 def _origin(keys: tuple[str, ...], origins: Mapping[str, str]) -> str:

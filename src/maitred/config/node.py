@@ -7,6 +7,8 @@ a fault, or `maitred config show --origin`, can name the line, the variable or t
 from msgspec import Struct
 
 DEFAULT_ORIGIN = "default"
+SECRET_SOURCES = frozenset({"env", "file"})
+"""The keys of a reference to a secret."""
 
 
 class Node(Struct, frozen=True):
@@ -42,8 +44,14 @@ class Fault(Struct, frozen=True, order=True):
 
 
 def merge(below: Node, above: Node) -> Node:
-    """Both layers as one: mappings are joined key by key, anything else in `above` replaces what is `below`."""
+    """Both layers as one: mappings are joined key by key, anything else in `above` replaces what is `below`.
+
+    The reference to a secret is one value although it is written as a mapping: ``{env: NAME}`` above replaces
+    ``{file: path}`` below.
+    """
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    if below.value.keys() | above.value.keys() <= SECRET_SOURCES:
         return above
     joined = dict(below.value)
     for key, node in above.value.items():

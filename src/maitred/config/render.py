@@ -39,6 +39,7 @@ engine:
 ignored.
 
 Sizes in bytes are written as a number or with a unit: `64MiB` and `2GiB` count in 1024s, `64MB` and `2GB` in 1000s.
+Seconds too: `1.5`, `500ms`, `30s`, `2m`, `1h`.
 Relative paths start at the working directory. Secrets are never written into the file: `{env: NAME}` takes a secret
 from an environment variable, `{file: path}` from a file, and neither is ever printed.
 """

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET, inspect
 
+from maitred.config.duration import parse_seconds
 from maitred.config.node import Node
 from maitred.config.size import format_bytes, parse_bytes
 
@@ -71,14 +72,17 @@ def _read_int(kind: inspect.Type, node: Node, unit: str) -> Reading:
 def _read_float(kind: inspect.Type, node: Node, unit: str) -> Reading:
     assert isinstance(kind, inspect.FloatType)
     value: object = node.value
-    if isinstance(value, int) or (node.is_text and isinstance(value, str)):
+    if unit == "seconds" and isinstance(value, str):
+        value = parse_seconds(value)
+    elif isinstance(value, int) or (node.is_text and isinstance(value, str)):
         try:
             value = float(value) if not isinstance(value, bool) else None
         except (ValueError, OverflowError):
             value = None
     if isinstance(value, float) and math.isfinite(value) and _within(kind, value):
         return value, ""
-    return UNSET, f"a number {bounds(kind)}".rstrip()
+    form = "a duration such as 500ms or 2m," if unit == "seconds" else "a number"
+    return UNSET, f"{form} {bounds(kind)}".rstrip(" ,")
 
 
 def _read_str(kind: inspect.Type, node: Node, unit: str) -> Reading:

@@ -29,7 +29,7 @@ def read_yaml(path: Path) -> tuple[Node, list[Fault]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return empty, [Fault(str(path), "", "No such file. Pass --config with the path of an existing one.")]
+        return empty, [Fault(str(path), "", "No such file. Pass the path of an existing one.")]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return empty, [Fault(str(path), "", f"Cannot be read as UTF-8 text: {reason}.")]

@@ -1,8 +1,8 @@
 """Builds the structs of the configuration from nodes, and reports every fault instead of the first.
 
 A decoder that stops at the first fault makes an operator restart once per typing mistake. The walker goes through the
-struct types and the nodes side by side; where a value is wrong it notes the fault, puts the default in its place and
-goes on.
+types and the nodes side by side; where a value is wrong it notes the fault, puts the default in its place and goes on.
+Structs nest to any depth, also in lists and under names that the writer chooses (``dict[str, Struct]``).
 """
 
 import difflib
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, inspect
 
-from maitred.config.node import DEFAULT_ORIGIN, Fault, Node
+from maitred.config.node import DEFAULT_ORIGIN, SECRET_SOURCES, Fault, Node
 from maitred.config.scalars import NULL_WORDS, READERS, shown
 from maitred.core.secret import Secret
 
@@ -58,21 +58,22 @@ class Walker:
                 self._fault(child, _join(key, name), f"No such setting.{self._suggestion(key, name, names)}")
         values: dict[str, object] = {}
         for field in info.fields:
-            value = self._field(field, entries.get(field.name), _join(key, field.name))
+            parent = node.origin if node is not None else ""
+            value = self._field(field, entries.get(field.name), _join(key, field.name), parent)
             if value is not UNSET:
                 values[field.name] = value
         missing = any(field.required and field.name not in values for field in info.fields)
         return UNSET if missing else info.cls(**values)
 
-    def _field(self, field: inspect.Field, node: Node | None, key: str) -> object:
-        """The field's value; UNSET where its default must do."""
+    def _field(self, field: inspect.Field, node: Node | None, key: str, parent: str) -> object:
+        """The field's value; UNSET where its default must do. `parent` is where its section was written."""
         kind, unit = unwrap(field.type)
         if isinstance(kind, inspect.StructType):
             return self._struct(kind, node, key)
         if node is None:
             self.origins[key] = DEFAULT_ORIGIN
             if field.required:
-                self.faults.append(Fault("", key, "Must be set; it has no default."))
+                self.faults.append(Fault(parent, key, "Must be set; it has no default."))
             return UNSET
         self.origins[key] = node.origin
         return self._value(kind, node, key, unit)
@@ -81,8 +82,14 @@ class Walker:
         if isinstance(kind, inspect.UnionType):
             if node.value is None or (node.is_text and node.value in NULL_WORDS):
                 return None
-            kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
-            return self._value(unwrap(kind)[0], node, key, unit)
+            kind, inner_unit = unwrap(next(member for member in kind.types if not isinstance(member, inspect.NoneType)))
+            return self._value(kind, node, key, unit or inner_unit)
+        if isinstance(kind, inspect.StructType):
+            return self._struct(kind, node, key)
+        if isinstance(kind, inspect.DictType):
+            return self._mapping(kind, node, key)
+        if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+            return self._sequence(kind, node, key)
         if isinstance(kind, inspect.CustomType) and kind.cls is Secret:
             return self._secret(node, key)
         reader = READERS.get(type(kind))
@@ -93,10 +100,31 @@ class Walker:
             self._fault(node, key, f"Must be {expected}, not {shown(node)}.")
         return value
 
+    def _mapping(self, info: inspect.DictType, node: Node, key: str) -> object:
+        """Entries under names of the writer's choice; those that are wrong are left out."""
+        if node.value is None:
+            return {}
+        if not isinstance(node.value, dict):
+            self._fault(node, key, "Must be names with something below each.")
+            return UNSET
+        kind, unit = unwrap(info.value_type)
+        built = {name: self._value(kind, child, _join(key, name), unit) for name, child in node.value.items()}
+        return {name: value for name, value in built.items() if value is not UNSET}
+
+    def _sequence(self, info: inspect.ListType | inspect.VarTupleType, node: Node, key: str) -> object:
+        """Entries in order; those that are wrong are left out."""
+        if not isinstance(node.value, list):
+            self._fault(node, key, f"Must be a list, each entry on a line that begins with `- `, not {shown(node)}.")
+            return UNSET
+        kind, unit = unwrap(info.item_type)
+        built = [self._value(kind, child, f"{key}[{index}]", unit) for index, child in enumerate(node.value)]
+        collect = tuple if isinstance(info, inspect.VarTupleType) else list
+        return collect(value for value in built if value is not UNSET)
+
     def _secret(self, node: Node, key: str) -> object:
         """Reads what the reference points at. Says nothing of the node's value: it may be the secret itself."""
         entries = node.value if isinstance(node.value, dict) else {}
-        if len(entries) != 1 or not entries.keys() <= {"env", "file"}:
+        if len(entries) != 1 or not entries.keys() <= SECRET_SOURCES:
             self._fault(node, key, "Secrets are given by reference: `{env: NAME}` or `{file: path}`.")
             return UNSET
         ((source, target),) = entries.items()

@@ -123,7 +123,7 @@ def test_empty_file_and_empty_sections_are_sound() -> None:
 @pytest.mark.parametrize("text", [".nan", "inf", "1e999", "-1", "3601", "soon"])
 def test_numbers_are_finite_and_in_range(text: str) -> None:
     (fault,) = faults(f"server:\n  drain_grace_s: {text}\n")
-    assert "Must be a number from 0 to 3600" in fault
+    assert "Must be a duration such as 500ms or 2m, from 0 to 3600, not" in fault
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
@@ -204,3 +204,10 @@ def test_a_process_reads_only_its_sections() -> None:
     assert result.config.server == load(Path("/dev/null")).config.server
     with pytest.raises(ConfigInvalid, match=r"engine\.thread: No such setting"):
         load(None, {}, {"engine.thread": 1}, sections=("model", "engine"))
+
+
+def test_durations_take_units() -> None:
+    assert loaded("server:\n  drain_grace_s: 500ms\n").config.server.drain_grace_s == 0.5
+    assert faults("server:\n  drain_grace_s: 2h\n") == [
+        "maitred.yaml:2: server.drain_grace_s: Must be a duration such as 500ms or 2m, from 0 to 3600, not 2h."
+    ]

@@ -36,7 +36,7 @@ def secret_of(text: str, env: dict[str, str] | None = None) -> Secret:
 
 
 def test_missing_setting_without_default_is_a_fault() -> None:
-    assert walk("store: {}") == (None, ["store.required: Must be set; it has no default."])
+    assert walk("store: {}") == (None, ["f:1: store.required: Must be set; it has no default."])
     assert walk("") == (None, ["store.required: Must be set; it has no default."])
 
 
@@ -95,3 +95,64 @@ def test_numbers_are_finite_also_without_bounds(text: str) -> None:
     walker = Walker({})
     assert walker.build(Free, Node({"ratio": Node(text, "f", is_text=True)}, "f")) == Free()
     assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."]
+
+
+class Guest(Struct, frozen=True, kw_only=True):
+    seats: Annotated[int, Meta(ge=1)]
+    key: Secret | None = None
+
+
+class Party(Struct, frozen=True, kw_only=True):
+    guests: dict[str, Guest] = {}
+    courses: list[Guest] = []
+    wines: tuple[str, ...] = ()
+    host: Guest | None = None
+    wait_s: Annotated[float, Meta(gt=0, extra={"unit": "seconds"})] | None = None
+
+
+def party(text: str) -> tuple[Party | None, list[str], dict[str, str]]:
+    root, faults = parse_yaml(text, "f")
+    walker = Walker({"KEY": "secret"})
+    return walker.build(Party, root), [str(fault) for fault in [*faults, *walker.faults]], walker.origins
+
+
+def test_names_of_the_writers_choice_and_lists_hold_structs() -> None:
+    built, faults, origins = party(
+        "guests:\n  ann: {seats: 2, key: {env: KEY}}\n  bob:\n    seats: 3\n"
+        "courses:\n  - seats: 4\n  - {seats: 5}\nwines: [red, 12]\nhost: {seats: 6}\nwait_s: 250ms\n"
+    )
+    assert faults == []
+    assert built == Party(
+        guests={"ann": Guest(seats=2, key=Secret("secret", "")), "bob": Guest(seats=3)},
+        courses=[Guest(seats=4), Guest(seats=5)],
+        wines=("red", "12"),
+        host=Guest(seats=6),
+        wait_s=0.25,
+    )
+    assert (origins["guests.bob.seats"], origins["courses[1].seats"]) == ("f:4", "f:7")
+
+
+def test_every_fault_in_them_is_named_by_its_place() -> None:
+    built, faults, _ = party(
+        "guests:\n  ann: {seat: 2}\n  bob: 3\ncourses:\n  - {seats: 0}\n  - {seats: 1}\nwines: red\n"
+        "host:\n  seats: x\nwait_s: 2 weeks\n"
+    )
+    assert faults == [
+        "f:2: guests.ann.seat: No such setting. Did you mean guests.ann.seats?",
+        "f:2: guests.ann.seats: Must be set; it has no default.",
+        "f:3: guests.bob: Is a section: put its settings below it, such as `seats:`.",
+        "f:3: guests.bob.seats: Must be set; it has no default.",
+        "f:5: courses[0].seats: Must be a whole number at least 1, not 0.",
+        "f:7: wines: Must be a list, each entry on a line that begins with `- `, not 'red'.",
+        "f:9: host.seats: Must be a whole number at least 1, not 'x'.",
+        "f:10: wait_s: Must be a duration such as 500ms or 2m, above 0, not 2 weeks.",
+    ]
+    assert built == Party(courses=[Guest(seats=1)])
+
+
+def test_empty_sections_of_names_are_empty() -> None:
+    assert party("guests:\nhost:\n")[:2] == (Party(), [])
+    assert party("guests: [1]")[1] == ["f:1: guests: Must be names with something below each."]
+    assert party("courses:")[1] == [
+        "f:1: courses: Must be a list, each entry on a line that begins with `- `, not empty."
+    ]
