@@ -1,0 +1,152 @@
+"""One HTTP/1.1 connection of a user: a request goes out, and the bytes of its response come in with their times."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import httptools
+
+
+class ConnectionFailed(Exception):
+    """The connection could not be made, or ended before the response did. The text says how."""
+
+
+class ResponseReader(Protocol):
+    """Who takes a response apart. `now_s` is when the bytes were read from the socket."""
+
+    def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
+        """Status and headers, names in lower case."""
+        ...
+
+    def body(self, data: bytes, now_s: float) -> None:
+        """The next bytes of the body."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time; kept alive between them where the server agrees.
+
+    Args:
+        now_s: The clock of the run.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._read_s = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._reader: ResponseReader | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._headers: dict[bytes, bytes] = {}
+        self._head_seen = False
+        self._until_close = False
+        self._take: Callable[[bytes, float], None] = _nobody
+        self.reusable = False
+        """Whether another request may follow: the connection is open and idle."""
+        self.used = False
+        """Whether a response has come over it before."""
+
+    def request(self, data: bytes, reader: ResponseReader) -> "asyncio.Future[None]":
+        """Sends a request. The future is done when the response is; `ConnectionFailed` if it never will be."""
+        assert self._transport is not None, "connect first"
+        self.reusable = False
+        self._reader, self._take = reader, reader.body
+        self._head_seen = self._until_close = False
+        ended = self._ended = asyncio.get_running_loop().create_future()
+        if self._transport.is_closing():
+            self._fail("The server closed the connection before the request could be sent.")
+        else:
+            self._transport.write(data)
+        return ended
+
+    def pause(self) -> None:
+        """Stops reading: the server's writes back up, as behind a stalled user."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Hangs up at once; a running request gets no further bytes, and its future is cancelled."""
+        self.reusable = False
+        self._take = _nobody
+        self._reader = None
+        if self._ended is not None and not self._ended.done():
+            self._ended.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the transport calls ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.reusable = True
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._read_s = self._now_s()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"What the server sent is not HTTP: {error}.")
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.reusable = False
+        if self._head_seen and self._until_close and error is None:
+            self._finish()
+        elif self._head_seen:
+            self._fail("The connection ended in the middle of the response.")
+        else:
+            self._fail("The server closed the connection without a response.")
+
+    # --- what the parser calls ---
+
+    def on_message_begin(self) -> None:
+        """A response begins."""
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; an interim response (1xx) is passed over."""
+        status = self._parser.get_status_code()
+        if status < 200 or self._reader is None:
+            return
+        self._head_seen = True
+        framed = b"content-length" in self._headers or b"transfer-encoding" in self._headers
+        self._until_close = not framed and status not in (204, 304)
+        self._reader.head(status, self._headers, self._read_s)
+
+    def on_body(self, data: bytes) -> None:
+        """Bytes of the body, without the framing of its chunks."""
+        self._take(data, self._read_s)
+
+    def on_message_complete(self) -> None:
+        """The response is complete."""
+        if self._head_seen:
+            self.used = True
+            self.reusable = self._parser.should_keep_alive()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._reader, self._take = None, _nobody
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        self._reader, self._take = None, _nobody
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(ConnectionFailed(reason))
+
+
+def _nobody(data: bytes, now_s: float) -> None:
+    """Takes what nobody waits for any more."""
