@@ -1,0 +1,131 @@
+"""The scripted server as a process: started, asked for its truth, stopped."""
+
+import argparse
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
+from maitred.testing.scripted_openai.script import Script
+from maitred.testing.scripted_openai.server import ScriptedServer
+from maitred.testing.scripted_openai.truth import Truth
+
+STOP_S = 60.0
+READY = "ready "
+
+
+class ScriptedOpenAI:
+    """A running scripted server.
+
+    Attributes:
+        url: Where it listens, without a trailing slash.
+        process: Its process.
+    """
+
+    def __init__(self, url: str, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.url = url
+        self.process = process
+        self._log = log
+
+    def truth(self) -> Truth:
+        """What it has done so far. It does nothing else meanwhile, so ask when no request is open."""
+        if self.process.poll() is not None:
+            return Truth.load(self._log)
+        with urllib.request.urlopen(f"{self.url}/log", timeout=60) as response:
+            return Truth.load(response.read())
+
+    def stop(self) -> Truth:
+        """Ends it with SIGTERM, if it still runs; what it did."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        if code != 0:
+            raise RuntimeError(f"The scripted server ended with code {code}.")
+        return Truth.load(self._log)
+
+
+@contextmanager
+def scripted_openai(script: Script | None = None, *, core: int | None = None) -> Iterator[ScriptedOpenAI]:
+    """Starts a scripted server on a free loopback port, and stops it at the end.
+
+    Args:
+        script: What it does; by default 16 tokens, the first after 50 ms and the others every 20 ms.
+        core: The only core that it may run on.
+    """
+    with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
+        log = Path(folder) / "truth.json"
+        script_file = Path(folder) / "script.json"
+        script_file.write_bytes(msgspec.json.encode(script or Script()))
+        lifeline, kept = os.pipe()  # see core.lifeline: the kernel closes our end with us
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __package__, "--script", f"@{script_file}", "--log", str(log)],
+                stdin=lifeline,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, LIFELINE_VARIABLE: "1"},
+            )
+        finally:
+            os.close(lifeline)
+        try:
+            if core is not None:
+                os.sched_setaffinity(process.pid, {core})
+            assert process.stdout is not None
+            with process.stdout:
+                line = process.stdout.readline()
+            if not line.startswith(READY):
+                raise RuntimeError(f"The scripted server did not start; it ended with code {process.wait(STOP_S)}.")
+            server = ScriptedOpenAI(line.removeprefix(READY).strip(), process, log)
+            yield server
+            server.stop()
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            os.close(kept)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process: listens until SIGTERM, or until its parent has gone."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--script", default="{}", help="a Script as JSON, or @ and the name of a file that holds it")
+    parser.add_argument("--log", type=Path, help="file for what it did, written at its end")
+    options = parser.parse_args(arguments)
+    text: str = options.script
+    source = Path(text[1:]).read_text() if text.startswith("@") else text
+    follow_parent()
+    try:
+        script = msgspec.json.decode(source, type=Script)
+    except msgspec.DecodeError as error:
+        parser.error(f"The script is not one: {error}.")
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    server = ScriptedServer(script, options.port)
+    wakeup, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # closed connections leave no cycles, and a collection would make sends late
+    print(f"{READY}http://127.0.0.1:{server.port}", flush=True)  # noqa: T201 - what its owner waits for
+    server.run(wakeup)
+    if options.log is not None:
+        options.log.write_bytes(msgspec.json.encode(server.truth()))

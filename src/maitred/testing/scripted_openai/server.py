@@ -1,0 +1,408 @@
+"""The server: one thread that waits for sockets and for the next bucket of the timetable, whichever comes first.
+
+Raw sockets and `epoll` without an event loop on top: at 100,000 events per second an event has ten microseconds, and
+the system takes eight of them for the send itself. Everything that can be made before is made before; an event costs
+a clock reading, the send and an entry in the timetable.
+"""
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from array import array
+from collections import deque
+from typing import Any
+
+import httptools
+
+from maitred.testing.scripted_openai.answers import Answer, Answers, Ending, response
+from maitred.testing.scripted_openai.script import Script
+from maitred.testing.scripted_openai.timetable import Timetable
+from maitred.testing.scripted_openai.truth import Lateness, RequestTruth, Truth, pack
+
+SOCKETS_PER_ROUND = 16
+"""A request takes about 0.1 ms to read: more of them in one go would make sends late."""
+ACCEPTS_PER_ROUND = 16
+READ_BYTES = 1 << 18
+READING = select.EPOLLIN | select.EPOLLRDHUP
+LONGEST_WAIT_S = 1.0
+
+
+class _Exchange:
+    """A request and its answer on their way."""
+
+    __slots__ = ("answer", "blocked", "connection", "due", "due_s", "payload", "send", "sent", "steps", "truth")
+
+    def __init__(self, connection: "_Connection", truth: RequestTruth, answer: Answer) -> None:
+        self.connection = connection
+        self.send = connection.socket.send
+        self.truth = truth
+        self.answer = answer
+        self.steps = answer.steps
+        self.due_s = 0.0
+        self.payload = b""
+        self.due: array[float] = array("d")
+        self.sent: array[float] = array("d")
+        self.blocked: deque[tuple[bytes, bool]] | None = None
+        """While the client does not read: (bytes, whether they end a send), and the head's before."""
+
+
+class _Connection:
+    """A client's connection, and the callbacks of its parser."""
+
+    def __init__(self, server: "ScriptedServer", accepted: socket.socket) -> None:
+        self.server = server
+        self.socket = accepted
+        self.parser: Any = httptools.HttpRequestParser(self)
+        self.exchange: _Exchange | None = None
+        self.keep_alive = True
+        self._url = b""
+        self._expects = False
+        self._body: list[bytes] = []
+
+    def on_message_begin(self) -> None:
+        self._url, self._expects, self._body = b"", False, []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"expect" and value.lower() == b"100-continue":
+            self._expects = True
+
+    def on_headers_complete(self) -> None:
+        if self._expects:
+            self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self.keep_alive = self.parser.should_keep_alive()
+        method = self.parser.get_method().decode()
+        path = self._url.decode("latin-1").partition("?")[0]
+        body, self._body = b"".join(self._body), []
+        self.server.asked(self, method, path, body)
+
+
+class ScriptedServer:
+    """Serves a script on a loopback port.
+
+    Args:
+        script: What to do.
+        port: 0 takes a free one.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, script: Script, port: int = 0) -> None:
+        self._script = script
+        self._answers = Answers(script, created=int(time.time()))
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=8192)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._wakeup: int | None = None
+        self._connections: dict[int, _Connection] = {}
+        self._timetable: Timetable[_Exchange] = Timetable()
+        self._line: deque[_Exchange] = deque()
+        self._running = 0
+        self._least_gap_s = 0.0
+        self._exchanges: list[_Exchange] = []
+        self._pauses = sorted(script.pauses, key=lambda pause: pause.at_s)
+        self._first_s: float | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Ends `run` soon; safe to call from a signal handler."""
+        self._stopped = True
+
+    def run(self, wakeup: int | None = None) -> None:
+        """Serves until `stop`.
+
+        Args:
+            wakeup: A descriptor that becomes readable when `stop` has been called.
+        """
+        self._wakeup = wakeup
+        if wakeup is not None:
+            self._epoll.register(wakeup, select.EPOLLIN)
+        descriptors = [self._epoll.fileno()]
+        while not self._stopped:
+            self._pause()
+            now_s = time.monotonic()  # the same for all buckets: sockets have their turn even when sends are late
+            while due := self._timetable.take(now_s):
+                self._send(due)
+            wait_s = self._timetable.next_s - time.monotonic()
+            if wait_s > 0:
+                # epoll itself waits whole milliseconds; select on it knows microseconds.
+                select.select(descriptors, [], [], min(wait_s, self._until_pause_s(), LONGEST_WAIT_S))
+            for descriptor, events in self._epoll.poll(0, SOCKETS_PER_ROUND):
+                self._serve(descriptor, events)
+        for connection in list(self._connections.values()):
+            connection.socket.close()
+        self._listener.close()
+        self._epoll.close()
+
+    def truth(self) -> Truth:
+        """What has happened so far."""
+        lateness_s: list[float] = []
+        for exchange in self._exchanges:
+            exchange.truth.due, exchange.truth.sent = pack(exchange.due), pack(exchange.sent)
+            lateness_s += [sent_s - due_s for due_s, sent_s in zip(exchange.due, exchange.sent, strict=False)]
+        return Truth(
+            requests=[exchange.truth for exchange in self._exchanges],
+            unix_minus_monotonic_s=time.time() - time.monotonic(),
+            cpu_seconds=time.process_time(),
+            lateness=Lateness.of(lateness_s),
+        )
+
+    # --- time ---
+
+    def _send(self, due: list[_Exchange]) -> None:
+        """Sends what is due, and puts what follows into the timetable."""
+        monotonic, add, least_gap_s = time.monotonic, self._timetable.add, self._least_gap_s
+        for exchange in due:
+            payload = exchange.payload
+            exchange.due.append(exchange.due_s)
+            now_s = monotonic()
+            if exchange.blocked is None:
+                try:
+                    count = exchange.send(payload)
+                except BlockingIOError:
+                    count = 0
+                except OSError:
+                    self._left(exchange.connection)
+                    continue
+                if count == len(payload):
+                    exchange.sent.append(now_s)
+                else:
+                    self._block(exchange, payload[count:], ends_send=True)
+            else:
+                exchange.blocked.append((payload, True))
+            step = next(exchange.steps, None)
+            if step is None:
+                self._finish(exchange)
+                continue
+            gap_s, exchange.payload = step
+            exchange.due_s = due_s = exchange.due_s + (gap_s if gap_s > least_gap_s else least_gap_s)
+            add(exchange, due_s)
+
+    def _pause(self) -> None:
+        """Is silent for as long as the script wants."""
+        while self._pauses and self._first_s is not None:
+            end_s = self._first_s + self._pauses[0].at_s + self._pauses[0].for_s
+            if self._until_pause_s() > 0:
+                return
+            while (left_s := end_s - time.monotonic()) > 0 and not self._stopped:
+                time.sleep(min(left_s, 0.05))
+            del self._pauses[0]
+
+    def _until_pause_s(self) -> float:
+        if self._first_s is None or not self._pauses:
+            return LONGEST_WAIT_S
+        return max(0.0, self._first_s + self._pauses[0].at_s - time.monotonic())
+
+    # --- sockets ---
+
+    def _serve(self, descriptor: int, events: int) -> None:
+        """Does what a socket is ready for."""
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            if descriptor == self._listener.fileno():
+                self._accept()
+            return  # the wakeup: `run` looks whether it has to stop
+        if events & select.EPOLLOUT and connection.exchange is not None:
+            self._flush(connection.exchange)
+        if events & ~select.EPOLLOUT and connection.socket.fileno() >= 0:
+            self._read(connection)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_ROUND):
+            try:
+                accepted, _address = self._listener.accept()
+            except OSError:  # no more of them, or the client has left again
+                return
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connections[accepted.fileno()] = _Connection(self, accepted)
+            self._epoll.register(accepted, READING)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._left(connection)
+            return
+        try:
+            connection.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._left(connection)
+
+    def _left(self, connection: _Connection) -> None:
+        """The client has closed the connection, or speaks something else than HTTP."""
+        exchange = connection.exchange
+        self._close(connection)
+        if exchange is not None:
+            self._end(exchange, "client_left")
+
+    def _close(self, connection: _Connection, *, reset: bool = False) -> None:
+        if self._connections.pop(connection.socket.fileno(), None) is None:
+            return
+        if reset:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.socket.close()
+        connection.parser = None  # it refers back
+
+    def _write(self, exchange: _Exchange, data: bytes) -> None:
+        """Sends something that is no step: a head or a short response."""
+        try:
+            count = exchange.send(data)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            self._left(exchange.connection)
+            return
+        if count < len(data):
+            self._block(exchange, data[count:], ends_send=False)
+
+    def _block(self, exchange: _Exchange, rest: bytes, *, ends_send: bool) -> None:
+        """The client's buffer is full: keeps what follows until it reads."""
+        exchange.blocked = deque([(rest, ends_send)])
+        self._epoll.modify(exchange.connection.socket, READING | select.EPOLLOUT)
+
+    def _flush(self, exchange: _Exchange) -> None:
+        """The client reads again."""
+        blocked = exchange.blocked
+        while blocked:
+            data, ends_send = blocked[0]
+            now_s = time.monotonic()
+            try:
+                count = exchange.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._left(exchange.connection)
+                return
+            if count < len(data):
+                blocked[0] = (data[count:], ends_send)
+                return
+            blocked.popleft()
+            if ends_send:
+                exchange.sent.append(now_s)
+        exchange.blocked = None
+        self._epoll.modify(exchange.connection.socket, READING)
+        if exchange.truth.end == "flushing":
+            self._finish(exchange)
+
+    # --- requests ---
+
+    def asked(self, connection: _Connection, method: str, path: str, body: bytes) -> None:
+        """A request has come whole."""
+        if connection.exchange is not None:
+            self._left(connection)  # pipelining is not spoken here
+            return
+        match method, path:
+            case "POST", "/v1/chat/completions" | "/v1/completions":
+                self._asked_for_answer(connection, path.startswith("/v1/chat"), body)
+            case "GET", "/v1/models":
+                self._reply(connection, self._answers.models())
+            case "GET", "/health" | "/health/ready":
+                self._reply(connection, response(200, {}))
+            case "GET", "/log":
+                self._reply(connection, response(200, self.truth()))
+            case _:
+                self._reply(connection, response(404, {"error": {"message": f"No such route: {method} {path}"}}))
+
+    def _asked_for_answer(self, connection: _Connection, chat: bool, body: bytes) -> None:
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        number = len(self._exchanges)
+        answer = self._answers.answer(number, chat=chat, body=body, least_gap_s=self._least_gap_s)
+        truth = RequestTruth(
+            number=number,
+            received_s=now_s,
+            status=answer.status,
+            stream=answer.stream,
+            user=answer.user,
+            prompt_tokens=answer.prompt_tokens,
+            answer_tokens=answer.answer_tokens,
+            events_per_send=answer.events_per_send,
+        )
+        connection.exchange = exchange = _Exchange(connection, truth, answer)
+        self._exchanges.append(exchange)
+        limit = self._script.max_concurrent
+        if answer.takes_turn and limit is not None and self._running >= limit:
+            self._line.append(exchange)
+        else:
+            self._start(exchange, now_s)
+
+    def _reply(self, connection: _Connection, data: bytes) -> None:
+        """Answers a question that is not part of the script."""
+        exchange = _Exchange(
+            connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", iter(()), takes_turn=False)
+        )
+        connection.exchange = exchange
+        self._write(exchange, data)
+        self._finish(exchange)
+
+    def _start(self, exchange: _Exchange, now_s: float) -> None:
+        exchange.truth.started_s = now_s
+        if exchange.answer.takes_turn:
+            self._count_running(+1)
+        if exchange.answer.head:
+            self._write(exchange, exchange.answer.head)
+            if exchange.truth.ended_s is not None:
+                return
+        step = next(exchange.steps, None)
+        if step is None:
+            self._finish(exchange)
+            return
+        gap_s, exchange.payload = step
+        exchange.due_s = now_s + gap_s
+        self._timetable.add(exchange, exchange.due_s)
+
+    def _finish(self, exchange: _Exchange) -> None:
+        """Everything has been said; the connection becomes what the answer wants."""
+        if exchange.blocked is not None:
+            exchange.truth.end = "flushing"
+            return
+        connection = exchange.connection
+        match exchange.answer.ending:
+            case Ending.STALL:
+                exchange.truth.end = exchange.answer.end
+                return  # holds its place until the client leaves
+            case Ending.KEEP if connection.keep_alive:
+                connection.exchange = None
+            case ending:
+                self._close(connection, reset=ending is Ending.RESET)
+        self._end(exchange, exchange.answer.end)
+
+    def _end(self, exchange: _Exchange, end: str) -> None:
+        """Notes the end and lets the next in line begin."""
+        if exchange.truth.ended_s is not None:
+            return  # the client left before, and this was still in the timetable
+        if exchange.truth.end != "stall":
+            exchange.truth.end = end
+        exchange.truth.ended_s = now_s = time.monotonic()
+        exchange.steps, exchange.blocked = iter(()), None
+        if exchange.answer.takes_turn:
+            with contextlib.suppress(ValueError):
+                self._line.remove(exchange)
+            if exchange.truth.started_s is not None:
+                self._count_running(-1)
+        limit = self._script.max_concurrent
+        while self._line and limit is not None and self._running < limit:
+            self._start(self._line.popleft(), now_s)
+
+    def _count_running(self, change: int) -> None:
+        self._running += change
+        if self._script.tokens_per_s is not None:
+            self._least_gap_s = self._running * self._script.tokens_per_event / self._script.tokens_per_s

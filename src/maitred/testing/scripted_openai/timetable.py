@@ -1,0 +1,42 @@
+"""What is due when: things in buckets of half a millisecond.
+
+A heap would sort 100,000 things per second to the nanosecond. Here only the numbers of non-empty buckets are in a heap,
+and the things of one bucket leave in the order in which they came: constant cost, never early, at most one bucket late.
+"""
+
+import heapq
+from typing import Generic, TypeVar
+
+BUCKET_S = 0.0005
+
+Thing = TypeVar("Thing")
+
+
+class Timetable(Generic[Thing]):
+    """Things by the time when they are due, in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, list[Thing]] = {}
+        self._numbers: list[int] = []
+
+    def add(self, thing: Thing, due_s: float) -> None:
+        """Puts it into the bucket that ends next after it is due."""
+        number = int(due_s / BUCKET_S) + 1
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            self._buckets[number] = [thing]
+            heapq.heappush(self._numbers, number)
+        else:
+            bucket.append(thing)
+
+    def take(self, now_s: float) -> list[Thing]:
+        """Removes and returns the first bucket that is over; empty when none is."""
+        numbers = self._numbers
+        if numbers and numbers[0] * BUCKET_S <= now_s:
+            return self._buckets.pop(heapq.heappop(numbers))
+        return []
+
+    @property
+    def next_s(self) -> float:
+        """When `take` will have something; infinity: never."""
+        return self._numbers[0] * BUCKET_S if self._numbers else float("inf")
