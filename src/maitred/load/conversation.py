@@ -126,6 +126,7 @@ class Conversations:
                 key=self._keys.get(tenant, self._default_key),
                 user=tenant if self._spec.tenants else None,
             )
+            record.late_s = self._now_s() - record.intended_s
             if self._places is None:
                 return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
             async with self._places:

@@ -20,8 +20,8 @@ class TesterCost(msgspec.Struct, frozen=True, kw_only=True):
         cpu_share_max: Of the busiest second.
         starved_share: Share of the run in which the tester was ready to run but no core was free.
         lag_p50_s, lag_p99_s, lag_max_s: Delays of the event loop; a time stamp may be late by so much.
-        send_delay_p50_s, send_delay_p99_s, send_delay_max_s: From when a request was due to its first byte, for
-            requests that were sent once.
+        send_delay_p50_s, send_delay_p99_s, send_delay_max_s: From when a request was due to when the tester had it
+            ready to go out; waiting for a connection or for a turn under `max_open` is not in it.
         peak_open: Most requests that were open at once.
         peak_memory_bytes: Resident.
         limit: What bounded the measurement beside the server.

@@ -104,9 +104,7 @@ def judge(data: RunData) -> TesterCost:
     server's alone. The same for requests that went out later than they were due.
     """
     lag = np.frombuffer(data.lag_s, dtype=np.float64) if data.lag_s else np.zeros(1)
-    # A retry is sent late on purpose, and so is what waited for its turn under `max_open`.
-    delays = [r.sent_s - r.intended_s for r in data.records if r.attempts == 1 and r.sent_s == r.sent_s]
-    send = np.asarray(delays) if delays else np.zeros(1)
+    send = np.asarray([record.late_s for record in data.records] or [0.0])
     ttft = np.asarray([r.arrivals_s[0] - r.intended_s for r in data.records if r.arrivals_s])
     itl = np.concatenate([np.diff(np.frombuffer(r.arrivals_s)) for r in data.records if len(r.arrivals_s) > 1] or [[]])
     shares = np.asarray([s.cpu_share for s in data.samples] or [0.0])

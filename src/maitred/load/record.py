@@ -34,6 +34,8 @@ class Record:
         tenant: Who asked.
         intended_s: When the request was due by the workload. Latencies start here, so a server that makes the tester
             late cannot hide it (no coordinated omission).
+        late_s: By how much the tester itself was late: from when the request was due to when it was ready to go out,
+            before any wait for a connection or for its turn under ``max_open``.
         sent_s: When its first bytes were written; with retries, of the last attempt. NaN: never.
         headers_s: When the response's head arrived. NaN: never.
         ended_s: When the outcome was known.
@@ -51,6 +53,7 @@ class Record:
     tenant: str
     intended_s: float
     asked_tokens: int
+    late_s: float = 0.0
     sent_s: float = float("nan")
     headers_s: float = float("nan")
     ended_s: float = float("nan")

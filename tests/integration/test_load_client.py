@@ -1,0 +1,219 @@
+"""The tester's own HTTP client, against servers that answer byte for byte as told."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from maitred.load.client.answer import Traffic
+from maitred.load.client.caller import PATIENT, Caller, Manners
+from maitred.load.client.connection import ConnectionFailed
+from maitred.load.client.origin import Origin
+from maitred.load.client.pool import Pool
+from maitred.load.record import Outcome, Record
+
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def event(text, finish=None):
+    return (
+        b"data: " + json.dumps({"choices": [{"delta": {"content": text}, "finish_reason": finish}]}).encode() + b"\n\n"
+    )
+
+
+EVENTS = [event("a"), event("b"), event("c", "stop"), b"data: [DONE]\n\n"]
+STREAM = b"".join(EVENTS)
+SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def chunked(*parts):
+    return SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in parts)
+
+
+WHOLE = chunked(*EVENTS) + b"0\r\n\r\n"
+
+
+def refusal(status, *headers):
+    body = b'{"error": {"message": "no"}}'
+    lines = [b"HTTP/1.1 %d x" % status, b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+class Server:
+    """Answers the requests in their order; None closes the connection, a float waits."""
+
+    def __init__(self, *answers: Sequence[bytes | float | None] | bytes) -> None:
+        self.answers = [[answer] if isinstance(answer, bytes) else answer for answer in answers]
+        self.connections = 0
+        self.requests = 0
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n{}"):
+                answer = self.answers[min(self.requests, len(self.answers) - 1)]
+                self.requests += 1
+                for part in answer:
+                    if part is None:
+                        return
+                    if isinstance(part, float):
+                        await asyncio.sleep(part)
+                    else:
+                        writer.write(part)
+                        await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.left.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def calling(server: Server, *, retries: int = 0, timeout_s: float = 5.0) -> AsyncIterator[Callable]:
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    clock = asyncio.get_running_loop().time
+    pool = Pool(Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, now_s=clock)
+    caller = Caller(pool, now_s=clock, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=Traffic())
+
+    async def ask(manners: Manners = PATIENT) -> Record:
+        record = Record(0, 0, "default", clock(), 3)
+        await caller.ask(record, REQUEST, manners, keep_text=True)
+        return record
+
+    async with listener:
+        yield ask
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        WHOLE,
+        b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE,
+        SSE_HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM,
+        [SSE_HEAD + b"Connection: close\r\n\r\n" + STREAM, None],
+    ],
+    ids=["chunked", "after an interim response", "with a length", "until the connection closes"],
+)
+async def test_a_stream_is_read_however_it_is_framed(answer):
+    async with calling(Server(answer)) as ask:
+        record = await ask()
+    assert (record.outcome, record.error) == (Outcome.COMPLETE, "")
+    assert record.text == ["a", "b", "c"]
+    assert record.intended_s <= record.sent_s <= record.headers_s <= record.arrivals_s[0] <= record.ended_s
+
+
+async def test_every_piece_has_the_time_of_its_arrival():
+    server = Server([chunked(EVENTS[0]), 0.15, *(b"%x\r\n%b\r\n" % (len(e), e) for e in EVENTS[1:]), b"0\r\n\r\n"])
+    async with calling(server) as ask:
+        record = await ask()
+    gaps_s = [later - earlier for earlier, later in zip(record.arrivals_s, record.arrivals_s[1:], strict=False)]
+    assert gaps_s[0] == pytest.approx(0.15, abs=0.1)
+    assert len(gaps_s) == 2
+
+
+async def test_a_connection_is_used_again_and_a_closed_one_replaced():
+    server = Server(WHOLE, WHOLE, [WHOLE, None], WHOLE)
+    async with calling(server) as ask:
+        for _ in range(3):
+            assert (await ask()).outcome is Outcome.COMPLETE
+        assert server.connections == 1
+        await asyncio.sleep(0)
+        assert (await ask()).outcome in (Outcome.COMPLETE, Outcome.FAILED)  # the close may still be on its way
+        assert (await ask()).outcome is Outcome.COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "words"),
+    [
+        ([chunked(EVENTS[0]), None], Outcome.CUT, "middle of the response"),
+        ([SSE_HEAD + b"Connection: close\r\n\r\n" + EVENTS[0], None], Outcome.CUT, "[DONE]"),
+        ([None], Outcome.FAILED, "without a response"),
+        (b"hello?\r\n\r\n", Outcome.FAILED, "not HTTP"),
+        (refusal(400), Outcome.REFUSED, "HTTP 400: no"),
+        (refusal(503), Outcome.FAILED, "HTTP 503: no"),
+    ],
+)
+async def test_what_goes_wrong_has_a_name_and_a_reason(answer, outcome, words):
+    async with calling(Server(answer)) as ask:
+        record = await ask()
+    assert record.outcome is outcome
+    assert words in record.error
+
+
+async def test_nobody_listening_is_a_failure():
+    async with calling(Server(WHOLE)) as ask:
+        pass
+    record = await ask()
+    assert record.outcome is Outcome.FAILED
+    assert "No connection" in record.error
+
+
+async def test_failures_are_asked_again_and_only_the_last_attempt_is_recorded():
+    soon = b"Retry-After-Ms: 1"
+    server = Server(refusal(429, soon), refusal(503, soon), WHOLE)
+    async with calling(server, retries=2) as ask:
+        record = await ask()
+    assert (record.outcome, record.attempts, record.status, server.requests) == (Outcome.COMPLETE, 3, 200, 3)
+    assert record.error == ""
+
+
+async def test_retries_end():
+    server = Server(refusal(429, b"Retry-After-Ms: 1"))
+    async with calling(server, retries=2) as ask:
+        record = await ask()
+    assert (record.outcome, record.attempts, server.requests) == (Outcome.REFUSED, 3, 3)
+
+
+async def test_what_began_is_not_asked_again():
+    server = Server([chunked(EVENTS[0]), None])
+    async with calling(server, retries=2) as ask:
+        record = await ask()
+    assert (record.outcome, record.attempts, record.text) == (Outcome.CUT, 1, ["a"])
+
+
+async def test_a_server_that_is_silent_times_out():
+    async with calling(Server([30.0]), timeout_s=0.1) as ask:
+        record = await ask()
+    assert record.outcome is Outcome.TIMED_OUT
+    assert record.ended_s - record.sent_s == pytest.approx(0.1, abs=0.09)
+
+
+async def test_a_user_who_leaves_hangs_up():
+    server = Server([chunked(EVENTS[0]), 0.3, b"x" * 1_000_000])
+    async with calling(server) as ask:
+        record = await ask(Manners(leave_after_s=0.1))
+        assert record.outcome is Outcome.CANCELLED
+        assert record.text == ["a"]
+        async with asyncio.timeout(5):
+            await server.left.wait()
+
+
+async def test_a_user_who_stalls_reads_on_later_and_loses_nothing():
+    pieces = [b"%x\r\n%b\r\n" % (len(e), e) for e in EVENTS[1:]]
+    server = Server([chunked(EVENTS[0]), 0.1, *pieces, b"0\r\n\r\n"])
+    async with calling(server) as ask:
+        record = await ask(Manners(stall_after_s=0.02, stall_s=0.5))
+    assert record.outcome is Outcome.COMPLETE
+    assert record.text == ["a", "b", "c"]
+    assert record.arrivals_s[1] - record.arrivals_s[0] > 0.4
+
+
+async def test_a_task_that_is_cancelled_hangs_up():
+    server = Server([chunked(EVENTS[0]), 30.0])
+    async with calling(server) as ask:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ask()
+        server.answers = [[WHOLE]]
+        assert (await ask()).outcome is Outcome.COMPLETE
+
+
+async def test_connections_that_cannot_be_made_say_so():
+    pool = Pool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, now_s=lambda: 0.0)
+    with pytest.raises(ConnectionFailed, match="No connection"):
+        await pool.take()
