@@ -17,6 +17,15 @@ class EventCutter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that are complete with these bytes."""
+        if (  # nearly always: one whole event
+            not self._rest
+            and data.find(b"\n") == len(data) - 2
+            and data.startswith(b"data: ")
+            and data.endswith(b"\n")
+            and b"\r" not in data
+            and self._any_form is None
+        ):
+            return [data[6:-2]]
         if self._any_form is not None:
             return [event.data.encode() for event in self._any_form.feed(data)]
         if self._rest:
