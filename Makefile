@@ -52,8 +52,8 @@ clean: ## Remove caches and build results. The environment stays; rm -r .venv re
 # The environment. What is installed is fixed by constraints.txt; a change there or in pyproject.toml installs anew.
 
 .venv/engine.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing maitred and its engine into .venv …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@echo "Installing maitred, its engine and its load tester into .venv …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,load]'
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -163,7 +163,6 @@ class Times:
 
         An answer of one token meets any time per token, since it has none.
         """
-
         met = self.complete.copy()
         for bound_s, times_s in (
             (objectives.ttft_s, self.begun_s - self.intended_s),
