@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, models, serve
+from maitred.cli import chat, complete, config, engine, load_docs, load_report, load_run, models, serve
 from maitred.cli.group import CommandGroup
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.", rich_markup_mode="markdown")
+load_app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure a server under load: any that speaks OpenAI's API.",
+    rich_markup_mode="markdown",
+)
 
 
 def _version(wanted: bool) -> None:
@@ -50,6 +55,10 @@ _add(app, "chat", chat.chat, chat.EXAMPLES)
 _add(app, "complete", complete.complete, complete.EXAMPLES)
 _add(app, "models", models.models, models.EXAMPLES)
 _add(app, "engine", engine.engine, engine.EXAMPLES)
+app.add_typer(load_app, name="load")
+_add(load_app, "run", load_run.run, load_run.EXAMPLES)
+_add(load_app, "report", load_report.report, load_report.EXAMPLES)
+_add(load_app, "docs", load_docs.docs, hidden=True)
 app.add_typer(config_app, name="config")
 _add(config_app, "check", config.check, config.CHECK_EXAMPLES)
 _add(config_app, "show", config.show, config.SHOW_EXAMPLES)

@@ -1,5 +1,6 @@
 """What goes between the client and the terminal, or a pipe."""
 
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator
 
@@ -46,3 +47,8 @@ async def write_answer(pieces: AsyncIterator[Piece], answer: list[str]) -> None:
             sys.stdout.flush()
     if finish_reason == "length" and to_terminal:
         typer.echo("(The answer reached its limit of tokens; --max-tokens sets it.)", err=True)
+
+
+def command_line() -> str:
+    """The command as it could be typed again."""
+    return shlex.join(["maitred", *sys.argv[1:]])

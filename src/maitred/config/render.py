@@ -64,13 +64,41 @@ def reference() -> str:
         parts.append(f"\n## `{section}`\n\n{(info.cls.__doc__ or '').strip()}\n")
         for field in info.fields:
             variable = f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper()
-            _, unit = unwrap(field.type)
-            default = "none, must be set" if field.required else f"`{written(field.default, unit)}`"
-            parts.append(
-                f"\n### `{section}.{field.name}`\n\n{_description(field.type)}\n\n"
-                f"- Takes: {_takes(field.type, unit)}\n- Default: {default}\n- Environment: `{variable}`\n"
-            )
+            parts.append(f"{_setting(section, field)}- Environment: `{variable}`\n")
     return "".join(parts)
+
+
+def document_reference(kind: type[msgspec.Struct]) -> str:
+    """Every setting of a document (see `document.read_document`), section by section, in the words of its structs."""
+    root = inspect.type_info(kind)
+    assert isinstance(root, inspect.StructType)
+    parts: list[str] = []
+    alone: list[str] = []
+    for field in root.fields:
+        info, _ = unwrap(field.type)
+        section, text = field.name, _description(field.type)
+        if isinstance(info, inspect.DictType):
+            info, _ = unwrap(info.value_type)
+            section += ".NAME"
+        elif isinstance(info, inspect.ListType):
+            info, _ = unwrap(info.item_type)
+            section += "[]"
+        if isinstance(info, inspect.StructType):
+            parts.append(
+                "\n".join([f"\n## `{section}`\n", (info.cls.__doc__ or "").strip(), *([text] if text else []), ""])
+            )
+            parts += [_setting(section, setting) for setting in info.fields]
+        else:
+            alone.append(_setting("", field))
+    return "".join([*parts, *(["\n## Outside of sections\n"] if alone else []), *alone])
+
+
+def _setting(section: str, field: inspect.Field) -> str:
+    """Name, meaning, type and default of one setting."""
+    _, unit = unwrap(field.type)
+    key = f"{section}.{field.name}" if section else field.name
+    default = "none, must be set" if field.required else f"`{written(field.default, unit)}`"
+    return f"\n### `{key}`\n\n{_description(field.type)}\n\n- Takes: {_takes(field.type, unit)}\n- Default: {default}\n"
 
 
 def written(value: object, unit: str = "") -> str:

@@ -1,0 +1,53 @@
+"""`maitred load docs`: the page that lists every setting of a load run, for `make docs`."""
+
+import typer
+
+PREAMBLE = """\
+# Settings of a load run
+
+<!-- Written by `maitred load docs` (`make docs`) from the structs that hold the settings. Do not edit. -->
+
+What the YAML file of [`maitred load run`](load.md) and of `maitred load sweep` may say. Everything has a default except
+how the load arrives. The options of the command line write the same settings and win over the file; `--set
+section.setting=value` reaches all of them. An unknown name is an error, and all faults are listed at once.
+
+```yaml
+target:
+  url: http://127.0.0.1:8000
+  api_key: {env: OPENAI_API_KEY}
+arrivals:
+  rate_per_s: 5
+  profile: spike:at=60,for=20,factor=4
+shape:
+  prompt_tokens: lognormal:mean=400,cv=1
+  output_tokens: lognormal:mean=150,cv=0.8
+  turns: uniform:1..4
+  think_s: exponential:mean=5
+tenants:
+  search: {share: 3}
+  chat: {share: 1, api_key: {file: chat.key}}
+bounds:
+  duration_s: 3m
+  warmup_s: 20s
+objectives:
+  ttft_s: 1s
+  tpot_s: 80ms
+```
+
+Seconds are written as a number or with a unit: `1.5`, `500ms`, `30s`, `2m`, `1h`. Secrets are never written into the
+file: `{env: NAME}` takes one from an environment variable, `{file: path}` from a file, and results name only that.
+Relative paths start at the working directory.
+"""
+
+
+def docs() -> None:
+    """Print docs/load-settings.md."""
+    typer.echo(page(), nl=False)
+
+
+def page() -> str:
+    """`docs/load-settings.md`."""
+    from maitred.config.render import document_reference
+    from maitred.load.spec import LoadSpec
+
+    return PREAMBLE + document_reference(LoadSpec)

@@ -1,0 +1,123 @@
+"""A load run as it goes, on standard error: a live block in a terminal, a line every few seconds anywhere else."""
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import typer
+
+from maitred.load.record import Outcome, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+LINE_EVERY_S = 5.0
+"""Between two plain lines."""
+
+
+class Watch(Protocol):
+    """What a run calls about once a second."""
+
+    def __call__(self, progress: Progress) -> None:
+        """Shows where the run stands."""
+
+
+@contextmanager
+def showing(title: str) -> Iterator[Watch]:
+    """A display that is there while the run lasts.
+
+    Args:
+        title: What is running, such as the target.
+    """
+    if not sys.stderr.isatty():
+        typer.echo(title, err=True)
+        yield PlainLines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    # Redrawn with each report rather than by a thread of rich's, which would take turns with the run's event loop.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveBlock(title, live, console)
+
+
+class PlainLines:
+    """One line every few seconds, for logs."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """See `Watch`."""
+        if progress.at_s >= self._next_s:
+            self._next_s = progress.at_s - progress.at_s % LINE_EVERY_S + LINE_EVERY_S
+            share = "" if progress.share is None else f"  {progress.share:4.0%}"
+            typer.echo(f"{progress.at_s:6.0f} s{share}  {_requests(progress)}  |  {_figures(progress)}", err=True)
+
+
+class LiveBlock:
+    """A bar and two lines that are redrawn in place."""
+
+    def __init__(self, title: str, live: "Live", console: "Console") -> None:
+        self._title = title
+        self._live = live
+        self._console = console
+
+    def __call__(self, progress: Progress) -> None:
+        """See `Watch`."""
+        self._live.update(self._block(progress), refresh=True)
+
+    def _block(self, progress: Progress) -> "RenderableType":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        clock = f"{progress.at_s:.0f} s" + ("" if progress.share is None else f"  {progress.share:.0%}")
+        lines: list[RenderableType] = [Text.assemble((self._title, "bold"), f"  {clock}")]
+        if progress.share is not None:
+            lines.append(ProgressBar(total=1.0, completed=progress.share, width=min(60, self._console.width)))
+        style = "red" if _lost(progress) else ""
+        return Group(*lines, Text(_requests(progress), style=style), Text(_figures(progress)))
+
+
+def _requests(progress: Progress) -> str:
+    """``120 due, 8 open, 110 complete, 2 failed``; outcomes that none had are left out."""
+    ended = [
+        f"{progress.ended[outcome]:,} {outcome.value.replace('_', ' ')}"
+        for outcome in Outcome
+        if progress.ended.get(outcome)
+    ]
+    return ", ".join([f"{progress.due:,} due", f"{progress.open:,} open", *ended])
+
+
+def _figures(progress: Progress) -> str:
+    return ", ".join(
+        [
+            f"{_or_none(progress.output_tokens_per_s, ',.0f')} tokens/s",
+            f"TTFT {time_text(progress.ttft_s)}",
+            f"ITL {time_text(progress.itl_s)}",
+            f"tester {progress.cpu_share:.0%} of a core, {time_text(progress.lag_s)} late",
+        ]
+    )
+
+
+def _lost(progress: Progress) -> bool:
+    wanted = {Outcome.COMPLETE, Outcome.CANCELLED}
+    return any(count for outcome, count in progress.ended.items() if outcome not in wanted)
+
+
+def _or_none(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def time_text(seconds: float | None) -> str:
+    """A time with three digits or so, in the unit that suits it; ``-`` for none."""
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
