@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from maitred.cli.extras import needing
 from maitred.cli.options import (
     ConfigOption,
     DeviceOption,
@@ -15,7 +16,6 @@ from maitred.cli.options import (
     load_settings,
     require_model,
 )
-from maitred.core.errors import Unavailable
 from maitred.core.lifeline import follow_parent
 from maitred.engine.threads import sleep_at_barriers
 
@@ -26,8 +26,6 @@ Examples:
 
     maitred engine ./model --listen tcp:127.0.0.1:9100 --device cuda
 """
-_EXTRA = frozenset({"torch", "numpy", "numba", "safetensors", "psutil"})
-"""What `maitred[engine]` installs beyond maitred itself."""
 
 
 def engine(
@@ -70,12 +68,6 @@ def engine(
     parse_address(listen)
     folder = require_model(loaded)
     sleep_at_barriers()
-    try:
+    with needing("engine", "The engine"):
         from maitred.engine.process import serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-            raise
-        raise Unavailable(
-            f"The engine needs {error.name}, which is not installed. Run: pip install 'maitred[engine]'"
-        ) from error
     serve(folder, loaded.config.engine, listen)

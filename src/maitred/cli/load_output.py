@@ -1,20 +1,20 @@
-"""The files of a result, and its summary in the terminal."""
+"""The files that a load test leaves, and what the terminal shows of its report."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from maitred.cli.load_progress import time_text
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from maitred.load.result import Result
-    from maitred.load.summary import Quantiles
+    from rich.console import Console
 
-COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+    from maitred.load.report.document import Block, Document, Note
+
 SUFFIXES = (".json", ".md", ".html")
+STYLES = {"good": "bold green", "care": "bold yellow", "bad": "bold red"}
 
 
 def out_path(given: Path | None, verb: str) -> Path:
@@ -62,104 +62,97 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def write_reports(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]:
-    """The Markdown and HTML of a result, beside its JSON file; the files that were written."""
-    from maitred.load.report import html as html_report
-    from maitred.load.report import markdown
-    from maitred.load.report.plots import draw
+def write_reports(
+    path: Path,
+    draw: Callable[[], dict[str, str]],
+    markdown: Callable[[dict[str, Path] | None], str],
+    html: Callable[[dict[str, str]], str],
+    *,
+    with_html: bool,
+    with_plots: bool,
+) -> list[Path]:
+    """The Markdown and HTML of a report; the files that were written.
 
-    svgs = draw(result) if html or plots else {}
-    files = {name: write_text(beside(path, f"-{name}.svg"), svg) for name, svg in svgs.items()} if plots else {}
-    links: Mapping[str, Path] = {name: Path(file.name) for name, file in files.items()}
-    written = [write_text(beside(path, ".md"), markdown.render(result, dict(links) or None)), *files.values()]
-    if html:
-        written.append(write_text(beside(path, ".html"), html_report.render(result, svgs)))
+    Where matplotlib is missing there are no plots and no HTML, and a line says so: the figures are worth having anyway.
+
+    Args:
+        path: Without a suffix.
+        draw: Makes the figures: name -> SVG.
+        markdown: Makes the Markdown, which links the files of the figures if there are any.
+        html: Makes the HTML, with the figures inside.
+        with_html: Whether HTML is wanted.
+        with_plots: Whether the figures are wanted as files.
+    """
+    svgs: dict[str, str] = {}
+    if with_html or with_plots:
+        try:
+            svgs = draw()
+        except Unavailable as error:
+            typer.echo(error.message, err=True)
+            with_html = with_plots = False
+    files = {name: write_text(beside(path, f"-{name}.svg"), svg) for name, svg in svgs.items()} if with_plots else {}
+    links = {name: Path(file.name) for name, file in files.items()}
+    written = [write_text(beside(path, ".md"), markdown(links or None)), *files.values()]
+    if with_html:
+        written.append(write_text(beside(path, ".html"), html(svgs)))
     return written
 
 
-def print_summary(result: "Result") -> None:
-    """The verdict, then the figures, on standard output."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    summary, objectives = result.summary, result.objectives
-    console.print(Text(verdict(result), style="bold" if is_good(result) else "bold red"))
-    trusted = result.tester.limit == "none"
-    console.print(Text(result.tester.verdict, style="dim" if trusted else "bold yellow"))
-    console.print()
-
-    figures = Table(box=None, pad_edge=False, show_header=False)
-    outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary.outcomes.items())
-    figures.add_row("requests", f"{summary.requests:,} counted: {escape(outcomes) or 'none'}")
-    figures.add_row("complete", f"{summary.requests_per_s:,.2f} requests/s over {summary.seconds:,.1f} s")
-    tokens = f"{summary.output_tokens_per_s:,.0f} output/s, {summary.prompt_tokens_per_s:,.0f} prompt/s"
-    cached = (
-        f", {summary.cached_tokens / summary.prompt_tokens:.0%} of the prompts cached" if summary.cached_tokens else ""
-    )
-    figures.add_row("tokens", tokens + cached)
-    if _given(objectives):
-        met = "-" if summary.attainment is None else f"{summary.attainment:.1%}"
-        figures.add_row("goodput", f"{summary.goodput_per_s:,.2f} requests/s; {met} meet {objectives_text(result)}")
-    console.print(figures)
-    console.print()
-
-    times = Table(box=None, pad_edge=False)
-    times.add_column("")
-    for name in COLUMNS:
-        times.add_column(name, justify="right")
-    for name, quantiles in latencies(result):
-        times.add_row(name, *(time_text(getattr(quantiles, column)) for column in COLUMNS))
-    console.print(times)
-
-
-def latencies(result: "Result") -> "list[tuple[str, Quantiles]]":
-    """The distributions that a summary shows, by their names."""
-    summary = result.summary
-    named = [
-        ("time to first token", summary.ttft),
-        ("between tokens", summary.itl),
-        ("per output token", summary.tpot),
-        ("whole answer", summary.e2e),
-    ]
-    return [(name, quantiles) for name, quantiles in named if quantiles.count]
-
-
-def is_good(result: "Result") -> bool:
-    """Whether anything was answered, and the objectives, if there are any, were attained."""
-    summary, objectives = result.summary, result.objectives
-    if not summary.outcomes.get("complete"):
-        return False
-    return not _given(objectives) or (summary.attainment or 0.0) >= objectives.attainment
-
-
-def verdict(result: "Result") -> str:
-    """One sentence on the server."""
-    summary, objectives = result.summary, result.objectives
-    complete = summary.outcomes.get("complete", 0)
-    if not complete:
-        first = next((error for error in result.requests.error if error), "")
-        return f"Not a single answer was complete. {first}".strip()
-    if _given(objectives):
-        attained = "met" if is_good(result) else "missed"
-        share = f"{summary.attainment or 0.0:.1%} of the requests meet {objectives_text(result)}"
-        return f"Objectives {attained}: {share}; {objectives.attainment:.1%} were wanted."
-    return f"{complete:,} of {summary.requests:,} answers were complete."
-
-
-def objectives_text(result: "Result") -> str:
-    """``TTFT ≤ 1.00 s and TPOT ≤ 50.0 ms``."""
-    objectives = result.objectives
-    named = (("TTFT", objectives.ttft_s), ("TPOT", objectives.tpot_s), ("E2E", objectives.e2e_s))
-    return " and ".join(f"{name} ≤ {time_text(limit)}" for name, limit in named if limit is not None)
-
-
-def _given(objectives: object) -> bool:
-    return any(getattr(objectives, name) is not None for name in ("ttft_s", "tpot_s", "e2e_s"))
-
-
-def announce(files: list[Path]) -> None:
+def announce(files: Sequence[Path]) -> None:
     """Says what was written where."""
     typer.echo(f"Written: {', '.join(str(file) for file in files)}", err=True)
+
+
+def print_document(document: "Document", *, sections: Sequence[str] | None = None) -> None:
+    """A report on standard output: the verdict first; plots are for the files.
+
+    Args:
+        document: The report.
+        sections: Titles of the sections to show; None: all.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    _print_note(console, document.verdict)
+    for note in document.notes:
+        _print_note(console, note)
+    for section in document.sections:
+        if sections is None or section.title in sections:
+            console.print(f"\n{section.title}", style="bold", markup=False)
+            for block in section.blocks:
+                _print_block(console, block)
+
+
+def _print_note(console: "Console", note: "Note") -> None:
+    console.print(note.text, style=STYLES[note.tone], markup=False, soft_wrap=True)
+
+
+def _print_block(console: "Console", block: "Block") -> None:
+    from rich import box
+    from rich.table import Table as Grid
+
+    from maitred.load.report.document import Code, Figures, Note, Table, Text
+
+    match block:
+        case Note():
+            _print_note(console, block)
+        case Text(text) | Code(text):
+            console.print(text, markup=False, soft_wrap=True)
+        case Figures(figures):
+            grid = Grid(box=None, show_header=False, pad_edge=False)
+            for figure in figures:
+                grid.add_row(_plain(figure.name), _plain(figure.value), _plain(figure.aside))
+            console.print(grid)
+        case Table():
+            grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+            for number, name in enumerate(block.head):
+                grid.add_column(_plain(name), justify="left" if number < block.words else "right")
+            for row in block.rows:
+                grid.add_row(*(_plain(cell) for cell in row))
+            console.print(grid)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

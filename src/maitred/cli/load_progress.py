@@ -1,6 +1,5 @@
 """A load run as it goes, on standard error: a live block in a terminal, a line every few seconds anywhere else."""
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import typer
 
 from maitred.load.record import Outcome, Progress
+from maitred.load.report.quantity import count, duration, significant
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -87,37 +87,21 @@ class LiveBlock:
 def _requests(progress: Progress) -> str:
     """``120 due, 8 open, 110 complete, 2 failed``; outcomes that none had are left out."""
     ended = [
-        f"{progress.ended[outcome]:,} {outcome.value.replace('_', ' ')}"
+        f"{count(progress.ended[outcome])} {outcome.value.replace('_', ' ')}"
         for outcome in Outcome
         if progress.ended.get(outcome)
     ]
-    return ", ".join([f"{progress.due:,} due", f"{progress.open:,} open", *ended])
+    return ", ".join([f"{count(progress.due)} due", f"{count(progress.open)} open", *ended])
 
 
 def _figures(progress: Progress) -> str:
-    return ", ".join(
-        [
-            f"{_or_none(progress.output_tokens_per_s, ',.0f')} tokens/s",
-            f"TTFT {time_text(progress.ttft_s)}",
-            f"ITL {time_text(progress.itl_s)}",
-            f"tester {progress.cpu_share:.0%} of a core, {time_text(progress.lag_s)} late",
-        ]
+    tokens_per_s = significant(progress.output_tokens_per_s)
+    return (
+        f"{tokens_per_s} tokens/s, TTFT {duration(progress.ttft_s)}, ITL {duration(progress.itl_s)}, "
+        f"tester {progress.cpu_share:.0%} of a core, {duration(progress.lag_s)} late"
     )
 
 
 def _lost(progress: Progress) -> bool:
     wanted = {Outcome.COMPLETE, Outcome.CANCELLED}
     return any(count for outcome, count in progress.ended.items() if outcome not in wanted)
-
-
-def _or_none(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
-def time_text(seconds: float | None) -> str:
-    """A time with three digits or so, in the unit that suits it; ``-`` for none."""
-    if seconds is None or math.isnan(seconds):
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"

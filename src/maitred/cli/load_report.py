@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from maitred.cli.load_run import HtmlOption, PlotsOption
+from maitred.cli.extras import needing
+from maitred.cli.load_run import HtmlOption, PlotsOption, tell
 
 EXAMPLES = """
 Examples:
@@ -26,10 +27,9 @@ def report(
     plots: PlotsOption = False,
 ) -> None:
     """Write the Markdown and HTML reports of a result again, and print its summary."""
-    from maitred.cli.load_output import announce, out_path, print_summary, write_reports
-    from maitred.load.result import Result
+    from maitred.cli.load_output import announce, out_path
 
-    loaded = Result.load(result)
-    path = out_path(out or result, "load")
-    print_summary(loaded)
-    announce(write_reports(loaded, path, html=html, plots=plots))
+    with needing("load", "The load tester"):
+        from maitred.load.result import Result
+
+        announce(tell(Result.load(result), out_path(out or result, "load"), html=html, plots=plots))

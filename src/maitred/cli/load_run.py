@@ -1,11 +1,15 @@
 """`maitred load run`: users against a server, and what they would have seen."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maitred.cli.extras import needing
 from maitred.cli.load_flags import takes_spec
+
+if TYPE_CHECKING:
+    from maitred.load.result import Result
 
 EXAMPLES = """
 Examples:
@@ -46,16 +50,45 @@ def run(
 
     Exits with 1 when no answer was complete, or when objectives were given and missed.
     """
-    from maitred.cli.load_output import announce, beside, is_good, out_path, print_summary, write_reports
-    from maitred.cli.load_session import play
-    from maitred.cli.load_spec import read_spec
+    from maitred.cli.load_output import announce, beside, out_path
     from maitred.cli.terminal import command_line
 
-    wanted = read_spec(spec, given)
-    path = out_path(out, "load")
-    result = play(wanted, command_line())
-    result.save(beside(path, ".json"))
-    print_summary(result)
-    announce([beside(path, ".json"), *write_reports(result, path, html=html, plots=plots)])
+    with needing("load", "The load tester"):
+        from maitred.cli.load_session import play
+        from maitred.cli.load_spec import read_spec
+
+        wanted = read_spec(spec, given)
+        path = out_path(out, "load")
+        result = play(wanted, command_line())
+        result.save(beside(path, ".json"))
+        announce([beside(path, ".json"), *tell(result, path, html=html, plots=plots)])
     if not is_good(result):
         raise typer.Exit(1)
+
+
+def tell(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]:
+    """Prints the summary and writes the reports; the files that were written."""
+    from maitred.cli.load_output import print_document, write_reports
+    from maitred.load.report import html as html_report
+    from maitred.load.report import markdown
+    from maitred.load.report.outline import outline
+    from maitred.load.report.plots import draw
+
+    print_document(outline(result))
+    return write_reports(
+        path,
+        lambda: draw(result),
+        lambda links: markdown.render(result, links),
+        lambda svgs: html_report.render(result, svgs),
+        with_html=html,
+        with_plots=plots,
+    )
+
+
+def is_good(result: "Result") -> bool:
+    """Whether anything was answered, and the objectives, if there are any, were attained."""
+    objectives, summary = result.objectives, result.summary
+    if not summary.outcomes.get("complete"):
+        return False
+    given = any(limit is not None for limit in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
+    return not given or (summary.attainment or 0.0) >= objectives.attainment

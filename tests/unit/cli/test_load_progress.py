@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from maitred.cli.load_progress import LiveBlock, PlainLines, showing, time_text
+from maitred.cli.load_progress import LiveBlock, PlainLines, showing
 from maitred.load.record import Outcome, Progress
 
 
@@ -29,7 +29,7 @@ def progress(at_s: float, **changes: object) -> Progress:
 
 FIRST = (
     "     1 s   25%  1,200 due, 8 open, 1,190 complete, 2 timed out  |  1,234 tokens/s, TTFT 123 ms, ITL 45.6 ms, "
-    "tester 50% of a core, 0.4 ms late"
+    "tester 50% of a core, 400 µs late"
 )
 
 
@@ -48,7 +48,7 @@ def test_nothing_arrived_yet_and_no_end_is_known(capsys: pytest.CaptureFixture[s
     nan = math.nan
     PlainLines()(progress(0.0, share=None, ended={}, output_tokens_per_s=nan, ttft_s=nan, itl_s=nan))
     line = capsys.readouterr().err
-    assert line == ("     0 s  1,200 due, 8 open  |  - tokens/s, TTFT -, ITL -, tester 50% of a core, 0.4 ms late\n")
+    assert line == ("     0 s  1,200 due, 8 open  |  – tokens/s, TTFT –, ITL –, tester 50% of a core, 400 µs late\n")
 
 
 def test_a_terminal_gets_a_block_in_place() -> None:
@@ -62,21 +62,3 @@ def test_a_terminal_gets_a_block_in_place() -> None:
     assert "http://here" in shown
     assert "1,190 complete, 2 timed out" in shown
     assert "2 s" in shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (math.nan, "-"),
-        (0.0, "0.0 ms"),
-        (0.00042, "0.4 ms"),
-        (0.0456, "45.6 ms"),
-        (0.234, "234 ms"),
-        (1.0, "1.00 s"),
-        (61.234, "61.23 s"),
-        (1234.5, "1,234 s"),
-    ],
-)
-def test_times(seconds: float | None, text: str) -> None:
-    assert time_text(seconds) == text
