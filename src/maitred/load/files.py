@@ -1,0 +1,36 @@
+"""Text files of outside data, compressed or not, read line by line."""
+
+import gzip
+import lzma
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from maitred.core.errors import InvalidRequest
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Opens a text file by its suffix: ``.gz``, ``.xz`` or neither. Faults while it is read are said here as well.
+
+    Raises:
+        InvalidRequest: There is no such file, it is no text, or its compression is damaged.
+    """
+    try:
+        with _open(path) as lines:
+            yield lines
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is no text in UTF-8. Decompress it, or give another file.") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile):
+        raise InvalidRequest(f"{path} is cut short, or not compressed as its name says. Fetch it again.") from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}. Check the path.") from None
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
