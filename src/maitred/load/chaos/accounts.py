@@ -1,0 +1,106 @@
+"""Promises about counts: nothing is billed twice, and little is computed for nobody."""
+
+import math
+
+from maitred.load.chaos.evidence import Evidence, Phase, text_of
+from maitred.load.chaos.meter import Bill
+from maitred.load.chaos.verdict import Verdict, decided, unchecked
+from maitred.load.record import Outcome, Record
+
+_ROUNDING_TOKENS = 1
+"""Of each calibration's share in the bill, which is worked out from a fit."""
+
+
+def no_double_bill(evidence: Evidence) -> Verdict:
+    """The meter shows no more than the clients have caused.
+
+    Of a whole answer, exactly its own usage. Of one that was cut, left or tried again, at most what was asked for, once
+    per attempt: how much of it was made before it ended, only the server knows. So the calm run is the sharp test, and
+    the run with faults finds what is billed again on a retry, a restart or a hang-up.
+    """
+    name, bound = "no double bill", "the meter shows no more than the clients can have caused"
+    if evidence.calm.billed is None or evidence.chaos.billed is None:
+        return unchecked(name, bound, "The server has no meter: no maitred_output_tokens_total in its /metrics.")
+    if not any(record.output_tokens for record in evidence.references.values()):
+        return unchecked(name, bound, "The server's answers carry no usage to compare the meter with.")
+    longest_tokens = max(record.prompt_tokens for record in evidence.references.values())
+    violations, seen = [], []
+    for words, phase in (("in calm", evidence.calm), ("with faults", evidence.chaos)):
+        billed, most = phase.billed, _most(phase, evidence, longest_tokens)
+        assert billed is not None
+        for what, have, may in (
+            ("prompt", billed.prompt_tokens, most.prompt_tokens),
+            ("output", billed.output_tokens, most.output_tokens),
+        ):
+            seen.append(f"{words} {have} {what} tokens of at most {may}")
+            if have > may:
+                violations.append(f"{words} the meter shows {have - may} {what} tokens more than can be explained.")
+    return decided(name, bound, "; ".join(seen), violations)
+
+
+def bounded_overshoot(evidence: Evidence, bound_tokens: float) -> Verdict:
+    """Who has left costs little: the engine's own count, less what reached the clients, per departure."""
+    name, bound = "bounded overshoot", f"at most {bound_tokens:g} tokens computed for nobody per departure"
+    generated, phase = evidence.chaos.generated_tokens, evidence.chaos
+    if generated is None:
+        return unchecked(name, bound, "The server does not show what its engine has computed.")
+    if not evidence.spec.target.stream:
+        return unchecked(name, bound, "Answers are not streamed, so nobody can say how much of a cut one arrived.")
+    delivered = phase.probes.output_tokens + sum(
+        [
+            *(_delivered(record, evidence.references.get((record.session, record.turn))) for record in phase.records),
+            *(_delivered(record, None) for record in phase.bursts),
+        ]
+    )
+    departures = sum(map(_departures, phase.everyone))
+    extra = max(0.0, generated - delivered)
+    found = f"{generated} computed, {delivered:.0f} delivered, {departures} departures"
+    if not departures:
+        violations = [f"{extra:.0f} tokens more were computed than delivered, and nobody has left."] if extra else []
+        return decided(name, bound, found, violations)
+    each = extra / departures
+    violations = [f"{each:.1f} tokens per departure."] if each > bound_tokens else []
+    return decided(name, bound, f"{found}: {each:.1f} tokens each", violations)
+
+
+def budgets_kept() -> Verdict:
+    """No budget is overspent. Nothing to look at yet: a server with budgets brings its ledger as a meter."""
+    return unchecked("no budget overspent", "spent is at most granted", "This server keeps no budgets.")
+
+
+def _most(phase: Phase, evidence: Evidence, longest_tokens: int) -> Bill:
+    """The highest bill that the clients of a phase can have caused."""
+    rounding = Bill(prompt_tokens=_ROUNDING_TOKENS * math.ceil(phase.probes.output_tokens / 2))
+    most = phase.probes + rounding
+    for record in phase.records:
+        reference = evidence.references.get((record.session, record.turn))
+        most += _share(record, reference.prompt_tokens if reference else longest_tokens)
+    for record in phase.bursts:
+        most += _share(record, longest_tokens)
+    return most
+
+
+def _share(record: Record, prompt_tokens: int) -> Bill:
+    """One client's part of it; `prompt_tokens` is taken where its own answer brought no usage."""
+    lost = _departures(record)
+    share = Bill(prompt_tokens=(record.prompt_tokens or prompt_tokens) * lost, output_tokens=record.asked_tokens * lost)
+    if record.outcome is Outcome.COMPLETE:
+        share += Bill(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
+    return share
+
+
+def _departures(record: Record) -> int:
+    """Attempts that may have been answered without anybody there for the whole answer."""
+    if record.outcome is Outcome.REFUSED or math.isnan(record.sent_s):
+        return 0
+    return record.attempts - (record.outcome is Outcome.COMPLETE)
+
+
+def _delivered(record: Record, reference: Record | None) -> float:
+    """Tokens that reached a client; of a cut answer estimated, as a piece of text can hold several tokens."""
+    if record.outcome is Outcome.COMPLETE:
+        return record.output_tokens or record.asked_tokens
+    text, right = text_of(record), text_of(reference) if reference is not None else ""
+    if reference is not None and text and right.startswith(text):
+        return max(len(record.arrivals_s), reference.output_tokens * len(text) / len(right))
+    return len(record.arrivals_s)

@@ -1,0 +1,104 @@
+"""Promises about single answers: each is right as far as it goes, says honestly whether it is whole, and ends."""
+
+import math
+from collections import Counter
+
+from maitred.load.chaos.evidence import Evidence, Question, named, text_of
+from maitred.load.chaos.verdict import Verdict, decided, unchecked
+from maitred.load.record import Outcome, Record
+
+_FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+"""Finish reasons that tell a client that the answer is whole."""
+
+
+def same_answers(evidence: Evidence) -> Verdict:
+    """No token lost or doubled: a whole answer is the reference, a cut one its beginning, and neither poses as other.
+
+    The reference is the answer to the same question in the calm run. A question of a conversation counts only as long
+    as all answers before it were the reference too, for the conversation is part of the question.
+    """
+    name, bound = "no token lost or doubled", "every answer is the calm run's, or the beginning of it"
+    if not evidence.references:
+        return unchecked(name, bound, "No answer of the calm run was whole, so there is nothing to compare with.")
+    violations: list[str] = []
+    whole = cut = without = 0
+    strayed: set[int] = set()
+    """Sessions whose conversation is no longer the one of the calm run."""
+    for record in sorted(evidence.chaos.records, key=lambda record: (record.session, record.turn)):
+        if record.session in strayed:
+            without += 1
+            continue
+        reference = evidence.references.get((record.session, record.turn))
+        problem = _against(reference, record) if reference is not None else _alone(record, exact=evidence.exact)
+        if problem:
+            violations.append(f"{named(record)}: {problem}")
+        if reference is None or record.outcome is not Outcome.COMPLETE or problem:
+            strayed.add(record.session)
+        without += reference is None
+        whole += record.outcome is Outcome.COMPLETE and reference is not None
+        cut += record.outcome is not Outcome.COMPLETE and bool(record.text) and reference is not None
+    violations += [
+        f"{named(record)}: {problem}"
+        for record in evidence.chaos.bursts
+        if (problem := _alone(record, exact=evidence.exact))
+    ]
+    found = f"{whole} whole and {cut} cut answers compared, {len(violations)} wrong"
+    if without:
+        found += f"; {without} without a reference, judged by length alone"
+    if not whole and not cut and not violations:
+        return unchecked(name, bound, "No answer of the run with faults has a reference in the calm run.")
+    return decided(name, bound, found, violations)
+
+
+def every_request_ends(evidence: Evidence, bound_s: float) -> Verdict:
+    """Nobody waits for ever, and nobody's request ends twice."""
+    violations: list[str] = []
+    longest_s = 0.0
+    for record in evidence.chaos.everyone:
+        took_s = record.ended_s - record.intended_s
+        if record.outcome is Outcome.UNFINISHED or math.isnan(took_s):
+            violations.append(f"{named(record)}: it never ended.")
+        elif took_s > bound_s:
+            violations.append(f"{named(record)}: it took {took_s:.1f} s.")
+        longest_s = max(longest_s, 0.0 if math.isnan(took_s) else took_s)
+    asked: Counter[Question] = Counter((record.session, record.turn) for record in evidence.chaos.records)
+    violations += [
+        f"session {session}, turn {turn}: it has {count} outcomes."
+        for (session, turn), count in asked.items()
+        if count > 1
+    ]
+    found = f"{len(evidence.chaos.everyone)} requests; the longest took {longest_s:.1f} s"
+    return decided("every request ends", f"exactly once, within {bound_s:g} s", found, violations)
+
+
+def _against(reference: Record, record: Record) -> str:
+    """What is wrong with an answer, given the right one; empty if nothing is."""
+    text, right = text_of(record), text_of(reference)
+    if record.outcome is Outcome.COMPLETE:
+        if text != right:
+            return f"It ended as complete, but {_difference(text, right)}."
+        if record.output_tokens != reference.output_tokens:
+            return f"The server counts {record.output_tokens} tokens in it, and {reference.output_tokens} in calm."
+        return ""
+    if not right.startswith(text):
+        return f"It was cut, and {_difference(text, right)}."
+    if record.finish_reason in _FINISHED and text != right:
+        return f"It was cut, but a finish reason, {record.finish_reason!r}, says that it is whole."
+    return ""
+
+
+def _alone(record: Record, *, exact: bool) -> str:
+    """The same without the right answer: only the length is known, and only of a server that keeps to it."""
+    short = 0 < record.output_tokens != record.asked_tokens
+    if exact and short and record.outcome is Outcome.COMPLETE:
+        return f"It ended as complete with {record.output_tokens} tokens, and {record.asked_tokens} were asked for."
+    return ""
+
+
+def _difference(text: str, right: str) -> str:
+    at = next((index for index, (one, other) in enumerate(zip(text, right, strict=False)) if one != other), None)
+    if at is None:
+        if len(text) < len(right):
+            return f"its last {len(right) - len(text)} characters are missing"
+        return f"{len(text) - len(right)} characters too many are at its end"
+    return f"from character {at} it has {text[at : at + 20]!r} where {right[at : at + 20]!r} is right"

@@ -1,0 +1,56 @@
+"""A wall clock that can jump, for a process that is started under it.
+
+libfaketime answers the process's questions for the time of day, and reads the offset from a file each time it is asked.
+The monotonic clock stays the real one, as it does when an administrator or NTP sets the time of day.
+"""
+
+from pathlib import Path
+
+from maitred.core.errors import Unavailable
+
+_LIBRARY = "libfaketime.so.1"
+_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
+
+
+class FakeClock:
+    """The clock of one installation.
+
+    Args:
+        file: Holds the offset; made here.
+        library: Path of libfaketime.
+    """
+
+    def __init__(self, file: Path, library: Path) -> None:
+        self._file = file
+        self._library = library
+        self.set(0.0)
+
+    def set(self, offset_s: float) -> None:
+        """From now on the time of day is off by so much."""
+        self._file.write_text(f"{offset_s:+.6f}\n")
+
+    def environment(self) -> dict[str, str]:
+        """The variables that put a process and all its children under this clock."""
+        return {
+            "LD_PRELOAD": str(self._library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",  # its name before version 0.9.9
+        }
+
+
+def find_library() -> Path:
+    """Where libfaketime is.
+
+    Raises:
+        Unavailable: It is not installed.
+    """
+    for folder in _FOLDERS:
+        for pattern in (f"faketime/{_LIBRARY}", f"*/faketime/{_LIBRARY}", _LIBRARY, f"*/{_LIBRARY}"):
+            if found := sorted(Path(folder).glob(pattern)):
+                return found[0]
+    raise Unavailable(
+        "A clock_jump needs libfaketime, which is not installed. Install it (Debian and Ubuntu: "
+        "`apt install faketime`), or remove that fault from the plan."
+    )

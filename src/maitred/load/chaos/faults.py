@@ -1,0 +1,207 @@
+"""The faults themselves: one asynchronous context manager per kind.
+
+Entering one does the damage; leaving it undoes it, whether its time is over, the rehearsal failed or somebody pressed
+Ctrl-C. So a process never stays stopped and a limit never stays lowered because of us.
+"""
+
+import asyncio
+import resource
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+
+import psutil
+
+from maitred.core.errors import Unavailable
+from maitred.load.chaos.installation import RunningInstallation
+from maitred.load.chaos.plan import Fault
+
+SLOW_PERIOD_S = 0.1
+"""A slow process runs for a part of this and stands still for the rest."""
+
+Burst = Callable[[Fault], Awaitable[str]]
+"""Plays the clients of a `leave` or a `stall` to their end; says what became of them."""
+
+Note = Callable[[str], None]
+"""Takes what a fault has to say of itself, for the log."""
+
+
+def inflict(
+    fault: Fault, installation: RunningInstallation, burst: Burst, note: Note
+) -> AbstractAsyncContextManager[None]:
+    """The fault as a block. Those without an end of their own (kill, leave, stall) do all they do on entering.
+
+    Raises (on entering):
+        Unavailable: Its target is not there, or the system does not allow it.
+    """
+    match fault.kind:
+        case "kill":
+            return _kill(fault, installation, note)
+        case "hang":
+            return _hang(installation.processes.find(fault.target), note)
+        case "slow":
+            return _slow(installation.processes.find(fault.target), fault.speed or 0.5, note)
+        case "partition":
+            return _partition(fault, installation, note)
+        case "delay" | "throttle":
+            return _slow_link(fault, installation, note)
+        case "store_down":
+            if fault.how == "kill":
+                return _kill(fault, installation, note)
+            if fault.how == "hang":
+                return _hang(installation.processes.find(fault.target), note)
+            return _partition(fault, installation, note)
+        case "disk_full":
+            return _limited(installation.processes.find(fault.target), resource.RLIMIT_FSIZE, 0, "file size", note)
+        case "memory":
+            process = installation.processes.find(fault.target)
+            mapped_bytes = process.memory_info().vms
+            return _limited(process, resource.RLIMIT_AS, mapped_bytes + (fault.spare_bytes or 0), "address space", note)
+        case "clock_jump":
+            return _clock(fault, installation, note)
+        case "leave" | "stall":
+            return _burst(fault, burst, note)
+
+
+@asynccontextmanager
+async def _kill(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+    """SIGKILL. With a duration, the process that we started is started again after it and awaited."""
+    installation.note_processes()
+    process = installation.processes.find(fault.target)
+    with _named(process):
+        process.kill()
+    note(f"killed process {process.pid}")
+    yield
+    if fault.for_s is not None:
+        await installation.start()
+        note(f"started again as process {installation.pid}")
+
+
+@asynccontextmanager
+async def _hang(process: psutil.Process, note: Note) -> AsyncIterator[None]:
+    """SIGSTOP, and SIGCONT."""
+    try:
+        with _named(process):
+            process.suspend()
+        note(f"stopped process {process.pid}")
+        yield
+    finally:
+        _go_on(process)
+
+
+@asynccontextmanager
+async def _slow(process: psutil.Process, speed: float, note: Note) -> AsyncIterator[None]:
+    """SIGSTOP and SIGCONT in turn, so that the process runs for `speed` of the time."""
+    ran_s = stood_s = 0.0
+
+    async def drag() -> None:
+        nonlocal ran_s, stood_s
+        while True:
+            began_s = time.monotonic()
+            process.suspend()
+            await asyncio.sleep((1 - speed) * SLOW_PERIOD_S)
+            process.resume()
+            ran_from_s = time.monotonic()
+            stood_s += ran_from_s - began_s
+            await asyncio.sleep(speed * SLOW_PERIOD_S)
+            ran_s += time.monotonic() - ran_from_s
+
+    note(f"process {process.pid} is stopped and continued")
+    dragging = asyncio.create_task(drag(), name="slow")
+    try:
+        yield
+    finally:
+        dragging.cancel()
+        await asyncio.wait({dragging})
+        _go_on(process)
+        if ran_s + stood_s > 0:
+            note(f"it ran for {ran_s / (ran_s + stood_s):.0%} of the time")
+        if not dragging.cancelled() and dragging.exception() is not None:
+            note("it ended meanwhile")
+
+
+@asynccontextmanager
+async def _partition(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+    link = installation.links[fault.target]
+    async with AsyncExitStack() as stack:
+        match fault.how or "blackhole":
+            case "refuse":
+                stack.push_async_callback(link.accept)
+                await link.refuse()
+            case "reset":
+                stack.enter_context(link.resetting())
+            case _:
+                stack.enter_context(link.blackhole(fault.direction or "both"))
+        note(f"{fault.how or 'blackhole'} at {link.address}")
+        yield
+
+
+@asynccontextmanager
+async def _slow_link(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+    link = installation.links[fault.target]
+    try:
+        if fault.delay_s is not None:
+            link.delay_s = fault.delay_s
+        if fault.bytes_per_s is not None:
+            link.bytes_per_s = fault.bytes_per_s
+        note(f"{fault.kind} at {link.address}")
+        yield
+    finally:
+        if fault.delay_s is not None:
+            link.delay_s = 0.0
+        if fault.bytes_per_s is not None:
+            link.bytes_per_s = None
+
+
+@asynccontextmanager
+async def _limited(process: psutil.Process, limit: int, value: int, what: str, note: Note) -> AsyncIterator[None]:
+    """Lowers a soft limit of a running process, and raises it again.
+
+    A file-size limit of 0 makes every write to a file fail with EFBIG, as a full disk does with ENOSPC, and needs no
+    root and no file system to spare. (A program that does not ignore SIGXFSZ, as Python does, is killed by it.)
+    """
+    with _named(process):
+        before, most = process.rlimit(limit)
+    try:
+        with _named(process):
+            process.rlimit(limit, (value, most))
+        note(f"{what} of process {process.pid} limited to {value} bytes")
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(limit, (before, most))
+
+
+@asynccontextmanager
+async def _clock(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+    assert installation.clock is not None, "the rehearsal makes one where the plan needs it"
+    try:
+        installation.clock.set(fault.jump_s or 0.0)
+        note(f"the time of day is off by {fault.jump_s:+g} s")
+        yield
+    finally:
+        installation.clock.set(0.0)
+
+
+@asynccontextmanager
+async def _burst(fault: Fault, burst: Burst, note: Note) -> AsyncIterator[None]:
+    note(await burst(fault))
+    yield
+
+
+@contextmanager
+def _named(process: psutil.Process) -> Iterator[None]:
+    """Turns what the system says of a process into one sentence."""
+    try:
+        yield
+    except psutil.NoSuchProcess:
+        raise Unavailable(f"Process {process.pid} has ended.") from None
+    except (psutil.AccessDenied, PermissionError):
+        raise Unavailable(f"Process {process.pid} belongs to another user. Run chaos as that user.") from None
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"The system refuses this for process {process.pid}: {error}.") from None
+
+
+def _go_on(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()

@@ -1,0 +1,138 @@
+"""The result of a rehearsal: the JSON file that a report is made from."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import maitred as package
+from maitred.core.errors import InvalidRequest
+from maitred.core.secret import Secret
+from maitred.load.chaos.evidence import Evidence
+from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.timeline import FaultLog
+from maitred.load.chaos.verdict import Verdict
+from maitred.load.result import Result
+
+FORMAT = "maitred-chaos/1"
+"""Changes with any change that an old reader would misread. New fields may come without."""
+
+
+class Rehearsal(msgspec.Struct, kw_only=True):
+    """One rehearsal.
+
+    Attributes:
+        format: `FORMAT`.
+        maitred: Version of the tester.
+        command: Of the shell.
+        started: UTC, ISO 8601.
+        seconds: Of the whole rehearsal.
+        plan: The `Plan` in plain data; a secret is named by where it is kept.
+        faults: What was done when, in the plan's order; seconds since the start of the run with faults.
+        invariants: How each promise came out.
+        calm: The load without faults.
+        chaos: The same with them.
+        last_lines: What the installation printed last; empty if chaos did not start it.
+    """
+
+    format: str
+    maitred: str
+    command: str
+    started: str
+    seconds: float
+    plan: dict[str, Any]
+    faults: list[FaultLog]
+    invariants: list[Verdict]
+    calm: Result
+    chaos: Result
+    last_lines: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        evidence: Evidence,
+        invariants: list[Verdict],
+        *,
+        command: str,
+        started_unix_s: float,
+        seconds: float,
+        calm: Result,
+        chaos: Result,
+        last_lines: str,
+    ) -> "Rehearsal":
+        """Puts together what was planned, done, seen and judged."""
+        return cls(
+            format=FORMAT,
+            maitred=package.__version__,
+            command=command,
+            started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_unix_s)),
+            seconds=round(seconds, 3),
+            plan=msgspec.to_builtins(plan, enc_hook=_plain),
+            faults=evidence.faults,
+            invariants=invariants,
+            calm=calm,
+            chaos=chaos,
+            last_lines=last_lines,
+        )
+
+    @property
+    def broken(self) -> list[Verdict]:
+        """The promises that did not hold."""
+        return [verdict for verdict in self.invariants if verdict.state == "broken"]
+
+    @property
+    def exit_code(self) -> int:
+        """For the shell: 1 if a promise was broken."""
+        return 1 if self.broken else 0
+
+    def save(self, path: Path) -> None:
+        """Writes the file, whole or not at all.
+
+        Raises:
+            InvalidRequest: It cannot be written there.
+        """
+        part = path.with_name(f".{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(self))
+            part.replace(path)
+        except OSError as error:
+            raise InvalidRequest(f"Cannot write {path}: {error.strerror}. Name another file.") from None
+
+    @classmethod
+    def load(cls, path: Path) -> "Rehearsal":
+        """Reads a file that `save` wrote.
+
+        Raises:
+            InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"Cannot read {path}: {error.strerror}. Name a result of `maitred load chaos`."
+            ) from None
+        try:
+            kind = msgspec.json.decode(content, type=_Kind).format
+        except msgspec.DecodeError:
+            kind = ""
+        if kind != FORMAT:
+            raise InvalidRequest(
+                f"{path} is not a result of `maitred load chaos` that this version reads ({FORMAT}). Name another file."
+            )
+        try:
+            return msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{path} is damaged: {error}. Play the plan again.") from None
+
+
+class _Kind(msgspec.Struct):
+    format: str = ""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Secret):
+        return value.reference
+    raise TypeError(type(value))

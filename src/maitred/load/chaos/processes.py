@@ -1,0 +1,88 @@
+"""Who is who: from the role that a plan names to the process that plays it now.
+
+A role is looked up each time it is needed, because the point of the exercise is that processes die and are replaced.
+Nothing is ever found by name alone: a role is what chaos has started, what the plan names by its id, or a descendant of
+one of these.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from maitred.core.errors import Unavailable
+from maitred.load.chaos.plan import GATEWAY, Role
+
+
+class Processes:
+    """The processes of one installation.
+
+    Args:
+        roles: Name -> how to find it (`plan.roles`).
+        gateway_pid: The process that was started or named, as it is now; None while there is none.
+    """
+
+    def __init__(self, roles: Mapping[str, Role], gateway_pid: Callable[[], int | None]) -> None:
+        self._roles = roles
+        self._gateway_pid = gateway_pid
+
+    def find(self, name: str) -> psutil.Process:
+        """The process that plays a role now.
+
+        Raises:
+            Unavailable: Nobody does, or it cannot be told who.
+        """
+        role = self._roles[name]
+        try:
+            if role.child_of is not None:
+                return self._below(name, role)
+            return psutil.Process(self._pid(name, role))
+        except psutil.NoSuchProcess as gone:
+            raise Unavailable(f"No process plays the role {name!r} now: {gone.msg}.") from None
+
+    def tree(self) -> list[psutil.Process]:
+        """The gateway and everything below it; empty where there is none."""
+        pid = self._gateway_pid()
+        with suppress(psutil.NoSuchProcess):
+            if pid is not None:
+                root = psutil.Process(pid)
+                return [root, *root.children(recursive=True)]
+        return []
+
+    def _pid(self, name: str, role: Role) -> int:
+        if role.pid_file is not None:
+            try:
+                return int(Path(role.pid_file).read_text())
+            except (OSError, ValueError) as error:
+                raise Unavailable(f"The role {name!r} cannot be found: {role.pid_file} holds no id: {error}.") from None
+        pid = self._gateway_pid() if name == GATEWAY else None
+        if pid is None:
+            raise Unavailable(f"No process plays the role {name!r} now.")
+        return pid
+
+    def _below(self, name: str, role: Role) -> psutil.Process:
+        assert role.child_of is not None
+        part = role.command_contains or ""
+        found = [child for child in self.find(role.child_of).children(recursive=True) if part in _command(child)]
+        pids = {child.pid for child in found}
+        # What a match has started itself often carries its name too; the match is the topmost.
+        tops = [child for child in found if child.ppid() not in pids]
+        if len(tops) == 1:
+            return tops[0]
+        if not tops:
+            raise Unavailable(f"No process below {role.child_of!r} has {part!r} in its command line now.")
+        listed = "; ".join(f"{child.pid}: {_command(child)[:80]}" for child in tops)
+        raise Unavailable(
+            f"Several processes below {role.child_of!r} could be {name!r}. Set command_contains so that one is meant: "
+            f"{listed}."
+        )
+
+
+def _command(process: psutil.Process) -> str:
+    """The command line; empty for a process that has just ended."""
+    try:
+        return shlex.join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,101 @@
+"""Promises about the time after a fault: answers come again soon, and soon as fast as before."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.load.chaos.evidence import Evidence
+from maitred.load.chaos.timeline import FaultLog
+from maitred.load.chaos.verdict import Verdict, decided, unchecked
+from maitred.load.record import Outcome, Record
+
+WINDOW_S = 3.0
+"""Speed is what arrives within such a time; shorter ones are all noise."""
+STEP_S = 0.25
+
+Times = NDArray[np.float64]
+
+
+def first_answer(evidence: Evidence, bound_s: float) -> Verdict:
+    """From the end of each fault to the end of the first whole answer that was asked for after it."""
+    name, bound = "recovery", f"a whole answer within {bound_s:g} s of the end of each fault"
+    violations: list[str] = []
+    took: list[str] = []
+    unknown: list[str] = []
+    for entry, over_s in _played(evidence):
+        after = [record for record in evidence.chaos.records if record.sent_s >= over_s]
+        answered = [record.ended_s for record in after if record.outcome is Outcome.COMPLETE]
+        if answered:
+            recovery_s = min(answered) - over_s
+            took.append(f"{_called(entry)} {recovery_s:.1f} s")
+            if recovery_s > bound_s:
+                violations.append(f"{_called(entry)}: {recovery_s:.1f} s.")
+        elif wanted := sum(record.outcome is not Outcome.CANCELLED for record in after):
+            violations.append(f"{_called(entry)}: none of the {wanted} requests sent after it was answered.")
+        else:
+            unknown.append(f"no request that wanted to be answered was sent after {_called(entry)}")
+    return _verdict(name, bound, took, unknown, violations)
+
+
+def throughput(evidence: Evidence, bound_s: float, share: float) -> Verdict:
+    """From the end of each fault until the text arrives as fast as in the calm run.
+
+    Open loops are held to what the calm run saw at the same time of its course, but to no more than its average: the
+    load is the same, and a burst that is late is no slowness. Closed loops are held to its average.
+    """
+    name = "throughput recovery"
+    bound = f"{share:.0%} of the calm run's text per second within {bound_s:g} s of the end of each fault"
+    calm, now = _arrivals(evidence.calm.records), _arrivals(evidence.chaos.records)
+    from_s, until_s = evidence.spec.bounds.warmup_s, max((r.intended_s for r in evidence.calm.records), default=0.0)
+    if until_s - from_s < WINDOW_S or not len(calm):
+        return unchecked(name, bound, f"The calm run is too short for an average: {until_s - from_s:.1f} s of load.")
+    average = _count(calm, from_s, until_s) / (until_s - from_s) * WINDOW_S
+    end_s = max((record.intended_s for record in evidence.chaos.records), default=0.0)
+    violations: list[str] = []
+    took: list[str] = []
+    unknown: list[str] = []
+    for entry, over_s in _played(evidence):
+        starts = np.arange(over_s, min(end_s, over_s + bound_s + STEP_S) - WINDOW_S, STEP_S)
+        back = (float(at_s) for at_s in starts if _as_fast(evidence, calm, now, float(at_s), average, share))
+        at_s = next(back, math.nan)
+        if at_s <= over_s + bound_s:
+            took.append(f"{_called(entry)} {at_s - over_s:.1f} s")
+        elif end_s >= over_s + bound_s + WINDOW_S:
+            violations.append(f"{_called(entry)}: still slower than {share:.0%} of calm after {bound_s:g} s.")
+        else:
+            unknown.append(f"the load ended {max(0.0, end_s - over_s):.1f} s after {_called(entry)}, still slower")
+    return _verdict(name, bound, took, unknown, violations)
+
+
+def _as_fast(evidence: Evidence, calm: Times, now: Times, at_s: float, average: float, share: float) -> bool:
+    expected = average
+    if evidence.spec.arrivals.users is None:
+        expected = min(average, _count(calm, at_s, at_s + WINDOW_S))
+    return _count(now, at_s, at_s + WINDOW_S) >= share * expected
+
+
+def _played(evidence: Evidence) -> list[tuple[FaultLog, float]]:
+    """The faults that were done, and when each one was over."""
+    return [(entry, entry.ended_s) for entry in evidence.faults if not entry.error and entry.ended_s is not None]
+
+
+def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violations: list[str]) -> Verdict:
+    found = "; ".join(took + unknown) or "no fault was played"
+    if not violations and (unknown or not took):
+        return unchecked(name, bound, found)
+    return decided(name, bound, found, violations)
+
+
+def _called(entry: FaultLog) -> str:
+    return f"fault {entry.number} ({' '.join(filter(None, (entry.kind, entry.target)))})"
+
+
+def _arrivals(records: list[Record]) -> Times:
+    times = [np.frombuffer(record.arrivals_s, dtype=np.float64) for record in records if record.arrivals_s]
+    return np.sort(np.concatenate(times)) if times else np.empty(0)
+
+
+def _count(times: Times, from_s: float, until_s: float) -> float:
+    first, last = np.searchsorted(times, (from_s, until_s))
+    return float(last - first)

@@ -1,0 +1,136 @@
+"""Runs a plan: the calm run, the run with faults, the end, the verdict.
+
+::
+
+    start -> load in calm -> settled -> the same load with faults -> settled -> stop -> judge
+
+Whatever ends a rehearsal (its end, a failure, Ctrl-C, SIGTERM), every fault is undone and what was started is stopped.
+"""
+
+import asyncio
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from maitred.load import driver
+from maitred.load.chaos import plan as plans
+from maitred.load.chaos.burst import Drive
+from maitred.load.chaos.clock import FakeClock, find_library
+from maitred.load.chaos.evidence import End, Evidence
+from maitred.load.chaos.installation import RunningInstallation
+from maitred.load.chaos.invariants import judge
+from maitred.load.chaos.outcome import Rehearsal
+from maitred.load.chaos.scrape import Follower
+from maitred.load.chaos.stage import Stage
+from maitred.load.record import Progress
+from maitred.load.result import Result
+from maitred.load.spec import LoadSpec
+from maitred.load.workload import make_workload
+
+SETTLE_S = 15.0
+"""Between two runs where the plan does not care what is left."""
+
+
+def _say_nothing(_: str) -> None:
+    """Nobody listens."""
+
+
+async def rehearse(
+    plan: plans.Plan,
+    *,
+    command: str = "",
+    tell: Callable[[str], None] = _say_nothing,
+    watch: Callable[[Progress], None] | None = None,
+    drive: Drive = driver.run,
+) -> Rehearsal:
+    """Plays a plan.
+
+    Args:
+        plan: What runs, which load, which faults, which promises.
+        command: Of the shell, for the result.
+        tell: Takes a line for whoever watches, at every stage and fault.
+        watch: Called about once a second while a load runs.
+        drive: Plays a load.
+
+    Raises:
+        ConfigInvalid: The plan cannot be played.
+        Unavailable: The installation does not start, or something that the plan needs is not on this machine.
+    """
+    plans.check(plan)
+    started_unix_s, began_s = time.time(), time.monotonic()
+    with _cancelled_by_sigterm(), tempfile.TemporaryDirectory(prefix="maitred-chaos-") as folder:
+        installation = RunningInstallation(plan.installation, clock=_clock(plan, Path(folder)))
+        tell(f"Waiting until {installation.url} is ready.")
+        async with installation, Follower(installation.url) as follower:
+            spec = load_spec(plan, installation.clients_url)
+            settle_s = plan.invariants.nothing_left_s or SETTLE_S
+            stage = Stage(spec, installation, follower, drive, settle_s=settle_s, tell=tell, watch=watch)
+            tell("The load in calm.")
+            calm, calm_data, _ = await stage.play(())
+            tell("The same load with faults.")
+            chaos, chaos_data, faults = await stage.play(plan.faults)
+            answers, gauges = follower.answers, dict(follower.counters.latest)
+            tell("Ending.")
+            await installation.stop()
+            last_lines = installation.last_lines() if installation.started_here else ""
+    end = End(
+        answers=answers,
+        gauges=gauges,
+        settled_s=stage.settled_s,
+        started_here=installation.started_here,
+        exit_code=installation.exit_code,
+        leftovers=installation.leftovers,
+    )
+    evidence = Evidence(spec, calm, chaos, faults, end)
+    workload = make_workload(spec).description
+    return Rehearsal.of(
+        plan,
+        evidence,
+        judge(evidence, plan.invariants),
+        command=command,
+        started_unix_s=started_unix_s,
+        seconds=time.monotonic() - began_s,
+        calm=Result.of(spec, calm_data, command=command, workload=workload),
+        chaos=Result.of(spec, chaos_data, command=command, workload=workload),
+        last_lines=last_lines,
+    )
+
+
+def load_spec(plan: plans.Plan, url: str) -> LoadSpec:
+    """The plan's load, aimed at the installation, with answers that do not depend on chance.
+
+    The likeliest token is taken unless the plan sets a temperature itself, and a seed goes with every request for plans
+    that do.
+    """
+    target = plan.load.target
+    fields = {"temperature": 0, "seed": plan.load.seed} | msgspec.json.decode(target.body, type=dict[str, object])
+    body = msgspec.json.encode(fields).decode()
+    return msgspec.structs.replace(plan.load, target=msgspec.structs.replace(target, url=url, body=body))
+
+
+def _clock(plan: plans.Plan, folder: Path) -> FakeClock | None:
+    """A clock for the installation, if the plan makes it jump."""
+    if any(fault.kind == "clock_jump" for fault in plan.faults):
+        return FakeClock(folder / "clock", find_library())
+    return None
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does (of which asyncio takes care), so that everything is undone then too."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    try:
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    except (ValueError, RuntimeError):  # not in the main thread: whoever runs us there takes care of signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,134 @@
+"""Where a load is played against the installation, with faults or without, and what is read off afterwards."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from maitred.load.chaos.burst import Bursts, Drive
+from maitred.load.chaos.evidence import Phase
+from maitred.load.chaos.faults import Note, inflict
+from maitred.load.chaos.installation import RunningInstallation
+from maitred.load.chaos.invariants import remains
+from maitred.load.chaos.meter import Bill, Meter, MetricsMeter, probe_bill
+from maitred.load.chaos.plan import Fault
+from maitred.load.chaos.scrape import Follower
+from maitred.load.chaos.timeline import FaultLog, Timeline
+from maitred.load.record import Progress, RunData
+from maitred.load.spec import LoadSpec
+
+POLL_S = 0.05
+_GENERATED = "maitred_engine_output_tokens_total"
+
+
+class Stage:
+    """Both runs take place here.
+
+    Args:
+        spec: The load.
+        installation: Runs already.
+        follower: Of its metrics; entered.
+        drive: Plays a load.
+        settle_s: After a run, nothing should be left within this.
+        tell: Takes a line for whoever watches.
+        watch: Called about once a second while a load runs.
+
+    Attributes:
+        settled_s: From the end of the last run until nothing was left; None: something was.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        installation: RunningInstallation,
+        follower: Follower,
+        drive: Drive,
+        *,
+        settle_s: float,
+        tell: Callable[[str], None],
+        watch: Callable[[Progress], None] | None,
+    ) -> None:
+        self._spec = spec
+        self._installation = installation
+        self._follower = follower
+        self._meter: Meter = MetricsMeter(follower.counters)
+        self._drive = drive
+        self._settle_s = settle_s
+        self._tell = tell
+        self._watch = watch
+        self.settled_s: float | None = None
+
+    async def play(self, faults: Sequence[Fault]) -> tuple[Phase, RunData, list[FaultLog]]:
+        """Plays the load once, and the faults beside it; all of them are undone when this returns or raises."""
+        await self._settle()
+        billed, generated = self._meter.bill(), self._follower.counters.total(_GENERATED)
+        clock = _LoadClock(self._watch)
+        bursts = Bursts(self._spec, self._drive)
+
+        def fault(which: Fault, note: Note) -> AbstractAsyncContextManager[None]:
+            return inflict(which, self._installation, bursts.play, note)
+
+        timeline = Timeline(faults, fault, clock.now_s, self._tell)
+        playing = asyncio.create_task(_after(clock, timeline), name="chaos timeline")
+        try:
+            data = await self._drive(self._spec, watch=clock.watch, keep_text=True)
+            await bursts.finished()
+        finally:
+            playing.cancel()
+            await asyncio.wait({playing})
+        if not playing.cancelled():
+            playing.result()  # a fault of the timeline itself must not pass unseen
+        self.settled_s = await self._settle()
+        phase = Phase(
+            records=data.records,
+            bursts=bursts.records,
+            billed=_between(billed, self._meter.bill()),
+            probes=probe_bill(data) + bursts.probes,
+            generated_tokens=_grown(generated, self._follower.counters.total(_GENERATED)),
+        )
+        return phase, data, timeline.log
+
+    async def _settle(self) -> float | None:
+        """Waits until nothing is left, but not for ever; how long it took, None if something is left."""
+        began_s = time.monotonic()
+        while True:
+            await self._follower.look()
+            took_s = time.monotonic() - began_s
+            left = remains(self._follower.counters.latest)
+            if self._follower.answers and not left:
+                return took_s
+            if took_s > self._settle_s:
+                return None
+            await asyncio.sleep(POLL_S)
+
+
+class _LoadClock:
+    """Seconds since the start of the load, which is known once the load has reported for the first time."""
+
+    def __init__(self, watch: Callable[[Progress], None] | None) -> None:
+        self.runs = asyncio.Event()
+        self._watch = watch
+        self._zero_s = 0.0
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._zero_s
+
+    def watch(self, progress: Progress) -> None:
+        if not self.runs.is_set():
+            self._zero_s = time.monotonic() - progress.at_s
+            self.runs.set()
+        if self._watch is not None:
+            self._watch(progress)
+
+
+async def _after(clock: _LoadClock, timeline: Timeline) -> None:
+    await clock.runs.wait()
+    await timeline.play()
+
+
+def _between(before: Bill | None, after: Bill | None) -> Bill | None:
+    return None if before is None or after is None else after - before
+
+
+def _grown(before: float | None, after: float | None) -> int | None:
+    return None if before is None or after is None else round(after - before)

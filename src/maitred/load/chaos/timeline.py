@@ -1,0 +1,97 @@
+"""Plays the faults beside the load, and notes when each one really began and ended."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+
+from maitred.core.errors import MaitredError
+from maitred.load.chaos.faults import Note
+from maitred.load.chaos.plan import Fault
+
+
+class FaultLog(msgspec.Struct, kw_only=True):
+    """What became of one fault. Times are seconds since the start of the load.
+
+    Attributes:
+        number: Position in the plan.
+        kind, target: Of the plan.
+        planned_s: When it was due.
+        began_s: When it was done; None: never.
+        ended_s: When it was undone; of a kill without a restart the moment of the kill. None: never begun.
+        said: What was done, in words.
+        error: Why it could not be done; empty if it could.
+    """
+
+    number: int
+    kind: str
+    target: str
+    planned_s: float
+    began_s: float | None = None
+    ended_s: float | None = None
+    said: list[str] = []
+    error: str = ""
+
+
+_TOO_LATE = "The load had ended by then."
+
+
+class Timeline:
+    """The faults of a plan.
+
+    Args:
+        faults: In any order.
+        inflict: Makes the block that does the damage and undoes it.
+        now_s: Seconds since the start of the load.
+        tell: Takes a line for whoever watches.
+
+    Attributes:
+        log: One entry per fault, in the plan's order.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        inflict: Callable[[Fault, Note], AbstractAsyncContextManager[None]],
+        now_s: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._faults = faults
+        self._inflict = inflict
+        self._now_s = now_s
+        self._tell = tell
+        self.log = [
+            FaultLog(number=number, kind=fault.kind, target=fault.target, planned_s=fault.at_s, error=_TOO_LATE)
+            for number, fault in enumerate(faults)
+        ]
+
+    async def play(self) -> None:
+        """Plays all of them. Cancelling it undoes at once whatever is done then."""
+        async with asyncio.TaskGroup() as group:
+            for fault, entry in zip(self._faults, self.log, strict=True):
+                group.create_task(self._play(fault, entry), name=f"fault {entry.number}")
+
+    async def _play(self, fault: Fault, entry: FaultLog) -> None:
+        await asyncio.sleep(max(0.0, fault.at_s - self._now_s()))
+        began_s = round(self._now_s(), 3)
+        name = f"fault {entry.number} ({' '.join(filter(None, (entry.kind, entry.target)))})"
+
+        def note(said: str) -> None:
+            entry.said.append(said)
+            self._tell(f"{self._now_s():6.1f} s  {name}: {said}")
+
+        try:
+            async with self._inflict(fault, note):
+                entry.began_s, entry.error = began_s, ""
+                lasts_s = 0.0 if fault.kind == "stall" else fault.for_s or 0.0  # stalled clients time themselves
+                await asyncio.sleep(lasts_s)
+            entry.ended_s = round(self._now_s(), 3)
+            self._tell(f"{entry.ended_s:6.1f} s  {name}: over")
+        except MaitredError as error:
+            entry.error = error.message
+            self._tell(f"{self._now_s():6.1f} s  {name}: {error.message}")
+        except asyncio.CancelledError:
+            entry.began_s, entry.ended_s, entry.error = began_s, round(self._now_s(), 3), ""
+            entry.said.append("undone early, as the load had ended")
+            raise
