@@ -39,7 +39,7 @@ def body_of(data):
 
 
 def sent(answer):
-    body, ended = body_of(answer.head + b"".join(data for _, data in answer.steps))
+    body, ended = body_of(answer.head + b"".join(answer.sends))
     return [event.data for event in SSEDecoder().feed(body)], ended
 
 
@@ -103,10 +103,10 @@ class TestTimes:
 class TestScript:
     def test_the_same_seed_does_the_same_to_the_same_request(self):
         script = Script(ttft=Times(mean_s=0.1, cv=1), itl=Times(mean_s=0.1, cv=1), seed=5)
-        gaps = [[gap_s for gap_s, _ in answer(script, number=number).steps] for number in (7, 7, 8)]
+        gaps = [answer(script, number=number).gaps_s for number in (7, 7, 8)]
         assert gaps[0] == gaps[1] != gaps[2]
         other = msgspec.structs.replace(script, seed=6)
-        assert gaps[0] != [gap_s for gap_s, _ in answer(other, number=7).steps]
+        assert gaps[0] != answer(other, number=7).gaps_s
 
     def test_faults_meet_numbers_and_shares(self):
         script = Script(
@@ -143,22 +143,22 @@ class TestAnswers:
 
     def test_the_gaps_are_the_scripts(self):
         script = Script(ttft=Times(mean_s=0.5), itl=Times(mean_s=0.01))
-        assert [gap_s for gap_s, _ in answer(script).steps] == [0.5, 0.01, 0.01, 0.01, 0.01]
-        assert [gap_s for gap_s, _ in answer(script, WHOLE).steps] == [pytest.approx(0.54)]
+        assert answer(script).gaps_s == [0.5, 0.01, 0.01, 0.01, 0.01]
+        assert answer(script, WHOLE).gaps_s == [pytest.approx(0.54)]
 
     def test_gaps_go_on_beyond_the_table(self):
         body = CHAT.replace(b":5", b":50000")
-        assert sum(1 for _ in answer(Script(itl=Times(mean_s=1, cv=1)), body).steps) == 50_000
+        long = answer(Script(itl=Times(mean_s=1, cv=1)), body)
+        assert len(long.gaps_s) == len(long.sends) == 50_000
 
     def test_several_tokens_in_an_event(self):
-        steps = list(answer(Script(tokens_per_event=2)).steps)
-        assert len(steps) == 3
+        assert len(answer(Script(tokens_per_event=2)).sends) == 3
         assert text_of(sent(answer(Script(tokens_per_event=2)))[0]) == "0 1 2 3 4"
 
     def test_a_completion_of_text(self):
         body = msgspec.json.encode({"prompt": ["one two", "three"], "max_tokens": 3})
-        (step,) = answer(body=body, chat=False).steps
-        whole = msgspec.json.decode(step[1].partition(b"\r\n\r\n")[2])
+        (data,) = answer(body=body, chat=False).sends
+        whole = msgspec.json.decode(data.partition(b"\r\n\r\n")[2])
         assert whole["choices"][0]["text"] == "0 1 2"
         assert whole["usage"]["prompt_tokens"] == 7
 
@@ -189,7 +189,7 @@ class TestFaults:
         refused = faulty(FaultKind.STATUS, status=429, headers={"retry-after": "1"})
         assert refused.head.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nretry-after: 1\r\n" in refused.head
-        assert list(refused.steps) == []
+        assert refused.sends == []
 
     @pytest.mark.parametrize(("kind", "ending"), [("cut", Ending.CLOSE), ("reset", Ending.RESET)])
     def test_cut(self, kind, ending):
@@ -221,8 +221,8 @@ class TestFaults:
     def test_stall(self):
         stalled = faulty(FaultKind.STALL, after=2)
         assert stalled.ending is Ending.STALL
-        assert len(list(stalled.steps)) == 2
-        assert [gap_s > 3 for gap_s, _ in faulty(FaultKind.STALL, after=2, for_s=3).steps] == [0, 0, 1, 0, 0]
+        assert len(stalled.sends) == 2
+        assert [gap_s > 3 for gap_s in faulty(FaultKind.STALL, after=2, for_s=3).gaps_s] == [0, 0, 1, 0, 0]
 
     @pytest.mark.parametrize("after", [0, 2, 99])
     def test_garbage(self, after):
@@ -238,18 +238,16 @@ class TestFaults:
     def test_odd_but_whole(self, kinds):
         faults = [Fault(kind=FaultKind(kind), requests=[0]) for kind in kinds]
         odd = answer(Script(faults=faults), USAGE)
-        steps = list(odd.steps)
         assert sum(odd.events_per_send) == 5
-        assert len(steps) == len(odd.events_per_send)
-        odd.steps = iter(steps)
+        assert len(odd.sends) == len(odd.gaps_s) == len(odd.events_per_send)
         events, ended = sent(odd)
         assert ended
         assert events == sent(answer(body=USAGE))[0]
-        assert sum(gap_s for gap_s, _ in steps) == pytest.approx(0.05 + 4 * 0.02, abs=0.05)
+        assert sum(odd.gaps_s) == pytest.approx(0.05 + 4 * 0.02, abs=0.05)
 
     @pytest.mark.parametrize("kind", ["cut", "garbage", "no_done", "error_event", "reset"])
     def test_answers_in_one_piece_have_faults_too(self, kind):
-        ((_, data),) = faulty(FaultKind(kind), WHOLE).steps
+        (data,) = faulty(FaultKind(kind), WHOLE).sends
         with pytest.raises(msgspec.DecodeError):
             msgspec.json.decode(data.partition(b"\r\n\r\n")[2])
 

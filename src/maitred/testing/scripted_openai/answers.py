@@ -5,10 +5,9 @@ events of plain streams are made once and shared by all requests; only the last 
 """
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 
 import msgspec
 
@@ -80,15 +79,17 @@ class Answer:
 
     Attributes:
         head: Sent as soon as the request has its turn.
-        steps: (gap since the step before in seconds, bytes) of every further send.
-        events_per_send: Events that each step completes; None: one.
+        sends: The bytes of every further send.
+        gaps_s: As many times in seconds: from the head, or from the send before, to each.
+        events_per_send: Events that each send completes; None: one.
         ending: What happens afterwards.
         end: What to call it in the log.
         takes_turn: Whether it counts as one of the concurrent requests.
     """
 
     head: bytes
-    steps: Iterator[tuple[float, bytes]]
+    sends: list[bytes] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
     events_per_send: list[int] | None = None
     ending: Ending = Ending.KEEP
     end: str = "complete"
@@ -175,7 +176,7 @@ class Answers:
         if faults and faults[0].kind is FaultKind.STATUS:
             return _refusal(faults[0].status, "The script wants it so.", headers=faults[0].headers, end="status")
         if faults and faults[0].kind is FaultKind.CLOSE:
-            return Answer(b"", iter(()), ending=Ending.CLOSE, end="close", status=0, takes_turn=False)
+            return Answer(b"", ending=Ending.CLOSE, end="close", status=0, takes_turn=False)
         try:
             question = _question.decode(body)
             unknown = sorted(set(msgspec.json.decode(body)) - KNOWN_FIELDS) if script.strict else []
@@ -186,7 +187,8 @@ class Answers:
         tokens = question.max_completion_tokens or question.max_tokens or script.default_tokens
         events = -(-tokens // script.tokens_per_event)
         offset = rng.randrange(len(self._gaps_s))
-        gaps_s = chain((ttft_s,), self._gaps_s[offset : offset + events], cycle(self._gaps_s))
+        gaps_s = [ttft_s, *self._gaps_s[offset : offset + events - 1]]
+        gaps_s += islice(cycle(self._gaps_s), events - len(gaps_s))
         prompt_tokens = question.words() + script.template_tokens
         usage = {
             "prompt_tokens": prompt_tokens,
@@ -197,9 +199,9 @@ class Answers:
         if question.stream:
             options = question.stream_options
             closing = self._closing(chat, usage if options is not None and options.include_usage else None)
-            answer = self._stream(chat, events, gaps_s, tokens, closing, faults, rng)
+            answer = self._stream(chat, gaps_s, tokens, closing, faults, rng)
         else:
-            seconds = ttft_s + sum(max(gap_s, least_gap_s) for gap_s in islice(gaps_s, 1, events))
+            seconds = ttft_s + sum(max(gap_s, least_gap_s) for gap_s in gaps_s[1:])
             answer = self._whole(chat, seconds, tokens, usage, faults)
         answer.user = question.user or ""
         answer.prompt_tokens, answer.answer_tokens = prompt_tokens, tokens
@@ -210,8 +212,7 @@ class Answers:
     def _stream(
         self,
         chat: bool,
-        events: int,
-        gaps_s: Iterator[float],
+        gaps_s: list[float],
         tokens: int,
         closing: bytes,
         faults: list[Fault],
@@ -221,26 +222,25 @@ class Answers:
         if any(fault.kind is FaultKind.CRLF for fault in faults):
             role = role.replace(b"\n", b"\r\n")
         head = _head(200, "text/event-stream; charset=utf-8", {"transfer-encoding": "chunked"}) + _chunk(role)
-        last = self._text_event(chat, events - 1, tokens)
+        before_last = len(gaps_s) - 1
+        last = self._text_event(chat, before_last, tokens)
         if not faults:
-            payloads = chain(
-                islice(self._shared(chat, events - 1), events - 1), (_chunk(last) + _chunk(closing) + END_OF_BODY,)
-            )
-            return Answer(head, zip(gaps_s, payloads, strict=False), stream=True)
-        plain = [self._text_event(chat, index, tokens) for index in range(events - 1)]
-        parts = [_Send(gap_s, event, 1) for gap_s, event in zip(gaps_s, [*plain, last], strict=False)]
-        odd = _OddStream(parts, closing)
+            end = _chunk(last) + _chunk(closing) + END_OF_BODY
+            return Answer(head, [*self._shared(chat, before_last)[:before_last], end], gaps_s, stream=True)
+        events = [*(self._text_event(chat, index, tokens) for index in range(before_last)), last]
+        odd = _OddStream([_Send(gap_s, event, 1) for gap_s, event in zip(gaps_s, events, strict=True)], closing)
         for fault in faults:
             odd.apply(fault, rng)
-        steps = [(part.gap_s, _chunk(part.data)) for part in odd.sends]
-        if steps and odd.ends_body:
-            steps[-1] = (steps[-1][0], steps[-1][1] + END_OF_BODY)
-        elif odd.ends_body:
-            steps = [(0.0, END_OF_BODY)]
+        if odd.ends_body and not odd.sends:
+            odd.sends.append(_Send(0.0, b"", 0))
+        sends = [_chunk(send.data) for send in odd.sends]
+        if odd.ends_body:
+            sends[-1] += END_OF_BODY
         return Answer(
             head,
-            iter(steps),
-            events_per_send=[part.events for part in odd.sends],
+            sends,
+            [send.gap_s for send in odd.sends],
+            events_per_send=[send.events for send in odd.sends],
             ending=odd.ending,
             end=odd.end,
             stream=True,
@@ -281,7 +281,7 @@ class Answers:
         content: dict[str, object] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
         data = response(200, {**self._frame(chat, whole=True), "choices": [choice], "usage": usage})
-        answer = Answer(b"", iter(()))
+        answer = Answer(b"")
         for fault in faults:
             answer.end = fault.kind
             match fault.kind:
@@ -297,7 +297,7 @@ class Answers:
                     return answer
                 case _:  # odd streams only
                     answer.end = "complete"
-        answer.steps = iter([(seconds, data)])
+        answer.sends, answer.gaps_s = [data], [seconds]
         return answer
 
 
@@ -384,7 +384,7 @@ def _refusal(
     status: int, message: str, *, headers: dict[str, str] | None = None, param: str | None = None, end: str = "refused"
 ) -> Answer:
     data = response(status, _error(message, status, param), headers)
-    return Answer(data, iter(()), end=end, status=status, takes_turn=False)
+    return Answer(data, end=end, status=status, takes_turn=False)
 
 
 def _error(message: str, status: int, param: str | None = None) -> dict[str, object]:

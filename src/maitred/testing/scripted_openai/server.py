@@ -6,6 +6,7 @@ a clock reading, the send and an entry in the timetable.
 """
 
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -27,25 +28,28 @@ ACCEPTS_PER_ROUND = 16
 READ_BYTES = 1 << 18
 READING = select.EPOLLIN | select.EPOLLRDHUP
 LONGEST_WAIT_S = 1.0
+_NOT_NOTED = -1
 
 
 class _Exchange:
     """A request and its answer on their way."""
 
-    __slots__ = ("answer", "blocked", "connection", "due", "due_s", "payload", "send", "sent", "steps", "truth")
+    __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
 
     def __init__(self, connection: "_Connection", truth: RequestTruth, answer: Answer) -> None:
         self.connection = connection
         self.send = connection.socket.send
         self.truth = truth
         self.answer = answer
-        self.steps = answer.steps
+        self.sends = answer.sends
+        self.gaps_s = answer.gaps_s
+        self.at = 0
+        """Of the next send, which is due at `due_s`."""
         self.due_s = 0.0
-        self.payload = b""
-        self.due: array[float] = array("d")
-        self.sent: array[float] = array("d")
-        self.blocked: deque[tuple[bytes, bool]] | None = None
-        """While the client does not read: (bytes, whether they end a send), and the head's before."""
+        self.times_s: array[float] = array("d")
+        """When each send was due and when it was done, in turns; NaN: not yet."""
+        self.blocked: deque[tuple[bytes, int]] | None = None
+        """While the client does not read: what it is to have, each with the place in `times_s` to note when it has."""
 
 
 class _Connection:
@@ -150,8 +154,11 @@ class ScriptedServer:
         """What has happened so far."""
         lateness_s: list[float] = []
         for exchange in self._exchanges:
-            exchange.truth.due, exchange.truth.sent = pack(exchange.due), pack(exchange.sent)
-            lateness_s += [sent_s - due_s for due_s, sent_s in zip(exchange.due, exchange.sent, strict=False)]
+            due_s, sent_s = exchange.times_s[::2], exchange.times_s[1::2]
+            while sent_s and math.isnan(sent_s[-1]):
+                sent_s.pop()
+            exchange.truth.due, exchange.truth.sent = pack(due_s), pack(sent_s)
+            lateness_s += [sent - due for due, sent in zip(due_s, sent_s, strict=False)]
         return Truth(
             requests=[exchange.truth for exchange in self._exchanges],
             unix_minus_monotonic_s=time.time() - time.monotonic(),
@@ -165,28 +172,31 @@ class ScriptedServer:
         """Sends what is due, and puts what follows into the timetable."""
         monotonic, add, least_gap_s = time.monotonic, self._timetable.add, self._least_gap_s
         for exchange in due:
-            payload = exchange.payload
-            exchange.due.append(exchange.due_s)
-            now_s = monotonic()
+            at = exchange.at
+            payload = exchange.sends[at]
+            times_s = exchange.times_s
+            times_s.append(exchange.due_s)
+            times_s.append(monotonic())
             if exchange.blocked is None:
                 try:
                     count = exchange.send(payload)
                 except BlockingIOError:
                     count = 0
                 except OSError:
+                    del times_s[-2:]
                     self._left(exchange.connection)
                     continue
-                if count == len(payload):
-                    exchange.sent.append(now_s)
-                else:
-                    self._block(exchange, payload[count:], ends_send=True)
+                if count < len(payload):
+                    times_s[-1] = math.nan
+                    self._block(exchange, payload[count:], len(times_s) - 1)
             else:
-                exchange.blocked.append((payload, True))
-            step = next(exchange.steps, None)
-            if step is None:
+                times_s[-1] = math.nan
+                exchange.blocked.append((payload, len(times_s) - 1))
+            exchange.at = at = at + 1
+            if at == len(exchange.sends):
                 self._finish(exchange)
                 continue
-            gap_s, exchange.payload = step
+            gap_s = exchange.gaps_s[at]
             exchange.due_s = due_s = exchange.due_s + (gap_s if gap_s > least_gap_s else least_gap_s)
             add(exchange, due_s)
 
@@ -270,18 +280,18 @@ class ScriptedServer:
             self._left(exchange.connection)
             return
         if count < len(data):
-            self._block(exchange, data[count:], ends_send=False)
+            self._block(exchange, data[count:], _NOT_NOTED)
 
-    def _block(self, exchange: _Exchange, rest: bytes, *, ends_send: bool) -> None:
+    def _block(self, exchange: _Exchange, rest: bytes, place: int) -> None:
         """The client's buffer is full: keeps what follows until it reads."""
-        exchange.blocked = deque([(rest, ends_send)])
+        exchange.blocked = deque([(rest, place)])
         self._epoll.modify(exchange.connection.socket, READING | select.EPOLLOUT)
 
     def _flush(self, exchange: _Exchange) -> None:
         """The client reads again."""
         blocked = exchange.blocked
         while blocked:
-            data, ends_send = blocked[0]
+            data, place = blocked[0]
             now_s = time.monotonic()
             try:
                 count = exchange.send(data)
@@ -291,11 +301,11 @@ class ScriptedServer:
                 self._left(exchange.connection)
                 return
             if count < len(data):
-                blocked[0] = (data[count:], ends_send)
+                blocked[0] = (data[count:], place)
                 return
             blocked.popleft()
-            if ends_send:
-                exchange.sent.append(now_s)
+            if place != _NOT_NOTED:
+                exchange.times_s[place] = now_s
         exchange.blocked = None
         self._epoll.modify(exchange.connection.socket, READING)
         if exchange.truth.end == "flushing":
@@ -346,9 +356,7 @@ class ScriptedServer:
 
     def _reply(self, connection: _Connection, data: bytes) -> None:
         """Answers a question that is not part of the script."""
-        exchange = _Exchange(
-            connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", iter(()), takes_turn=False)
-        )
+        exchange = _Exchange(connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", takes_turn=False))
         connection.exchange = exchange
         self._write(exchange, data)
         self._finish(exchange)
@@ -361,12 +369,10 @@ class ScriptedServer:
             self._write(exchange, exchange.answer.head)
             if exchange.truth.ended_s is not None:
                 return
-        step = next(exchange.steps, None)
-        if step is None:
+        if not exchange.sends:
             self._finish(exchange)
             return
-        gap_s, exchange.payload = step
-        exchange.due_s = now_s + gap_s
+        exchange.due_s = now_s + exchange.gaps_s[0]
         self._timetable.add(exchange, exchange.due_s)
 
     def _finish(self, exchange: _Exchange) -> None:
@@ -392,7 +398,7 @@ class ScriptedServer:
         if exchange.truth.end != "stall":
             exchange.truth.end = end
         exchange.truth.ended_s = now_s = time.monotonic()
-        exchange.steps, exchange.blocked = iter(()), None
+        exchange.blocked = None
         if exchange.answer.takes_turn:
             with contextlib.suppress(ValueError):
                 self._line.remove(exchange)
