@@ -27,6 +27,9 @@ from maitred.load.target import calibrate
 from maitred.load.workload import make_workload
 
 DEFAULT_DURATION_S = 60.0
+MOST_AT_ONCE = 64
+"""So many overdue sessions begin before the event loop gets its turn: a crowd that is due at once must not keep the
+first of it waiting, nor wait for a turn of the loop each."""
 LOOK_S = 0.05
 """How often a user whom the profile does not want now looks whether it does."""
 
@@ -140,13 +143,16 @@ class _Crowd:
                 for number in range(users):
                     group.create_task(self._user(number, users))
                 return
+            overdue = 0
             for session in self._sessions:
                 due_s = session.at_s or 0.0
+                overdue = overdue + 1 if due_s <= self._now_s() else 0
+                if overdue > MOST_AT_ONCE:
+                    await asyncio.sleep(0)
+                    overdue = 0
                 if not await self._doors.until(due_s):
                     return
                 group.create_task(self._conversations.hold(session, due_s))
-                if due_s < self._now_s():
-                    await asyncio.sleep(0)  # a crowd that is due at once must not keep the first of it waiting
 
     async def _user(self, number: int, users: int) -> None:
         """Comes, and begins one session after the other as long as the doors are open."""
