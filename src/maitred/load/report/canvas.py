@@ -1,0 +1,194 @@
+"""Figures as SVG that sits well in a page: text stays text, in the page's colours, and no id meets another's.
+
+matplotlib writes SVG for a file of its own. Put into a page, ten of them share ids (so one figure's lines are clipped
+by another's frame), carry black text into a dark page, and spend most of their bytes on digits and markers.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.core.errors import Unavailable
+from maitred.load.report.quantity import duration, significant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#010203"
+"""Stands for the page's text colour, whatever that is."""
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
+    "#1f83c6",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#8c8c8c",
+)
+"""After Okabe and Ito (2008), told apart by every kind of eye; the blue is lighter, to show on dark pages too."""
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
+
+WIDTH_IN = 8.4
+_STANDALONE = "#777"
+"""Text colour of a figure outside of a page: readable on white and on black."""
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw within it.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise Unavailable(
+            "Plots and HTML reports need matplotlib, which is not installed. Run: pip install 'maitred[load]'"
+        ) from None
+    settings: Any = {
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+        "svg.hashsalt": "maitred",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 9,
+        "axes.titlesize": 9.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "savefig.facecolor": "none",
+        "grid.alpha": 0.13,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "legend.borderaxespad": 0.0,
+        "lines.linewidth": 1.5,
+        "xtick.major.size": 3,
+        "ytick.major.size": 3,
+        "axes.formatter.useoffset": False,
+        **dict.fromkeys(
+            ["text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"], INK
+        ),
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def figure(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    height_in: float = 2.9,
+    share_x: bool = False,
+    heights: Sequence[float] | None = None,
+    widths: Sequence[float] | None = None,
+) -> "tuple[Figure, list[Axes]]":
+    """An empty figure and its axes, row by row; `heights` and `widths` are those of rows and columns, relatively."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    axes = drawn.subplots(rows, columns, squeeze=False, sharex=share_x, height_ratios=heights, width_ratios=widths)
+    return drawn, list(axes.flat)
+
+
+def svg(drawn: "Figure", name: str, label: str) -> str:
+    """The figure as an ``<svg>`` element.
+
+    Args:
+        drawn: The figure.
+        name: No other figure of the page has it.
+        label: What it shows, for those who do not see it.
+    """
+    buffer = io.StringIO()
+    drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = _own_ids(text, name)
+    text = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    # A dot: a line to where it began. Its coordinates need not be said twice.
+    text = re.sub(r"M (\S+) (\S+) \nL \1 \2 \n", r"M\1 \2h0", text)
+    text = text.replace(INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif")
+    text = re.sub(r"\n\s*", "\n", text)
+    head = f'<svg role="img" aria-label="{escape(label)}" style="color: {_STANDALONE}"'
+    return text.replace("<svg", head, 1).strip() + "\n"
+
+
+def dots(axes: "Axes", x: NDArray[Any], y: NDArray[Any], colour: str, label: str) -> None:
+    """A scatter plot as one path: a tenth of the bytes that a marker for each point takes."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    points = np.repeat(np.column_stack([x, y]), 2, axis=0)
+    if not len(points):
+        return
+    path = Path(points, np.tile([Path.MOVETO, Path.LINETO], len(points) // 2))
+    path.should_simplify = False
+    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, alpha=0.5, linewidth=3, capstyle="round"))
+    axes.plot([], [], "o", color=colour, alpha=0.7, markersize=4, markeredgewidth=0, label=label)
+    axes.update_datalim(points)
+    axes.autoscale_view()
+
+
+def seconds_axis(axes: "Axes", which: str = "y", *, logarithmic: bool = False) -> None:
+    """An axis of times: ticks say ``200 ms`` or ``1.5 s``."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    if logarithmic:
+        log_axis(axes, which)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(duration(value)) if value else "0"))
+
+
+def log_axis(axes: "Axes", which: str) -> None:
+    """A logarithmic axis with a few round ticks: fewer to a decade, the more decades there are."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if which == "y":
+        axes.set_yscale("log")
+    else:
+        axes.set_xscale("log")
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low) if low > 0 else 0
+    axis.set_major_locator(LogLocator(subs=_subdivision(decades), numticks=20))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(significant(value))))
+
+
+def _subdivision(decades: float) -> tuple[int, ...]:
+    if decades < 1.2:
+        return (1, 2, 5)
+    return (1, 3) if decades < 2 else (1,)
+
+
+def _short(text: str) -> str:
+    """``50 ms`` for ``50.0 ms``: a tick is exact as it stands."""
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda it: "" if it[1] == "." else it[1], text)
+
+
+def legend(axes: "Axes", *, columns: int = 6) -> None:
+    """Above the plot, to the right of its title; nothing where there is nothing to name."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=columns, handlelength=1.4, columnspacing=1.3)
+
+
+def _own_ids(text: str, name: str) -> str:
+    """Drops the ids that nothing refers to, and puts the figure's name before the others."""
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda it: f' id="{name}-{it[1]}"' if it[1] in used else "", text)
+    return re.sub(r'(url\(#|href="#)([^)"]+)', rf"\g<1>{name}-\2", text)

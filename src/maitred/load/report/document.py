@@ -1,0 +1,108 @@
+"""What a report is made of, whatever it is written in."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Tone(StrEnum):
+    """How a note is meant."""
+
+    GOOD = "good"
+    CARE = "care"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that a reader must not miss."""
+
+    tone: Tone
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is to be read, or typed, letter by letter."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A key figure: its name, its value, and what else to know of it."""
+
+    name: str
+    value: str
+    aside: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures that a reader came for."""
+
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head.
+
+    Attributes:
+        head: Names of the columns.
+        rows: Each as long as the head.
+        words: How many columns, from the left, are words; the others are numbers and stand to the right.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+    words: int = 1
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure by its name, where it was drawn; left out where it was not.
+
+    Attributes:
+        name: As `plots.draw` names it.
+        caption: What it shows and how to read it.
+    """
+
+    name: str
+    caption: str
+
+
+Block = Note | Text | Code | Figures | Table | Plot
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    Attributes:
+        title: One line.
+        subtitle: One line on what, where and when.
+        verdict: The first thing to know.
+        notes: The next things to know.
+        sections: The rest.
+    """
+
+    title: str
+    subtitle: str
+    verdict: Note
+    notes: list[Note] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)

@@ -1,0 +1,121 @@
+"""What a reader must know before the figures: whether to believe them, and what the run did not do."""
+
+import numpy as np
+
+from maitred.load.record import Outcome
+from maitred.load.report.document import Note, Tone
+from maitred.load.report.quantity import count, duration, plural, share
+from maitred.load.result import Result
+
+FEW = 100
+"""Requests below which a p99 is hardly more than the largest value."""
+SHORT_S = 10.0
+"""Windows below this give rates that another run would not repeat."""
+
+PHRASES = {
+    Outcome.REFUSED: "refused",
+    Outcome.FAILED: "failed",
+    Outcome.CUT: "cut off",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.UNFINISHED: "still open at the end",
+}
+
+
+def verdict(result: Result) -> Note:
+    """The first thing to know: whether the figures are the server's, and how it did."""
+    total = result.summary.requests
+    if not total:
+        return Note(Tone.BAD, "Nothing was measured: no request was due after the warm-up. Let the run last longer.")
+    complete = result.summary.outcomes.get(Outcome.COMPLETE, 0)
+    if not complete:
+        return Note(Tone.BAD, f"None of {plural(total, 'request')} was answered completely.")
+    if result.tester.limit != "none":
+        return Note(Tone.BAD, result.tester.verdict)
+    lost = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in PHRASES}
+    missing = sum(lost.values())
+    answered = "The figures are the server's own: the tester kept up."
+    if missing:
+        parts = ", ".join(f"{count(number)} {PHRASES[outcome]}" for outcome, number in lost.items() if number)
+        return Note(
+            Tone.CARE,
+            f"{share(missing / total)} of {plural(total, 'request')} did not get a whole answer ({parts}). {answered}",
+        )
+    attainment = result.summary.attainment
+    if has_objectives(result) and attainment is not None:
+        wanted = result.objectives.attainment
+        if attainment < wanted:
+            return Note(
+                Tone.CARE,
+                f"All requests were answered, but {share(attainment)} met the objectives where {share(wanted)} should. "
+                f"{answered}",
+            )
+        return Note(
+            Tone.GOOD,
+            f"All requests were answered, and {share(attainment)} met the objectives ({share(wanted)} should). "
+            f"{answered}",
+        )
+    return Note(Tone.GOOD, f"All requests were answered. {answered}")
+
+
+def notes(result: Result) -> list[Note]:
+    """What else limits what the figures say; empty for a long, clean run."""
+    return [Note(Tone.CARE, text) for text in (*_of_the_sample(result), *_of_the_server(result)) if text]
+
+
+def has_objectives(result: Result) -> bool:
+    """Whether the run was held against any."""
+    objectives = result.objectives
+    return any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
+
+
+def _of_the_sample(result: Result) -> list[str]:
+    summary, texts = result.summary, []
+    unfinished = summary.outcomes.get(Outcome.UNFINISHED, 0)
+    if unfinished:
+        texts.append(
+            f"{plural(unfinished, 'request')} had no end when the run had to: their times are missing from the "
+            "latencies, which are too good by that. They count as misses of the objectives."
+        )
+    if 0 < summary.requests < FEW:
+        texts.append(
+            f"With {plural(summary.requests, 'request')}, p99 is hardly more than the slowest of them. Ask for more "
+            f"requests, at least {FEW}."
+        )
+    if summary.requests and summary.seconds < SHORT_S:
+        texts.append(
+            f"Rates are from a window of {duration(summary.seconds)}, so another run may well show others. Let it last "
+            "longer."
+        )
+    return texts
+
+
+def _of_the_server(result: Result) -> list[str]:
+    texts = []
+    complete = result.counted() & result.times.complete
+    tokens, asked = result.column("output_tokens")[complete], result.column("asked_tokens")[complete]
+    if len(tokens) and not tokens.any():
+        texts.append(
+            "The server did not say how many tokens its answers have. Every piece of text counts as one token; times "
+            "per output token are missing."
+        )
+    else:
+        short = tokens < asked
+        if len(tokens) and short.mean() > 0.05:
+            texts.append(
+                f"{share(float(short.mean()))} of the complete answers are shorter than was asked for (in all "
+                f"{share(float(tokens.sum() / max(1, asked.sum())))} of the tokens). The server did not keep them from "
+                "ending early, so compare only with runs whose answers have the same lengths."
+            )
+    pieces = result.times.pieces[complete]
+    streamed = pieces > 0
+    if streamed.any() and tokens.any():
+        per_piece = float(tokens[streamed].sum() / pieces[streamed].sum())
+        if per_piece > 1.5:
+            texts.append(
+                f"The server sends {per_piece:.1f} tokens in one piece on average. The times between tokens are times "
+                "between pieces; compare the time per output token instead."
+            )
+    retried = int(np.sum(result.column("attempts")[result.counted()] > 1))
+    if retried:
+        texts.append(f"{plural(retried, 'request')} had to be sent more than once. The wait for that counts.")
+    return texts

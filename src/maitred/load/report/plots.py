@@ -1,0 +1,410 @@
+"""The figures of a run."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.load.record import Outcome
+from maitred.load.report import canvas
+from maitred.load.report.canvas import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
+from maitred.load.report.quantity import count, duration, share
+from maitred.load.result import Result
+from maitred.load.series import Series, quantile_by_step
+from maitred.load.times import Flags, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_DOTS = 4_000
+"""More do not show in a scatter plot, but weigh."""
+CURVE_POINTS = 300
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
+OUTCOME_COLOURS = {
+    Outcome.COMPLETE: GREEN,
+    Outcome.REFUSED: ORANGE,
+    Outcome.FAILED: RED,
+    Outcome.CUT: PURPLE,
+    Outcome.TIMED_OUT: SKY,
+    Outcome.CANCELLED: GREY,
+    Outcome.UNFINISHED: BLUE,
+}
+
+
+def draw(result: Result) -> dict[str, str]:
+    """Every figure that the run has data for: name -> SVG.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+    """
+    with canvas.style():
+        drawn = {name: plot(result, name) for name, plot in PLOTS.items()}
+    return {name: text for name, text in drawn.items() if text}
+
+
+def ttft_over_time(result: Result, name: str) -> str:
+    """Time to first token of every request by when it was due, with p50 and p95 of each step."""
+    ttft_s = result.ttft_s()
+    if not _some(ttft_s):
+        return ""
+    figure, (axes,) = canvas.figure()
+    _time_axis(axes, result)
+    met = result.met()
+    due_s = result.times.intended_s
+    judged = _has_objectives(result)
+    groups: list[tuple[str, str, Flags]] = [
+        ("met objectives" if judged else "complete", BLUE, met),
+        ("missed", ORANGE, result.times.complete & ~met),
+        ("not complete", RED, ~result.times.complete),
+    ]
+    # The smallest share of dots that keeps the picture: groups are thinned alike, so that their sizes compare.
+    some = _thin(np.flatnonzero(~np.isnan(ttft_s)))
+    for label, colour, group in groups:
+        chosen = some[group[some]]
+        canvas.dots(axes, due_s[chosen], ttft_s[chosen], colour, label)
+    _quantile_lines(axes, result, due_s, ttft_s, (0.5, 0.95), INK)
+    _objective(axes, result.objectives.ttft_s)
+    _seconds(axes, ttft_s)
+    axes.set_title("Time to first token")
+    canvas.legend(axes)
+    return canvas.svg(figure, name, "Time to first token over the run")
+
+
+def itl_over_time(result: Result, name: str) -> str:
+    """Median and p99 of the time between tokens, by when they arrived."""
+    values, _ = result.itl_s()
+    if not len(values):
+        return ""
+    figure, (axes,) = canvas.figure(height_in=2.4)
+    _time_axis(axes, result)
+    drawn_s = _quantile_lines(axes, result, result.times.itl_arrival_s, values, (0.5, 0.95, 0.99), BLUE)
+    _objective(axes, result.objectives.tpot_s)
+    _seconds(axes, drawn_s)
+    axes.set_title("Time between tokens")
+    canvas.legend(axes)
+    return canvas.svg(figure, name, "Time between tokens over the run")
+
+
+def throughput(result: Result, name: str) -> str:
+    """Tokens per second, and the requests that were open meanwhile."""
+    series = result.series
+    if not any(series.output_tokens_per_s):
+        return ""
+    figure, (tokens, still_open) = canvas.figure(2, 1, height_in=3.6, share_x=True, heights=[3, 2])
+    _steps(tokens, series, series.output_tokens_per_s, BLUE)
+    tokens.set_title("Output tokens per second")
+    _steps(still_open, series, series.open, GREY)
+    still_open.set_title("Open requests")
+    for axes in (tokens, still_open):
+        _time_axis(axes, result, label=axes is still_open, named=axes is tokens)
+        axes.set_ylim(bottom=0)
+    return canvas.svg(figure, name, "Output tokens per second and open requests over the run")
+
+
+def arrivals(result: Result, name: str) -> str:
+    """Requests that were due against requests that ended, per second."""
+    series = result.series
+    if not any(series.due):
+        return ""
+    figure, (axes,) = canvas.figure(height_in=2.4)
+    _time_axis(axes, result)
+    width = max(1, len(series.due) // 40)
+    others = np.sum(
+        [ended for outcome, ended in series.ended.items() if outcome != Outcome.COMPLETE] or [[0] * len(series.due)],
+        axis=0,
+    )
+    for label, counts, colour in (
+        ("due", np.array(series.due), GREY),
+        ("complete", np.array(series.ended.get(Outcome.COMPLETE, [0] * len(series.due))), GREEN),
+        ("ended otherwise", others, RED),
+    ):
+        if counts.any():
+            axes.plot(_middles(series), _smooth(counts / series.step_s, width), color=colour, label=label)
+    axes.set_ylim(bottom=0)
+    mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
+    axes.set_title(f"Requests per second{mean}")
+    canvas.legend(axes)
+    return canvas.svg(figure, name, "Requests due and ended per second")
+
+
+def distributions(result: Result, name: str) -> str:
+    """The share of requests (or gaps) that took at most so long."""
+    counted = result.counted()
+    gaps_s, request = result.itl_s()
+    objectives = result.objectives
+    panels = [
+        (title, values[~np.isnan(values) & (values > 0)], bound_s)
+        for title, values, bound_s in (
+            ("Time to first token", result.ttft_s()[counted], objectives.ttft_s),
+            ("Time between tokens", gaps_s[counted[request]], None),
+            ("End to end", result.e2e_s()[counted], objectives.e2e_s),
+        )
+    ]
+    panels = [panel for panel in panels if len(panel[1])]
+    if not panels:
+        return ""
+    figure, all_axes = canvas.figure(1, len(panels), height_in=2.7)
+    ranks = np.unique(np.concatenate([np.linspace(0, 1, CURVE_POINTS), 1 - np.geomspace(1e-3, 1, 60)]))
+    for axes, (title, values, bound_s) in zip(all_axes, panels, strict=True):
+        axes.plot(np.quantile(values, ranks), ranks, color=BLUE)
+        for rank, marker in ((0.5, "o"), (0.95, "s"), (0.99, "D")):
+            at_s = float(np.quantile(values, rank))
+            axes.plot([at_s], [rank], marker, color=BLUE, markersize=4, label=f"p{rank * 100:.0f}  {duration(at_s)}")
+        if bound_s is not None:
+            axes.axvline(
+                bound_s, color=RED, linewidth=1, linestyle=(0, (1, 1.5)), label=f"objective  {duration(bound_s)}"
+            )
+        canvas.seconds_axis(axes, "x", logarithmic=bool(values.max() > 4 * values.min()))
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_title(title)
+        axes.legend(loc="lower right", handlelength=1, fontsize=8)
+    return canvas.svg(figure, name, "Cumulative distributions of the latencies")
+
+
+def goodput(result: Result, name: str) -> str:
+    """What was due against what came back in time."""
+    series = result.series
+    if not _has_objectives(result) or not any(series.due):
+        return ""
+    figure, (axes,) = canvas.figure(height_in=2.4)
+    _time_axis(axes, result)
+    width = max(1, len(series.due) // 40)
+    ended = np.sum(list(series.ended.values()), axis=0) / series.step_s
+    all_ended, good = _smooth(ended, width), _smooth(np.array(series.goodput_per_s), width)
+    middles = _middles(series)
+    axes.fill_between(middles, 0, good, color=GREEN, alpha=0.35, linewidth=0, label="met all objectives")
+    axes.fill_between(middles, good, all_ended, color=ORANGE, alpha=0.45, linewidth=0, label="missed, or not complete")
+    axes.plot(middles, _smooth(np.array(series.due) / series.step_s, width), color=GREY, label="due")
+    axes.set_ylim(bottom=0)
+    mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
+    axes.set_title(f"Requests per second{mean}")
+    canvas.legend(axes)
+    return canvas.svg(figure, name, "Requests per second that met the objectives, and that did not")
+
+
+def tenants(result: Result, name: str) -> str:
+    """Who waited how long, and who got which share of the tokens."""
+    if len(result.tenants) < 2:
+        return ""
+    names = list(result.tenants)[::-1]
+    figure, (latency, shares) = canvas.figure(1, 2, height_in=1.1 + 0.32 * len(names), widths=[3, 2])
+    total = sum(summary.output_tokens for summary in result.tenants.values())
+    for position, tenant in enumerate(names):
+        summary = result.tenants[tenant]
+        ttft = summary.ttft
+        if ttft.p50 is not None and ttft.p95 is not None and ttft.p99 is not None:
+            first = position == len(names) - 1
+            latency.plot([ttft.p50, ttft.p99], [position, position], color=GREY, linewidth=1.2, zorder=1)
+            for value, marker, label in ((ttft.p50, "o", "p50"), (ttft.p95, "s", "p95"), (ttft.p99, "D", "p99")):
+                latency.plot([value], [position], marker, color=BLUE, markersize=4.5, label=label if first else None)
+        part = summary.output_tokens / total if total else 0.0
+        shares.barh(position, part, color=BLUE, alpha=0.75, height=0.6)
+        shares.text(part, position, f" {share(part)}", va="center", fontsize=8.5)
+    for axes in (latency, shares):
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    latency.set_yticks(range(len(names)), names)
+    shares.set_yticks([])
+    latency.set_xlim(left=0)
+    shares.set_xlim(0, 1)
+    shares.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    canvas.seconds_axis(latency, "x")
+    latency.set_title("Time to first token")
+    shares.set_title("Share of the output tokens")
+    canvas.legend(latency)
+    return canvas.svg(figure, name, "Time to first token and share of the tokens of each tenant")
+
+
+def outcomes(result: Result, name: str) -> str:
+    """How the counted requests ended, when not all came to be complete."""
+    ended = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in Outcome}
+    total = sum(ended.values())
+    if not total or ended[Outcome.COMPLETE] == total:
+        return ""
+    shown = [outcome for outcome in Outcome if ended[outcome]][::-1]
+    figure, (axes,) = canvas.figure(height_in=0.75 + 0.26 * len(shown))
+    for position, outcome in enumerate(shown):
+        part = ended[outcome] / total
+        axes.barh(position, part, color=OUTCOME_COLOURS[outcome], alpha=0.8, height=0.62)
+        axes.text(part, position, f"  {count(ended[outcome])} ({share(part)})", va="center", fontsize=8.5)
+    axes.set_yticks(range(len(shown)), [outcome.replace("_", " ") for outcome in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.14)
+    axes.set_xticks(np.linspace(0, 1, 6))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_title("How requests ended")
+    return canvas.svg(figure, name, "How requests ended")
+
+
+def ttft_by_prompt(result: Result, name: str) -> str:
+    """What a longer prompt costs, and what the prefix cache saves."""
+    ttft_s, prompt = result.ttft_s(), result.column("prompt_tokens")
+    usable = ~np.isnan(ttft_s) & (ttft_s > 0) & (prompt > 0)
+    if not usable.any():
+        return ""
+    figure, (axes,) = canvas.figure(height_in=2.9)
+    some = _thin(np.flatnonzero(usable))
+    cached = result.column("cached_tokens")
+    part = cached[some] / prompt[some]
+    several = bool((part > 0).any())
+    groups = (
+        (part == 0, BLUE, "nothing cached" if several else "requests"),
+        ((part > 0) & (part <= 0.5), GREEN, "up to half cached"),
+        (part > 0.5, ORANGE, "more than half cached"),
+    )
+    for group, colour, label in groups:
+        canvas.dots(axes, prompt[some][group], ttft_s[some][group], colour, label)
+    if prompt[some].max() > 5 * prompt[some].min():
+        canvas.log_axis(axes, "x")
+    _seconds(axes, ttft_s[some])
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_title("Time to first token, by length of the prompt")
+    if several:
+        canvas.legend(axes)
+    return canvas.svg(figure, name, "Time to first token by length of the prompt")
+
+
+def tester(result: Result, name: str) -> str:
+    """The tester's own load: whether to believe the rest."""
+    series = result.series
+    if all(value is None for value in series.cpu_share):
+        return ""
+    figure, (cpu, lag) = canvas.figure(1, 2, height_in=2.2)
+    for axes in (cpu, lag):
+        _time_axis(axes, result, named=False)
+    _line(cpu, series, series.cpu_share)
+    cpu.axhline(1, color=RED, linewidth=1, linestyle=(0, (1, 1.5)))
+    cpu.set_ylim(0, max(1.08, 1.05 * float(np.nanmax(_floats(series.cpu_share)))))
+    cpu.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    cpu.set_title("The tester's processor time, of one core")
+    _line(lag, series, series.lag_s)
+    lag.set_ylim(bottom=0)
+    canvas.seconds_axis(lag)
+    lag.set_title("Its longest delay of each step")
+    return canvas.svg(figure, name, "The tester's own use of the processor and its delays")
+
+
+PLOTS: dict[str, Callable[[Result, str], str]] = {
+    plot.__name__.replace("_", "-"): plot
+    for plot in (
+        ttft_over_time,
+        itl_over_time,
+        distributions,
+        ttft_by_prompt,
+        throughput,
+        arrivals,
+        goodput,
+        tenants,
+        outcomes,
+        tester,
+    )
+}
+
+
+def _some(values: Floats) -> bool:
+    return bool((~np.isnan(values)).any())
+
+
+def _has_objectives(result: Result) -> bool:
+    objectives = result.objectives
+    return any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
+
+
+def _floats(values: list[float | None]) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
+def _middles(series: Series) -> Floats:
+    middles: Floats = (np.arange(len(series.due), dtype=np.float64) + 0.5) * series.step_s
+    return middles
+
+
+def _thin(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """At most `MOST_DOTS` of them; always the same."""
+    if len(numbers) <= MOST_DOTS:
+        return numbers
+    return np.sort(np.random.default_rng(0).choice(numbers, MOST_DOTS, replace=False))
+
+
+def _smooth(values: Floats, width: int) -> Floats:
+    """Moving mean; narrower at the ends, where there is no more."""
+    kernel = np.ones(width)
+    means: Floats = np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    return means
+
+
+def _quantile_lines(
+    axes: "Axes", result: Result, at_s: Floats, values: Floats, ranks: tuple[float, ...], colour: str
+) -> Floats:
+    """Quantiles over time as lines, solid to dotted, and all their values.
+
+    A step is as wide as it must be to hold about 20 values: the p95 of three is noise.
+    """
+    known = ~np.isnan(values)
+    at_s, values = at_s[known], values[known]
+    bins = int(np.clip(len(values) / 20, 1, 90))
+    width_s = max(result.seconds, 1e-9) / bins
+    step = np.minimum((at_s / width_s).astype(np.int64), bins - 1)
+    middles = (np.arange(bins) + 0.5) * width_s
+    lines = [_floats(quantile_by_step(rank, step, values, bins)) for rank in ranks]
+    for rank, line, dash in zip(ranks, lines, DASHES, strict=False):
+        there = ~np.isnan(line)
+        mark = "." if there.sum() == 1 else ""
+        axes.plot(middles[there], line[there], marker=mark, color=colour, label=f"p{rank * 100:.0f}", linestyle=dash)
+    return np.concatenate(lines)
+
+
+def _line(axes: "Axes", series: Series, values: list[float | None]) -> None:
+    """A line through the steps that have a value; a step alone would not show, so it gets a mark."""
+    known = [(x, y) for x, y in zip(_middles(series), values, strict=True) if y is not None]
+    mark = "." if len(known) == 1 else ""
+    axes.plot([x for x, _ in known], [y for _, y in known], color=BLUE, marker=mark)
+
+
+def _steps(axes: "Axes", series: Series, values: list[float] | list[int], colour: str) -> None:
+    edges = np.arange(len(values) + 1) * series.step_s
+    axes.stairs(values, edges, fill=True, color=colour, alpha=0.3)
+    axes.stairs(values, edges, color=colour, linewidth=1.1)
+
+
+def _time_axis(axes: "Axes", result: Result, *, label: bool = True, named: bool = True) -> None:
+    """The whole run, with the parts shaded that rates do not count; they are named where there is room."""
+    window = result.window
+    end_s = max(result.seconds, 1e-3)
+    for from_s, until_s, name in ((0.0, window.from_s, "warm-up"), (window.until_s, end_s, "drain")):
+        if until_s - from_s > 0.002 * end_s:
+            axes.axvspan(from_s, until_s, color=INK, alpha=0.06, linewidth=0)
+            if named and until_s - from_s > 0.08 * end_s:
+                middle_s = (from_s + until_s) / 2
+                axes.text(
+                    middle_s,
+                    0.97,
+                    name,
+                    transform=axes.get_xaxis_transform(),
+                    ha="center",
+                    va="top",
+                    fontsize=8,
+                    alpha=0.6,
+                )
+    axes.set_xlim(0, end_s)
+    if label:
+        axes.set_xlabel("seconds since the start of the run")
+
+
+def _seconds(axes: "Axes", values: Floats) -> None:
+    """A time axis from 0, or a logarithmic one where most values would lie at the bottom of that."""
+    known = values[~np.isnan(values) & (values > 0)]
+    if len(known) and known.max() > 15 * np.median(known):
+        canvas.seconds_axis(axes, logarithmic=True)
+    else:
+        axes.set_ylim(bottom=0)
+        canvas.seconds_axis(axes)
+
+
+def _objective(axes: "Axes", bound_s: float | None) -> None:
+    if bound_s is not None:
+        axes.axhline(bound_s, color=RED, linewidth=1, linestyle=(0, (1, 1.5)), label="objective")

@@ -1,0 +1,65 @@
+"""Numbers as a reader wants them: three digits, a unit that fits, and never more certain than they are."""
+
+import math
+
+NONE = "–"
+"""Of what was not measured."""
+
+
+def significant(value: float) -> str:
+    """Three significant digits, never in scientific notation: ``0.0123``, ``12.3``, ``12,345``."""
+    if not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0"
+    # The number of digits is that of the rounded value: 9.996 is 10.0, not 10.00.
+    magnitude = math.floor(math.log10(abs(float(f"{value:.2e}"))))
+    return f"{value:,.{max(0, 2 - magnitude)}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit that suits it, from microseconds to minutes."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{significant(seconds * 1e6)} µs"
+    if size < 0.9995:
+        return f"{significant(seconds * 1e3)} ms"
+    if size < 120:
+        return f"{significant(seconds)} s"
+    minutes, rest = divmod(round(size), 60)
+    return f"{'-' if seconds < 0 else ''}{minutes} min {rest} s"
+
+
+def rate(per_s: float, unit: str = "") -> str:
+    """So many per second."""
+    return f"{significant(per_s)} {unit}/s" if unit else f"{significant(per_s)}/s"
+
+
+def count(number: int) -> str:
+    """A whole number."""
+    return f"{number:,}"
+
+
+def share(part: float | None) -> str:
+    """A share in percent. Only all is ``100 %`` and only nothing ``0 %``."""
+    if part is None or not math.isfinite(part):
+        return NONE
+    if part in (0, 1):
+        return f"{part:.0%}".replace("%", " %")
+    percent = min(max(part * 100, 0.1), 99.9) if 0 < part < 1 else part * 100
+    return f"{'< ' if 0 < part < 0.001 else ''}{percent:.1f} %"
+
+
+def size(amount_bytes: int) -> str:
+    """Memory."""
+    mebibytes = amount_bytes / 2**20
+    return f"{significant(mebibytes)} MiB" if mebibytes < 1024 else f"{significant(mebibytes / 1024)} GiB"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
