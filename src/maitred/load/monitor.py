@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maitred.load.cost import TesterCost
+from maitred.load.cost import Limit, TesterCost
 from maitred.load.record import RunData, Sample
 
 PROBE_S = 0.01
@@ -106,7 +106,8 @@ def judge(data: RunData) -> TesterCost:
     lag = np.frombuffer(data.lag_s, dtype=np.float64) if data.lag_s else np.zeros(1)
     send = np.asarray([record.late_s for record in data.records] or [0.0])
     ttft = np.asarray([r.arrivals_s[0] - r.intended_s for r in data.records if r.arrivals_s])
-    itl = np.concatenate([np.diff(np.frombuffer(r.arrivals_s)) for r in data.records if len(r.arrivals_s) > 1] or [[]])
+    gaps = [np.diff(np.frombuffer(record.arrivals_s)) for record in data.records if len(record.arrivals_s) > 1]
+    itl = np.concatenate(gaps) if gaps else np.zeros(0)
     shares = np.asarray([s.cpu_share for s in data.samples] or [0.0])
     starved = np.asarray([s.starved_share for s in data.samples] or [0.0])
 
@@ -116,7 +117,8 @@ def judge(data: RunData) -> TesterCost:
     reason = late
     if not reason and send_p99_s > send_bound_s:
         reason = f"one request in a hundred went out {send_p99_s * 1e3:.0f} ms or more after it was due"
-    limit, verdict = "none", "The tester kept up: its own delays are too small to show in the figures."
+    limit: Limit = "none"
+    verdict = "The tester kept up: its own delays are too small to show in the figures."
     if reason:
         # The cause is what took the processor in the seconds with the longest delays.
         worst = [s for s in data.samples if s.lag_s >= np.quantile([s.lag_s for s in data.samples], 0.75)]
