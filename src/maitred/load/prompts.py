@@ -6,6 +6,7 @@ one; and whatever has another number begins with other words, so that nothing is
 holds by construction: every text opens with its number, spelled in words as the digits.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from functools import lru_cache
@@ -43,10 +44,11 @@ class PromptWriter:
         self._template_tokens = template_tokens
         self._seed = seed
         self._tokenizer = tokenizer
-        self._words = WORDS
+        self._words: Sequence[str] = WORDS
         self._tokens_per_word = tokens_per_word
         if tokenizer is not None:
             self._words, self._tokens_per_word = _measured(tokenizer)
+        self._urn = _urn(self._words)
         self._block_words = block_tokens / self._tokens_per_word
         self._first_extra = lru_cache(maxsize=len(WORDS))(self._count_first_extra)
         self._block = lru_cache(maxsize=max(1, KEPT_TOKENS // block_tokens))(self._write_block)
@@ -93,7 +95,7 @@ class PromptWriter:
         rng = random.Random(f"{self._seed}:block:{id_}")
         count = max(1, int(self._block_words + rng.random()))
         words = self._opening(id_, count)
-        words += rng.choices(self._words, k=count - len(words))
+        words += _draw(self._urn, count - len(words), rng)
         return count, " ".join(words)
 
     def _sized(self, purpose: str, number: int, tokens: float) -> list[str]:
@@ -102,7 +104,7 @@ class PromptWriter:
         (first,) = self._opening(number, 1)
         count = self._word_count(tokens, first)
         words = self._opening(number, count)
-        return words + rng.choices(self._words, k=count - len(words))
+        return words + _draw(self._urn, count - len(words), rng)
 
     def _opening(self, number: int, most: int) -> list[str]:
         """The number in words, the digit that changes fastest first; no two numbers have the same."""
@@ -129,7 +131,7 @@ class PromptWriter:
 def probe(words: int) -> str:
     """A text of exactly so many words, to see how many tokens a server counts."""
     rng = random.Random(f"probe:{words}")
-    return " ".join(rng.choices(WORDS, k=words))
+    return " ".join(_draw(_urn(WORDS), words, rng))
 
 
 def fit(words_a: int, tokens_a: int, words_b: int, tokens_b: int) -> tuple[float, float]:
@@ -141,6 +143,19 @@ def fit(words_a: int, tokens_a: int, words_b: int, tokens_b: int) -> tuple[float
     if per_word <= 0:
         return 1.0, 0.0
     return per_word, max(0.0, tokens_a - per_word * words_a)
+
+
+def _urn(words: Sequence[str]) -> list[str]:
+    """A table from every number of 16 bits to a word.
+
+    Drawing takes a third of the time of `random.choices`; some words come up by one part in 65 more often than others.
+    """
+    return list(itertools.islice(itertools.cycle(words), 1 << 16))
+
+
+def _draw(urn: list[str], count: int, rng: random.Random) -> list[str]:
+    """So many words by lot."""
+    return list(map(urn.__getitem__, memoryview(rng.randbytes(2 * count)).cast("H")))
 
 
 def _measured(tokenizer: Tokenizer) -> tuple[Sequence[str], float]:

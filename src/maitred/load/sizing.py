@@ -42,8 +42,8 @@ class Sizing:
     def turn(self, own: Turn) -> Turn:
         """A turn after. A prompt of blocks keeps as many blocks as its new length needs.
 
-        Blocks have a whole number of tokens, so what is made of blocks follows the factor of the blocks, which differs a
-        little from `scale` where they are small.
+        Blocks have a whole number of tokens, so what is made of them follows the blocks' factor,
+        which differs a little from `scale` where they are small.
         """
         output_tokens = _clipped(self.tokens(own.output_tokens), self.max_output_tokens)
         if not own.blocks:

@@ -3,6 +3,7 @@
 Everything here raises `ValueError` with the reason alone; whoever knows the place and the forms makes a sentence of it.
 """
 
+import itertools
 import math
 
 
@@ -27,17 +28,19 @@ def number(text: str) -> float:
     return value
 
 
-def pairs(text: str) -> list[tuple[str, str]]:
-    """The two sides of each ``left=right``, in order.
+def pairs(text: str, between: str = "=") -> list[tuple[str, str]]:
+    """The two sides of each ``left=right`` (or another sign `between`), in order.
 
     Raises:
-        ValueError: There is a part without ``=``, or none at all.
+        ValueError: There is a part without it, or none at all.
     """
     found: list[tuple[str, str]] = []
     for part in text.split(","):
-        left, equals, right = part.partition("=")
-        if not equals:
-            raise ValueError(f"{part.strip()!r} should be `name=number`" if part.strip() else "a value is missing")
+        left, sign, right = part.partition(between)
+        if not sign:
+            raise ValueError(
+                f"{part.strip()!r} should be `name{between}number`" if part.strip() else "a value is missing"
+            )
         found.append((left.strip(), right.strip()))
     return found
 
@@ -68,7 +71,7 @@ def rising_numbers(text: str) -> list[tuple[float, float]]:
         ValueError: One is no number, or they do not rise.
     """
     points = [(number(left), number(right)) for left, right in pairs(text)]
-    for (before, _), (after, _) in zip(points, points[1:], strict=False):
+    for (before, _), (after, _) in itertools.pairwise(points):
         if after <= before:
             raise ValueError(f"{after:g} comes after {before:g}; the left sides must rise")
     return points
