@@ -63,38 +63,34 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_reports(
-    path: Path,
-    draw: Callable[[], dict[str, str]],
-    markdown: Callable[[dict[str, Path] | None], str],
-    html: Callable[[dict[str, str]], str],
-    *,
-    with_html: bool,
-    with_plots: bool,
+    document: "Document", draw: Callable[[], dict[str, str]], path: Path, *, html: bool, plots: bool
 ) -> list[Path]:
     """The Markdown and HTML of a report; the files that were written.
 
     Where matplotlib is missing there are no plots and no HTML, and a line says so: the figures are worth having anyway.
 
     Args:
-        path: Without a suffix.
-        draw: Makes the figures: name -> SVG.
-        markdown: Makes the Markdown, which links the files of the figures if there are any.
-        html: Makes the HTML, with the figures inside.
-        with_html: Whether HTML is wanted.
-        with_plots: Whether the figures are wanted as files.
+        document: The report.
+        draw: Makes its plots: name -> SVG.
+        path: Of the files, without a suffix.
+        html: Whether HTML is wanted.
+        plots: Whether the plots are wanted as files, which the Markdown then shows.
     """
+    from maitred.load.report import html as html_report
+    from maitred.load.report import markdown
+
     svgs: dict[str, str] = {}
-    if with_html or with_plots:
+    if html or plots:
         try:
             svgs = draw()
         except Unavailable as error:
             typer.echo(error.message, err=True)
-            with_html = with_plots = False
-    files = {name: write_text(beside(path, f"-{name}.svg"), svg) for name, svg in svgs.items()} if with_plots else {}
+            html = plots = False
+    files = {name: write_text(beside(path, f"-{name}.svg"), svg) for name, svg in svgs.items()} if plots else {}
     links = {name: Path(file.name) for name, file in files.items()}
-    written = [write_text(beside(path, ".md"), markdown(links or None)), *files.values()]
-    if with_html:
-        written.append(write_text(beside(path, ".html"), html(svgs)))
+    written = [write_text(beside(path, ".md"), markdown.write(document, links)), *files.values()]
+    if html:
+        written.append(write_text(beside(path, ".html"), html_report.write(document, svgs)))
     return written
 
 
@@ -128,7 +124,6 @@ def _print_note(console: "Console", note: "Note") -> None:
 
 
 def _print_block(console: "Console", block: "Block") -> None:
-    from rich import box
     from rich.table import Table as Grid
 
     from maitred.load.report.document import Code, Figures, Note, Table, Text
@@ -144,9 +139,11 @@ def _print_block(console: "Console", block: "Block") -> None:
                 grid.add_row(_plain(figure.name), _plain(figure.value), _plain(figure.aside))
             console.print(grid)
         case Table():
-            grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+            grid = Grid(box=None, pad_edge=False, header_style="dim")
             for number, name in enumerate(block.head):
-                grid.add_column(_plain(name), justify="left" if number < block.words else "right")
+                grid.add_column(
+                    _plain(name), justify="left" if number < block.words else "right", no_wrap=number >= block.words
+                )
             for row in block.rows:
                 grid.add_row(*(_plain(cell) for cell in row))
             console.print(grid)

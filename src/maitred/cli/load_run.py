@@ -21,6 +21,9 @@ Examples:
     maitred load run peak.yaml --rate 8 --out results/peak-8
 """
 
+SHOWN = ("Latency", "Throughput", "Objectives", "Tenants", "Outcomes")
+"""Sections of the report that the terminal shows, too."""
+
 SpecArgument = Annotated[
     Path | None, typer.Argument(metavar="SPEC", help="YAML file that describes the load. Options win over it.")
 ]
@@ -69,20 +72,12 @@ def run(
 def tell(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]:
     """Prints the summary and writes the reports; the files that were written."""
     from maitred.cli.load_output import print_document, write_reports
-    from maitred.load.report import html as html_report
-    from maitred.load.report import markdown
     from maitred.load.report.outline import outline
     from maitred.load.report.plots import draw
 
-    print_document(outline(result))
-    return write_reports(
-        path,
-        lambda: draw(result),
-        lambda links: markdown.render(result, links),
-        lambda svgs: html_report.render(result, svgs),
-        with_html=html,
-        with_plots=plots,
-    )
+    document = outline(result)
+    print_document(document, sections=SHOWN)
+    return write_reports(document, lambda: draw(result), path, html=html, plots=plots)
 
 
 def is_good(result: "Result") -> bool:
