@@ -28,13 +28,13 @@ def first_answer(evidence: Evidence, bound_s: float) -> Verdict:
         answered = [record.ended_s for record in after if record.outcome is Outcome.COMPLETE]
         if answered:
             recovery_s = min(answered) - over_s
-            took.append(f"{_called(entry)} {recovery_s:.1f} s")
+            took.append(f"{entry.name} {recovery_s:.1f} s")
             if recovery_s > bound_s:
-                violations.append(f"{_called(entry)}: {recovery_s:.1f} s.")
+                violations.append(f"{entry.name}: {recovery_s:.1f} s.")
         elif wanted := sum(record.outcome is not Outcome.CANCELLED for record in after):
-            violations.append(f"{_called(entry)}: none of the {wanted} requests sent after it was answered.")
+            violations.append(f"{entry.name}: none of the {wanted} requests sent after it was answered.")
         else:
-            unknown.append(f"no request that wanted to be answered was sent after {_called(entry)}")
+            unknown.append(f"no request that wanted to be answered was sent after {entry.name}")
     return _verdict(name, bound, took, unknown, violations)
 
 
@@ -56,15 +56,15 @@ def throughput(evidence: Evidence, bound_s: float, share: float) -> Verdict:
     took: list[str] = []
     unknown: list[str] = []
     for entry, over_s in _played(evidence):
-        starts = np.arange(over_s, min(end_s, over_s + bound_s + STEP_S) - WINDOW_S, STEP_S)
+        starts = np.arange(over_s, min(end_s - WINDOW_S, over_s + bound_s) + STEP_S / 2, STEP_S)
         back = (float(at_s) for at_s in starts if _as_fast(evidence, calm, now, float(at_s), average, share))
         at_s = next(back, math.nan)
-        if at_s <= over_s + bound_s:
-            took.append(f"{_called(entry)} {at_s - over_s:.1f} s")
+        if not math.isnan(at_s):
+            took.append(f"{entry.name} {at_s - over_s:.1f} s")
         elif end_s >= over_s + bound_s + WINDOW_S:
-            violations.append(f"{_called(entry)}: still slower than {share:.0%} of calm after {bound_s:g} s.")
+            violations.append(f"{entry.name}: still slower than {share:.0%} of calm after {bound_s:g} s.")
         else:
-            unknown.append(f"the load ended {max(0.0, end_s - over_s):.1f} s after {_called(entry)}, still slower")
+            unknown.append(f"the load ended {max(0.0, end_s - over_s):.1f} s after {entry.name}, still slower")
     return _verdict(name, bound, took, unknown, violations)
 
 
@@ -85,10 +85,6 @@ def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violati
     if not violations and (unknown or not took):
         return unchecked(name, bound, found)
     return decided(name, bound, found, violations)
-
-
-def _called(entry: FaultLog) -> str:
-    return f"fault {entry.number} ({' '.join(filter(None, (entry.kind, entry.target)))})"
 
 
 def _arrivals(records: list[Record]) -> Times:

@@ -10,7 +10,7 @@ from maitred.load.chaos.evidence import Phase
 from maitred.load.chaos.faults import Note, inflict
 from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.invariants import remains
-from maitred.load.chaos.meter import Bill, Meter, MetricsMeter, probe_bill
+from maitred.load.chaos.meter import NOTHING, Bill, Meter, MetricsMeter, probe_bill
 from maitred.load.chaos.plan import Fault
 from maitred.load.chaos.scrape import Follower
 from maitred.load.chaos.timeline import FaultLog, Timeline
@@ -127,8 +127,9 @@ async def _after(clock: _LoadClock, timeline: Timeline) -> None:
 
 
 def _between(before: Bill | None, after: Bill | None) -> Bill | None:
-    return None if before is None or after is None else after - before
+    """A server that has answered nobody yet may not show its meter; then it began at nothing."""
+    return None if after is None else after - (before or NOTHING)
 
 
 def _grown(before: float | None, after: float | None) -> int | None:
-    return None if before is None or after is None else round(after - before)
+    return None if after is None else round(after - (before or 0.0))

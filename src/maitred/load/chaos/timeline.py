@@ -33,6 +33,11 @@ class FaultLog(msgspec.Struct, kw_only=True):
     said: list[str] = []
     error: str = ""
 
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+        return f"fault {self.number} ({' '.join(filter(None, (self.kind, self.target)))})"
+
 
 _TOO_LATE = "The load had ended by then."
 
@@ -75,11 +80,10 @@ class Timeline:
     async def _play(self, fault: Fault, entry: FaultLog) -> None:
         await asyncio.sleep(max(0.0, fault.at_s - self._now_s()))
         began_s = round(self._now_s(), 3)
-        name = f"fault {entry.number} ({' '.join(filter(None, (entry.kind, entry.target)))})"
 
         def note(said: str) -> None:
             entry.said.append(said)
-            self._tell(f"{self._now_s():6.1f} s  {name}: {said}")
+            self._tell(f"{self._now_s():6.1f} s  {entry.name}: {said}")
 
         try:
             async with self._inflict(fault, note):
@@ -87,10 +91,10 @@ class Timeline:
                 lasts_s = 0.0 if fault.kind == "stall" else fault.for_s or 0.0  # stalled clients time themselves
                 await asyncio.sleep(lasts_s)
             entry.ended_s = round(self._now_s(), 3)
-            self._tell(f"{entry.ended_s:6.1f} s  {name}: over")
+            self._tell(f"{entry.ended_s:6.1f} s  {entry.name}: over")
         except MaitredError as error:
             entry.error = error.message
-            self._tell(f"{self._now_s():6.1f} s  {name}: {error.message}")
+            self._tell(f"{self._now_s():6.1f} s  {entry.name}: {error.message}")
         except asyncio.CancelledError:
             entry.began_s, entry.ended_s, entry.error = began_s, round(self._now_s(), 3), ""
             entry.said.append("undone early, as the load had ended")
