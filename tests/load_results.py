@@ -85,7 +85,8 @@ def synthetic_data(
         record.asked_tokens = max(1, int(rng.expovariate(1 / output_tokens)))
         record.prompt_tokens = int(rng.lognormvariate(5, 0.8)) + 8
         record.cached_tokens = record.prompt_tokens // 2 if number % 3 == 0 else 0
-        record.sent_s = at_s + rng.uniform(0.0002, 0.002)
+        record.late_s = rng.uniform(0.0001, 0.001)
+        record.sent_s = at_s + record.late_s + rng.uniform(0.0001, 0.001)
         wait_s = ttft_s * slow * (1 + 0.25 * tenant) * rng.lognormvariate(0, 0.35)
         _answer(record, rng, wait_s + record.prompt_tokens * ttft_s / 2000, itl_s * math.sqrt(slow), stream=stream)
         if failures:

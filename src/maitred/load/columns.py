@@ -33,6 +33,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     turn: list[int]
     tenant: list[str]
     intended_s: list[float]
+    late_s: list[float]
     sent_s: list[float | None]
     headers_s: list[float | None]
     first_s: list[float | None]
@@ -60,6 +61,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
             turn=[record.turn for record in records],
             tenant=[record.tenant for record in records],
             intended_s=[round(record.intended_s, 6) for record in records],
+            late_s=[round(record.late_s, 6) for record in records],
             sent_s=_times(record.sent_s for record in records),
             headers_s=_times(record.headers_s for record in records),
             first_s=_times(record.arrivals_s[0] if record.arrivals_s else math.nan for record in records),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maitred.core.errors import Unavailable
-from maitred.load.report.quantity import duration, significant
+from maitred.load.report.quantity import duration, exact, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +151,7 @@ def seconds_axis(axes: "Axes", which: str = "y", *, logarithmic: bool = False) -
     axis = axes.yaxis if which == "y" else axes.xaxis
     if logarithmic:
         log_axis(axes, which)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(duration(value)) if value else "0"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: exact(duration(value)) if value else "0"))
 
 
 def log_axis(axes: "Axes", which: str) -> None:
@@ -167,18 +167,27 @@ def log_axis(axes: "Axes", which: str) -> None:
     decades = np.log10(high / low) if low > 0 else 0
     axis.set_major_locator(LogLocator(subs=_subdivision(decades), numticks=20))
     axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(significant(value))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: exact(significant(value))))
+
+
+def numbers_axis(axes: "Axes") -> None:
+    """An axis of counts or rates from 0: ticks say ``1,500``."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: exact(significant(value))))
+
+
+def beside(axes: "Axes", x: float, y: float, text: str) -> None:
+    """Text to the right of a point."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def _subdivision(decades: float) -> tuple[int, ...]:
     if decades < 1.2:
         return (1, 2, 5)
     return (1, 3) if decades < 2 else (1,)
-
-
-def _short(text: str) -> str:
-    """``50 ms`` for ``50.0 ms``: a tick is exact as it stands."""
-    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda it: "" if it[1] == "." else it[1], text)
 
 
 def legend(axes: "Axes", *, columns: int = 6) -> None:

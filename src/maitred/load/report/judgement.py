@@ -4,7 +4,7 @@ import numpy as np
 
 from maitred.load.record import Outcome
 from maitred.load.report.document import Note, Tone
-from maitred.load.report.quantity import count, duration, plural, share
+from maitred.load.report.quantity import count, duration, exact, plural, share
 from maitred.load.result import Result
 
 FEW = 100
@@ -42,17 +42,16 @@ def verdict(result: Result) -> Note:
         )
     attainment = result.summary.attainment
     if has_objectives(result) and attainment is not None:
-        wanted = result.objectives.attainment
-        if attainment < wanted:
+        wanted = exact(share(result.objectives.attainment))
+        if attainment < result.objectives.attainment:
             return Note(
                 Tone.CARE,
-                f"All requests were answered, but {share(attainment)} met the objectives where {share(wanted)} should. "
+                f"All requests were answered, but {share(attainment)} met the objectives where {wanted} should. "
                 f"{answered}",
             )
         return Note(
             Tone.GOOD,
-            f"All requests were answered, and {share(attainment)} met the objectives ({share(wanted)} should). "
-            f"{answered}",
+            f"All requests were answered, and {share(attainment)} met the objectives ({wanted} should). {answered}",
         )
     return Note(Tone.GOOD, f"All requests were answered. {answered}")
 

@@ -10,7 +10,7 @@ import numpy as np
 from maitred.load.record import Outcome
 from maitred.load.report.document import Block, Code, Document, Figure, Figures, Plot, Section, Table, Text
 from maitred.load.report.judgement import has_objectives, notes, verdict
-from maitred.load.report.quantity import NONE, count, duration, rate, share, significant, size
+from maitred.load.report.quantity import NONE, count, duration, exact, rate, share, significant, size
 from maitred.load.result import Result
 from maitred.load.spec import LoadSpec
 from maitred.load.summary import Quantiles
@@ -125,8 +125,8 @@ def _objectives(result: Result) -> Iterator[Block]:
         if bound_s is None:
             continue
         alone = result.times.met(msgspec.structs.replace(NO_OBJECTIVES, **{field: bound_s}))[judged]
-        rows.append([name, f"≤ {duration(bound_s)}", share(float(alone.mean())) if len(alone) else NONE])
-    rows.append(["All of them: attainment", f"≥ {share(objectives.attainment)}", share(summary.attainment)])
+        rows.append([name, f"≤ {exact(duration(bound_s))}", share(float(alone.mean())) if len(alone) else NONE])
+    rows.append(["All of them: attainment", f"≥ {exact(share(objectives.attainment))}", share(summary.attainment)])
     yield Table(["Objective", "Bound", "Met by"], rows)
     yield Text(
         f"Goodput is {rate(summary.goodput_per_s, 'requests')}. A request that did not get a whole answer meets none "
@@ -190,7 +190,7 @@ def _tester(result: Result) -> Iterator[Block]:
     yield Text(cost.verdict)
     late: list[tuple[str, float, float, float]] = [
         ("Its event loop", cost.lag_p50_s, cost.lag_p99_s, cost.lag_max_s),
-        ("Requests, from due to sent", cost.send_delay_p50_s, cost.send_delay_p99_s, cost.send_delay_max_s),
+        ("Requests, by its own fault", cost.send_delay_p50_s, cost.send_delay_p99_s, cost.send_delay_max_s),
     ]
     yield Table(["Cost", ""], rows)
     yield Table(["Late by", "p50", "p99", "Max"], [[name, *map(duration, times)] for name, *times in late])

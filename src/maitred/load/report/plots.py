@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from maitred.load.record import Outcome
 from maitred.load.report import canvas
 from maitred.load.report.canvas import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
-from maitred.load.report.quantity import count, duration, share
+from maitred.load.report.quantity import count, duration, exact, share
 from maitred.load.result import Result
 from maitred.load.series import Series, quantile_by_step
 from maitred.load.times import Flags, Floats
@@ -98,7 +98,7 @@ def throughput(result: Result, name: str) -> str:
     still_open.set_title("Open requests")
     for axes in (tokens, still_open):
         _time_axis(axes, result, label=axes is still_open, named=axes is tokens)
-        axes.set_ylim(bottom=0)
+        canvas.numbers_axis(axes)
     return canvas.svg(figure, name, "Output tokens per second and open requests over the run")
 
 
@@ -121,7 +121,7 @@ def arrivals(result: Result, name: str) -> str:
     ):
         if counts.any():
             axes.plot(_middles(series), _smooth(counts / series.step_s, width), color=colour, label=label)
-    axes.set_ylim(bottom=0)
+    canvas.numbers_axis(axes)
     mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
     axes.set_title(f"Requests per second{mean}")
     canvas.legend(axes)
@@ -144,22 +144,22 @@ def distributions(result: Result, name: str) -> str:
     panels = [panel for panel in panels if len(panel[1])]
     if not panels:
         return ""
-    figure, all_axes = canvas.figure(1, len(panels), height_in=2.7)
+    figure, all_axes = canvas.figure(1, len(panels), height_in=3.1)
     ranks = np.unique(np.concatenate([np.linspace(0, 1, CURVE_POINTS), 1 - np.geomspace(1e-3, 1, 60)]))
     for axes, (title, values, bound_s) in zip(all_axes, panels, strict=True):
         axes.plot(np.quantile(values, ranks), ranks, color=BLUE)
         for rank, marker in ((0.5, "o"), (0.95, "s"), (0.99, "D")):
             at_s = float(np.quantile(values, rank))
-            axes.plot([at_s], [rank], marker, color=BLUE, markersize=4, label=f"p{rank * 100:.0f}  {duration(at_s)}")
+            axes.plot([at_s], [rank], marker, color=BLUE, markersize=4, label=f"p{rank * 100:.0f}: {duration(at_s)}")
         if bound_s is not None:
             axes.axvline(
-                bound_s, color=RED, linewidth=1, linestyle=(0, (1, 1.5)), label=f"objective  {duration(bound_s)}"
+                bound_s, color=RED, linewidth=1, linestyle=(0, (1, 1.5)), label=f"objective: {exact(duration(bound_s))}"
             )
         canvas.seconds_axis(axes, "x", logarithmic=bool(values.max() > 4 * values.min()))
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_title(title)
-        axes.legend(loc="lower right", handlelength=1, fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, handlelength=1, fontsize=8)
     return canvas.svg(figure, name, "Cumulative distributions of the latencies")
 
 
@@ -177,7 +177,7 @@ def goodput(result: Result, name: str) -> str:
     axes.fill_between(middles, 0, good, color=GREEN, alpha=0.35, linewidth=0, label="met all objectives")
     axes.fill_between(middles, good, all_ended, color=ORANGE, alpha=0.45, linewidth=0, label="missed, or not complete")
     axes.plot(middles, _smooth(np.array(series.due) / series.step_s, width), color=GREY, label="due")
-    axes.set_ylim(bottom=0)
+    canvas.numbers_axis(axes)
     mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
     axes.set_title(f"Requests per second{mean}")
     canvas.legend(axes)
@@ -201,7 +201,7 @@ def tenants(result: Result, name: str) -> str:
                 latency.plot([value], [position], marker, color=BLUE, markersize=4.5, label=label if first else None)
         part = summary.output_tokens / total if total else 0.0
         shares.barh(position, part, color=BLUE, alpha=0.75, height=0.6)
-        shares.text(part, position, f" {share(part)}", va="center", fontsize=8.5)
+        canvas.beside(shares, part, position, share(part))
     for axes in (latency, shares):
         axes.set_ylim(-0.6, len(names) - 0.4)
         axes.grid(visible=False, axis="y")
@@ -209,7 +209,8 @@ def tenants(result: Result, name: str) -> str:
     latency.set_yticks(range(len(names)), names)
     shares.set_yticks([])
     latency.set_xlim(left=0)
-    shares.set_xlim(0, 1)
+    shares.set_xlim(0, 1.15)
+    shares.set_xticks(np.linspace(0, 1, 6))
     shares.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     canvas.seconds_axis(latency, "x")
     latency.set_title("Time to first token")
@@ -229,7 +230,7 @@ def outcomes(result: Result, name: str) -> str:
     for position, outcome in enumerate(shown):
         part = ended[outcome] / total
         axes.barh(position, part, color=OUTCOME_COLOURS[outcome], alpha=0.8, height=0.62)
-        axes.text(part, position, f"  {count(ended[outcome])} ({share(part)})", va="center", fontsize=8.5)
+        canvas.beside(axes, part, position, f"{count(ended[outcome])} ({share(part)})")
     axes.set_yticks(range(len(shown)), [outcome.replace("_", " ") for outcome in shown])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

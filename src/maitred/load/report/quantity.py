@@ -1,6 +1,7 @@
 """Numbers as a reader wants them: three digits, a unit that fits, and never more certain than they are."""
 
 import math
+import re
 
 NONE = "–"
 """Of what was not measured."""
@@ -52,6 +53,11 @@ def share(part: float | None) -> str:
         return f"{part:.0%}".replace("%", " %")
     percent = min(max(part * 100, 0.1), 99.9) if 0 < part < 1 else part * 100
     return f"{'< ' if 0 < part < 0.001 else ''}{percent:.1f} %"
+
+
+def exact(text: str) -> str:
+    """Without the zeros behind the point, of a number that was not measured but chosen: ``50 ms`` for ``50.0 ms``."""
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda it: "" if it[1] == "." else it[1], text)
 
 
 def size(amount_bytes: int) -> str:
