@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, load_docs, load_report, load_run, models, serve
+from maitred.cli import chat, complete, config, engine, models, serve
 from maitred.cli.group import CommandGroup
+from maitred.cli.load import docs as load_docs
+from maitred.cli.load import report as load_report
+from maitred.cli.load import run as load_run
 
 app = typer.Typer(
     name="maitred",

@@ -32,7 +32,11 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")],
+    [
+        (),
+        *(("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")),
+        *(("load", verb) for verb in ("run", "report")),
+    ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     for word in ("--help", "-h"):
@@ -42,7 +46,7 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
         assert re.search(rf"maitred {' '.join(command)}", result.output)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["config", "show"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["config", "show"], ["load", "run", "-h"]])
 def test_start_up_imports_nothing_heavy(arguments: list[str]) -> None:
     probe = (
         "import sys; from maitred.cli.main import main\n"

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from maitred.cli.load_progress import LiveBlock, PlainLines, showing
+from maitred.cli.load.progress import LiveBlock, PlainLines, showing
 from maitred.load.record import Outcome, Progress
 
 

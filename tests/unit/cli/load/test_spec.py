@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from maitred.cli.load_flags import SPEC_FLAGS
-from maitred.cli.load_run import run
-from maitred.cli.load_spec import read_spec
+from maitred.cli.load.flags import SPEC_FLAGS
+from maitred.cli.load.run import run
+from maitred.cli.load.spec import read_spec
 from maitred.core.errors import ConfigInvalid
 from maitred.load.spec import Arrivals, LoadSpec, Objectives, Tenant
 

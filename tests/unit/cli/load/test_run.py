@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
-from maitred.cli.load_run import SHOWN
+from maitred.cli.load.run import SHOWN
 from maitred.cli.main import app
 from maitred.load.record import Outcome, Progress, Record, RunData
 from maitred.load.report.outline import outline

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from maitred.cli.extras import needing
-from maitred.cli.load_run import HtmlOption, PlotsOption, tell
+from maitred.cli.load.run import HtmlOption, PlotsOption, tell
 
 EXAMPLES = """
 Examples:
@@ -27,7 +27,7 @@ def report(
     plots: PlotsOption = False,
 ) -> None:
     """Write the Markdown and HTML reports of a result again, and print its summary."""
-    from maitred.cli.load_output import announce, out_path
+    from maitred.cli.load.output import announce, out_path
 
     with needing("load", "The load tester"):
         from maitred.load.result import Result

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from maitred.cli.load_flags import spec_layer
+from maitred.cli.load.flags import spec_layer
 from maitred.config.checks import Conflict
 from maitred.config.document import read_document
 from maitred.core.errors import CallerError
@@ -19,7 +19,7 @@ def read_spec(path: Path | None, given: Mapping[str, Any], *, rate_is_given: boo
 
     Args:
         path: The YAML file; None: there are only options.
-        given: The values of the options; see `load_flags.takes_spec`.
+        given: The values of the options; see `flags.takes_spec`.
         rate_is_given: The command chooses the rate itself, as a sweep does.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.extras import needing
-from maitred.cli.load_flags import takes_spec
+from maitred.cli.load.flags import takes_spec
 
 if TYPE_CHECKING:
     from maitred.load.result import Result
@@ -53,12 +53,12 @@ def run(
 
     Exits with 1 when no answer was complete, or when objectives were given and missed.
     """
-    from maitred.cli.load_output import announce, beside, out_path
+    from maitred.cli.load.output import announce, beside, out_path
     from maitred.cli.terminal import command_line
 
     with needing("load", "The load tester"):
-        from maitred.cli.load_session import play
-        from maitred.cli.load_spec import read_spec
+        from maitred.cli.load.session import play
+        from maitred.cli.load.spec import read_spec
 
         wanted = read_spec(spec, given)
         path = out_path(out, "load")
@@ -71,7 +71,7 @@ def run(
 
 def tell(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]:
     """Prints the summary and writes the reports; the files that were written."""
-    from maitred.cli.load_output import print_document, write_reports
+    from maitred.cli.load.output import print_document, write_reports
     from maitred.load.report.outline import outline
     from maitred.load.report.plots import draw
 

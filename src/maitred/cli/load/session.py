@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from maitred.cli.load_progress import showing
+from maitred.cli.load.progress import showing
 from maitred.load.record import RunData
 from maitred.load.session import Workload
 from maitred.load.spec import LoadSpec
