@@ -3,7 +3,8 @@
 JSON lines, one session each, with ``block_size`` and ``requests``; a request has ``in`` and ``out`` (tokens),
 ``think_time`` (seconds since the answer before) and ``h``: ids of its prompt's full blocks as runs ``[first, count]``.
 Ids are those of the session (``hash_id_scope`` ``local``) unless the scope says otherwise. A sub-agent's requests are
-turns of the session, in their place. There are no times of day: sessions come as the arrivals of the spec have it.
+turns of the session, in their place and one after the other. There are no times of day: sessions come as the arrivals
+of the spec have it.
 """
 
 import itertools
@@ -72,7 +73,9 @@ def _flat(requests: list[_Request]) -> Iterator[_Request]:
 
 
 def _turn(request: _Request, base: int, block_tokens: int, tails: Iterator[int]) -> Turn:
-    blocks = [base + first + place for first, count in request.runs for place in range(count)]
+    blocks: list[int] = []
+    for first, count in request.runs:
+        blocks += range(base + first, base + first + count)
     missing_tokens = request.prompt_tokens - len(blocks) * block_tokens
     # The end of a prompt fills no block, so the trace has no id for it: it is nobody else's.
     blocks += itertools.islice(tails, -(-max(0, missing_tokens) // block_tokens))

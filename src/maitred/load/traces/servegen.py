@@ -13,7 +13,6 @@ rate, so the clock of a renewal process at rate 1 is bent to the rates as in `ar
 """
 
 import heapq
-import io
 import lzma
 import math
 import random
@@ -198,8 +197,8 @@ def _files(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
 def _windows(name: Path, file: IO[bytes]) -> list[Window]:
     windows: list[Window] = []
-    for line, text in enumerate(io.TextIOWrapper(file, encoding="utf-8"), 1):
-        if text.isspace():
+    for line, text in enumerate(file.read().decode("utf-8", "replace").splitlines(), 1):
+        if not text.strip():
             continue
         try:
             start, rate, _, family, shape, _ = text.strip().split(",")
