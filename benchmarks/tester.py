@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.played import RANKS, TESTER_CORE, Floats, Played, play, quantiles
 from benchmarks.report import Report
+from maitred.load.compare import compare
 from maitred.load.result import Result
 from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape
 from maitred.testing.scripted_openai import Pause, Script, Times
@@ -32,6 +33,7 @@ SEED = 20261121
 TOLERATED_SHARE, TOLERATED_S = 0.03, 0.002
 """A percentile may be off by the larger of the two."""
 REPEATS = 20
+CHANGED = ("worse", "better")
 
 
 def main() -> int:
@@ -80,7 +82,11 @@ def truthfulness(report: Report, name: str, played: Played) -> dict[str, object]
             worst = max(worst, *(off(got, want) for got, want in row.values()))
         report.require(f"{name}: worst percentile against what was {source}, in tolerances", worst, at_most=1)
     delays = played.reading_delays()
-    table["event sent to event noted, s"] = {**quantiles(delays), "least": float(delays.min()), "max": float(delays.max())}
+    table["event sent to event noted, s"] = {
+        **quantiles(delays),
+        "least": float(delays.min()),
+        "max": float(delays.max()),
+    }
     report.require(f"{name}: events lost", played.lost_events, at_most=0)
     return {
         "requests": summary.requests,
@@ -118,34 +124,38 @@ def pause(report: Report, quick: bool) -> None:
     report.figures["pause"] = {
         "share above threshold": {
             "threshold_s": threshold_s,
-            "expected": must,
+            "least expected": must,
             "reported": seen,
             "reported with 20 connections": share_above(bound.result.ttft_s(), threshold_s),
             "naive (since sent, 20 connections)": naive,
         },
-        "expected": expected,
+        "least expected": expected,
         "reported": quantiles(free.result.ttft_s()),
         "reported with 20 connections": quantiles(bound.result.ttft_s()),
         "naive": quantiles(naive_s),
         "longest": {
-            "expected": ttft_s + for_s,
+            "least expected": ttft_s + for_s,
             "reported": free.result.summary.ttft.max,
             "naive": float(np.nanmax(naive_s)),
         },
         "tester": free.tester(),
         "server": free.server(),
     }
-    report.require("pause: share of slow requests, of the expected", seen / must, at_least=0.97)
-    worst = max(off(quantiles(free.result.ttft_s())[rank], expected[rank]) for rank in ("p95", "p99"))
-    report.require("pause: p95 and p99 against the expected, in tolerances", worst, at_most=1)
-    report.require(
-        "pause: longest, of the expected", (free.result.summary.ttft.max or 0) / (ttft_s + for_s), at_least=0.97
-    )
-    report.require("pause: share that a naive measure finds, of the expected", naive / must, at_most=0.5)
+    report.require("pause: share of slow requests, of the least expected", seen / must, at_least=0.97)
+    for rank in ("p95", "p99"):
+        shown = quantiles(free.result.ttft_s())[rank] / expected[rank]
+        report.require(f"pause: {rank} of TTFT, of the least expected", shown, at_least=0.97)
+    done = quantiles(free.true_times()["ttft"])
+    worst = max(off(quantiles(free.result.ttft_s())[rank], done[rank]) for rank in RANKS)
+    report.require("pause: worst percentile of TTFT against what was done, in tolerances", worst, at_most=1)
+    report.require("pause: share that a naive measure finds, of the least expected", naive / must, at_most=0.5)
 
 
 def expected_ttft(share: float, ttft_s: float, pause_s: float, seconds: float) -> float:
-    """A quantile of the TTFT of evenly spaced requests of which those due in a pause wait for its end."""
+    """A quantile of the TTFT of evenly spaced requests of which those due in a pause wait for its end.
+
+    It is the least: what has piled up until then takes the server a moment to work off.
+    """
     slowest = (1 - share) * seconds  # so many seconds' worth of requests are above the quantile
     return ttft_s + max(0.0, pause_s - slowest)
 
@@ -224,8 +234,6 @@ def cost(report: Report, quick: bool) -> None:
 
 def comparison(report: Report, quick: bool) -> None:
     """A server against itself, and against itself with 10 % more TTFT; every run with draws of its own."""
-    from maitred.load.compare import compare
-
     repeats = 3 if quick else REPEATS
     seconds = 5.0 if quick else 9.0
     spec = load(Arrivals(rate_per_s=50), 10, seconds)
@@ -244,11 +252,9 @@ def comparison(report: Report, quick: bool) -> None:
     for name, after in (("same", same), ("slower", slower)):
         for one_before, one_after in zip(before, after, strict=True):
             rows = compare([one_before], [one_after], seed=SEED).rows
-            figures[name].append({row.metric: [row.verdict, row.ratio, row.low, row.high] for row in rows})
-    false = sum(any(row[0] == "different" for row in rows.values()) for rows in figures["same"])
-    found = sum(
-        any("ttft" in metric and row[0] == "different" for metric, row in rows.items()) for rows in figures["slower"]
-    )
+            figures[name].append({row.metric: [row.verdict, row.change, row.low, row.high] for row in rows})
+    false = sum(any(row[0] in CHANGED for row in rows.values()) for rows in figures["same"])
+    found = sum(rows["ttft_mean"][0] == "worse" for rows in figures["slower"])
     report.require("compare: the same called different", false, at_most=1)
     report.require("compare: 10 % slower first tokens found", found, at_least=repeats if quick else REPEATS - 1)
 

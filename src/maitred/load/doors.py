@@ -1,4 +1,8 @@
-"""When requests may still be sent: until the run's time is over, its requests are used up, or somebody stops it."""
+"""When requests may still be sent: until the run's time is over, its requests are used up, or somebody stops it.
+
+Time closes the doors to requests that would be *due* later. One that was due before and is late, because the tester
+was, still comes in: were it turned away, the latest requests of an overloaded tester would be missing from its figures.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -24,6 +28,7 @@ class Doors:
         self._now_s = now_s
         self._stop = stop
         self._let_in = 0
+        self._shut = False
         self._closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -45,24 +50,24 @@ class Doors:
 
     async def admit(self, due_s: float) -> bool:
         """Waits until a request is due, and lets it in; False if the doors are closed by then."""
-        if self.duration_s is not None and due_s > self.duration_s:
-            await self._closed.wait()
-            return False
         if not await self.until(due_s):
             return False
         self._let_in += 1
         if self._let_in == self.requests:
-            self._closed.set()
+            self._close()
         return True
 
     async def until(self, at_s: float) -> bool:
-        """Waits for a moment; False if the doors are closed by then."""
+        """Waits for a moment; False if the doors are closed to what is due then."""
+        if self.duration_s is not None and at_s > self.duration_s:
+            await self._closed.wait()
+            return False
         left_s = at_s - self._now_s()
         if left_s > 0 and not self._closed.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._closed.wait()
-        return not self._closed.is_set()
+        return not self._shut
 
     async def wait_closed(self) -> None:
         """Waits until nobody is let in any more."""
@@ -70,4 +75,9 @@ class Doors:
 
     async def _listen(self) -> None:
         await self._stop.wait()
+        self._close()
+
+    def _close(self) -> None:
+        """To everybody, whenever they were due."""
+        self._shut = True
         self._closed.set()
