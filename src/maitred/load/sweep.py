@@ -4,13 +4,19 @@
 and then a wall, so the search brackets the wall by doubling (or halving) and halves the bracket in log space.
 """
 
+import math
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from maitred.core.errors import InvalidRequest
 from maitred.load.cost import Limit
+from maitred.load.record import Outcome
+from maitred.load.result import Result
+from maitred.load.spec import LoadSpec, Objectives
 
 FORMAT = "maitred-sweep/1"
 
@@ -24,8 +30,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rate_per_s: Sessions per second that were due.
-        objective: Share of the requests that must meet the objectives; None: no objectives, only keeping up counts.
-        judged, met: Counted requests that were not cancelled, and those of them that met the objectives.
+        objective: Share of the requests that must meet the objectives; None: only keeping up counts.
+        judged, met: Counted requests that were not cancelled, and those of them that met the objectives. Without
+            objectives, to be complete is to meet them: a server must not keep up by refusing.
         due: Requests due in the second half of the window.
         growth: By how many the open requests grew from the middle of the window to its end. A server that keeps up ends
             as many as are due, so that this is 0 but for chance.
@@ -52,6 +59,39 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     failed: float = 0.0
     limit: Limit = "none"
 
+    @classmethod
+    def of(cls, result: Result) -> "Trial":
+        """What a run says of its rate."""
+        window, times, summary = result.window, result.times, result.summary
+        middle_s = (window.from_s + window.until_s) / 2
+
+        def open_at(at_s: float) -> int:
+            return int((times.intended_s <= at_s).sum() - (times.ended_s <= at_s).sum())
+
+        halfway, last = open_at(middle_s), open_at(window.until_s)
+        counted = result.counted()
+        judged = counted & ~times.cancelled
+        ended_well = summary.outcomes.get(Outcome.COMPLETE, 0) + summary.outcomes.get(Outcome.CANCELLED, 0)
+        rate_per_s = result.spec["arrivals"]["rate_per_s"]
+        return cls(
+            rate_per_s=float(rate_per_s or int(counted.sum()) / max(window.seconds, 1e-9)),
+            objective=result.objectives.attainment,
+            judged=int(judged.sum()),
+            met=int((judged & result.met()).sum()),
+            due=int(((times.intended_s > middle_s) & (times.intended_s <= window.until_s)).sum()),
+            growth=float(last - halfway),
+            # The number of open requests is Poisson at most, at both times.
+            growth_deviation=math.sqrt(max(halfway + last, 1)),
+            requests_per_s=summary.requests_per_s,
+            output_tokens_per_s=summary.output_tokens_per_s,
+            goodput_per_s=summary.goodput_per_s,
+            ttft_p50_s=summary.ttft.p50,
+            ttft_p95_s=summary.ttft.p95,
+            itl_p95_s=summary.itl.p95,
+            failed=1 - ended_well / summary.requests if summary.requests else 0.0,
+            limit=result.tester.limit,
+        )
+
     @property
     def attainment(self) -> float:
         """Share that met the objectives."""
@@ -71,7 +111,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         spec: Of all trials but for their rate, in plain data.
         command: Of the shell; empty: not from a shell.
         tolerance: Of the knee, relative.
-        objective: As in `Trial`.
+        objective: As in `Trial`; None: no times were asked for, so the knee is where the server stops keeping up.
         trials: In the order in which they were played.
         knee_per_s: Highest rate known to pass; None: none passed.
         fails_per_s: Lowest rate known to fail; None: none failed. The knee lies between the two.
@@ -153,7 +193,7 @@ class Evidence:
     def _growth_score(self) -> float:
         """Growth beyond what is tolerated, in standard deviations."""
         excess = sum(trial.growth - TOLERATED_GROWTH * trial.due for trial in self.trials)
-        return excess / max(sum(trial.growth_deviation**2 for trial in self.trials) ** 0.5, 1e-9)
+        return excess / max(math.hypot(*(trial.growth_deviation for trial in self.trials)), 1e-9)
 
     @property
     def _attainment_score(self) -> float:
@@ -163,7 +203,7 @@ class Evidence:
             return 1e9
         judged = sum(trial.judged for trial in self.trials)
         excess = sum(trial.met for trial in self.trials) - objective * judged
-        return excess / max((judged * objective * (1 - objective)) ** 0.5, 1e-9) if judged else -1e9
+        return excess / max(math.sqrt(judged * objective * (1 - objective)), 1e-9) if judged else -1e9
 
 
 TOLERATED_GROWTH = 0.05
@@ -171,3 +211,223 @@ TOLERATED_GROWTH = 0.05
 
 SURE = 1.645
 """Standard deviations, 90 % two-sided."""
+
+
+DOUBLING = 2.0
+"""Step of the rate until the knee is bracketed."""
+
+MOST_TRIALS = 30
+"""Of a search. From 1 to 1,000 per second at 5 % takes 10 to bracket, 4 to close in and a few to make sure."""
+
+REPEATS = 2
+"""Trials at a rate on either side of the knee where chance may have decided the first."""
+
+SETTLES = 3
+"""Trials at each of two rates that contradict each other."""
+
+
+class KneeSearch:
+    """Which rate to try next, from what the trials so far say. No I/O and no state but the trials.
+
+    The bracket is worked out afresh from all trials after each: a trial repeated is evidence added, and may move the
+    bracket back. Where a rate fails below one that passes, the two are repeated before either is believed; if that
+    does not settle it, the failure is, since a knee that holds only sometimes is none.
+
+    Args:
+        start_rate: Tried first.
+        lowest: Nothing below is tried.
+        highest: Nothing above.
+        tolerance: Ends when the lowest failing rate is above the highest passing one by at most this share.
+
+    Raises:
+        InvalidRequest: The rates are not in order, or the tolerance makes no sense.
+    """
+
+    def __init__(self, *, start_rate: float, lowest: float, highest: float, tolerance: float = 0.05) -> None:
+        if not 0 < lowest <= start_rate <= highest < math.inf:
+            raise InvalidRequest(
+                f"A sweep needs 0 < lowest ≤ start ≤ highest, not {lowest:g}, {start_rate:g}, {highest:g}."
+            )
+        if not 0.01 <= tolerance <= 1:
+            raise InvalidRequest(f"The tolerance of a sweep must be between 0.01 and 1, not {tolerance:g}.")
+        self._start = start_rate
+        self._lowest = lowest
+        self._highest = highest
+        self._tolerance = tolerance
+        self._at: dict[float, list[Trial]] = {}
+        self.trials: list[Trial] = []
+
+    def note(self, rate: float, trial: Trial) -> None:
+        """Takes the outcome of a trial at a rate that `next_rate` named."""
+        self.trials.append(trial)
+        self._at.setdefault(rate, []).append(trial)
+
+    def next_rate(self) -> float | None:
+        """The rate to try next; None: the search is over, and `reason` says why."""
+        if not self.trials:
+            return self._start
+        if self.trials[-1].limit == "tester" or len(self.trials) >= MOST_TRIALS:
+            return None
+        if (contested := self._contested()) is not None:
+            return contested
+        passes, fails = self.passes, self.fails
+        if fails is None and passes is not None and passes < self._highest:
+            return min(passes * DOUBLING, self._highest)
+        if passes is None and fails is not None and fails > self._lowest:
+            return max(fails / DOUBLING, self._lowest)
+        if passes is not None and fails is not None and fails > passes * (1 + self._tolerance):
+            return math.sqrt(passes * fails)
+        for rate in (passes, fails):
+            if rate is not None and len(self._at[rate]) < REPEATS and not Evidence(self._at[rate]).sure:
+                return rate
+        return None
+
+    @property
+    def passes(self) -> float | None:
+        """Highest rate that passes and has no failing one below it."""
+        fails = self.fails
+        good = [rate for rate in self._passing() if fails is None or rate < fails]
+        return max(good, default=None)
+
+    @property
+    def fails(self) -> float | None:
+        """Lowest rate that fails. A failure says nothing of the server where the tester was the limit."""
+        return min(self._failing(), default=None)
+
+    @property
+    def reason(self) -> Reason:
+        """Why the search is over, once it is."""
+        if self.trials and self.trials[-1].limit == "tester":
+            return "tester"
+        passes, fails = self.passes, self.fails
+        if fails is None and passes == self._highest:
+            return "at_highest"
+        if passes is None and fails == self._lowest:
+            return "below_lowest"
+        if passes is not None and fails is not None and fails <= passes * (1 + self._tolerance):
+            return "found"
+        return "trials"
+
+    def at(self, rate: float) -> list[Trial]:
+        """The trials at a rate."""
+        return self._at.get(rate, [])
+
+    def _passing(self) -> list[float]:
+        return [rate for rate, trials in self._at.items() if Evidence(trials).passed]
+
+    def _failing(self) -> list[float]:
+        return [
+            rate
+            for rate, trials in self._at.items()
+            if not Evidence(trials).passed and any(trial.limit != "tester" for trial in trials)
+        ]
+
+    def _contested(self) -> float | None:
+        """A rate to repeat because one below it fails while it passes, or the other way round."""
+        fails, best = self.fails, max(self._passing(), default=None)
+        if fails is None or best is None or best < fails:
+            return None
+        few = min((fails, best), key=lambda rate: len(self._at[rate]))
+        return few if len(self._at[few]) < SETTLES else None
+
+
+async def sweep(
+    spec: LoadSpec,
+    play: Callable[[LoadSpec], Awaitable[Result]],
+    *,
+    start_rate: float = 1.0,
+    lowest: float = 0.05,
+    highest: float = 1000.0,
+    tolerance: float = 0.05,
+    trial_s: float = 60.0,
+    watch: Callable[[Trial], None] | None = None,
+    command: str = "",
+) -> Sweep:
+    """Looks for the knee of a server: the highest rate at which it meets the objectives and keeps up.
+
+    Args:
+        spec: Of every trial, but for rate, length and seed. Each trial has a seed of its own, so that a repeat is new
+            evidence.
+        play: Runs a spec.
+        start_rate: Of the first trial, in sessions per second.
+        lowest: Nothing below is tried.
+        highest: Nothing above is tried.
+        tolerance: Of the knee, relative.
+        trial_s: Length of a trial, warm-up included.
+        watch: Told of every trial.
+        command: Of the shell, for the file.
+
+    Raises:
+        InvalidRequest: The spec has a rate of its own (users, trace, profile), or the bounds make no sense.
+    """
+    if spec.arrivals.users is not None or spec.shape.trace is not None or spec.arrivals.profile != "steady":
+        raise InvalidRequest("A sweep sets the rate itself: leave out users, trace and profile.")
+    if not trial_s > spec.bounds.warmup_s:
+        raise InvalidRequest(f"A trial of {trial_s:g} s is over before its warm-up of {spec.bounds.warmup_s:g} s is.")
+    search = KneeSearch(start_rate=start_rate, lowest=lowest, highest=highest, tolerance=tolerance)
+    result: Result | None = None
+    while (rate := search.next_rate()) is not None:
+        replace = msgspec.structs.replace
+        result = await play(
+            replace(
+                spec,
+                arrivals=replace(spec.arrivals, rate_per_s=rate),
+                bounds=replace(spec.bounds, duration_s=trial_s, requests=None),
+                seed=spec.seed + len(search.trials),
+            )
+        )
+        trial = Trial.of(result)
+        search.note(rate, trial)
+        if watch is not None:
+            watch(trial)
+    assert result is not None, "a search has at least one trial"
+    return _sweep(search, spec.objectives, {**result.spec, "seed": spec.seed}, command=command, tolerance=tolerance)
+
+
+def _sweep(
+    search: KneeSearch, objectives: Objectives, spec: dict[str, object], *, command: str, tolerance: float
+) -> Sweep:
+    timed = any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
+    knee, fails = search.passes, search.fails
+    goodput = None
+    if knee is not None:
+        at_knee = search.at(knee)
+        goodput = float(np.mean([trial.goodput_per_s if timed else trial.requests_per_s for trial in at_knee]))
+    return Sweep(
+        format=FORMAT,
+        spec=spec,
+        command=command,
+        tolerance=tolerance,
+        objective=objectives.attainment if timed else None,
+        trials=search.trials,
+        knee_per_s=knee,
+        fails_per_s=fails,
+        goodput_per_s=goodput,
+        reason=search.reason,
+        verdict=_verdict(search, timed),
+    )
+
+
+def _verdict(search: KneeSearch, timed: bool) -> str:
+    knee, fails, last = search.passes, search.fails, search.trials[-1]
+    what = "meets the objectives and keeps up" if timed else "keeps up"
+    at_least = f"The knee is at least {knee:.3g} sessions/s" if knee is not None else "No rate has passed"
+    match search.reason:
+        case "found":
+            verdict = f"The server {what} at {knee:.3g} sessions/s and not at {fails:.3g}."
+        case "at_highest":
+            verdict = f"{at_least}: the highest rate allowed still passed. Raise `highest` to find it."
+        case "below_lowest":
+            verdict = f"The server fails even at {fails:.3g} sessions/s, the lowest rate allowed. Lower `lowest`."
+        case "tester":
+            verdict = (
+                f"{at_least}; at {last.rate_per_s:.3g} the tester was the limit, not the server. Give the tester a "
+                "faster core, or shorten what it has to read."
+            )
+        case "trials":
+            verdict = f"{at_least}; after {len(search.trials)} trials that disagree the search stopped. Lengthen them."
+    if any(trial.limit == "machine" for trial in search.trials):
+        verdict += (
+            " In some trials tester and server wanted the same cores; with the tester elsewhere it may be higher."
+        )
+    return verdict

@@ -1,0 +1,301 @@
+"""Whether one side is faster than the other, or whether chance made it look so.
+
+Two runs of the same server never agree to the last digit. `compare` says which differences are more than that: for each
+metric an interval of the change, wide enough that *all* intervals of the table hold at once with the confidence asked
+for. So whoever compares the same thing with itself sees an untouched table in 19 of 20 cases, not one in which some of
+fifteen rows is red.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from maitred.core.errors import InvalidRequest
+from maitred.load.comparison import FORMAT, Comparison, Row, Side, Verdict
+from maitred.load.figures import METRICS, Figures, Metric
+from maitred.load.result import Result
+from maitred.load.statistics import Weights, draw_blocks, simultaneous
+from maitred.load.times import Floats
+
+RESAMPLES = 1000
+
+LEAST_REQUESTS = 100
+"""With a first token, per run: fewer do not hold enough blocks to tell chance from change."""
+
+ALIKE = 0.02
+"""Share of a kind of ending that may differ between the sides without a warning."""
+
+
+def compare(
+    before: Sequence[Result],
+    after: Sequence[Result],
+    *,
+    margin: float = 0.03,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Compares the runs of two sides.
+
+    Within a run, neighbouring requests are resampled together and with all their gaps (see
+    `maitred.load.statistics`). Where both sides played the same requests, each is drawn together with its twin, so that
+    what the workload itself varies by cancels. With three runs or more the differences between runs of one side count
+    instead wherever they are larger: they hold what a single run cannot show, such as a machine that drifts.
+
+    Args:
+        before: One run or more.
+        after: The same.
+        margin: Changes within this are no difference.
+        confidence: That all intervals hold.
+        seed: Of the resampling; the same results and seed give the same table.
+
+    Raises:
+        InvalidRequest: There are too few requests, or `margin` or `confidence` make no sense.
+    """
+    if not before or not after:
+        raise InvalidRequest("A comparison needs at least one result on each side. Name both files.")
+    if not 0 <= margin < 1:
+        raise InvalidRequest("The margin must be at least 0 and below 1, such as 0.03 for 3 %.")
+    if not 0.5 <= confidence < 1:
+        raise InvalidRequest("The confidence must be at least 0.5 and below 1, such as 0.95.")
+    sides = [[Figures(result) for result in side] for side in (before, after)]
+    _check_enough(sides)
+    paired = _paired(before, after, sides)
+    change, error, critical = _changes(sides, paired=paired, confidence=confidence, seed=seed)
+    rows = [
+        _row(metric, number, sides, change[number], critical * error[number], margin)
+        for number, metric in enumerate(METRICS)
+        if not all(np.isnan(run.reported[number]) for side in sides for run in side)
+    ]
+    differences = list(_differences(before[0].spec, after[0].spec))
+    runs = (len(before), len(after))
+    return Comparison(
+        format=FORMAT,
+        before=_side(before, sides[0]),
+        after=_side(after, sides[1]),
+        margin=margin,
+        confidence=confidence,
+        seed=seed,
+        paired=paired,
+        block_requests=max(run.block for side in sides for run in side),
+        method=_method(paired, confidence, _run_freedom(sides)),
+        rows=rows,
+        caveat=_caveat(runs),
+        warnings=list(_warnings(before, after, differences)),
+        differences=differences,
+        verdict=_verdict(rows),
+    )
+
+
+def _changes(sides: list[list[Figures]], *, paired: bool, confidence: float, seed: int) -> tuple[Floats, Floats, float]:
+    """The change of each metric, its standard error (NaN: cannot be judged), and how many of them to reach."""
+    rng = np.random.default_rng(seed)
+    weights: list[list[Weights]] = []
+    for number, side in enumerate(sides):
+        drawn = []
+        for place, run in enumerate(side):
+            if paired and number:
+                drawn.append(weights[0][place])
+            else:
+                block = max(run.block, sides[1][place].block) if paired else run.block
+                drawn.append(draw_blocks(len(run), block, RESAMPLES, rng))
+        weights.append(drawn)
+    levels, deviations = [], []
+    for side, drawn in zip(sides, weights, strict=True):
+        levels.append(np.stack([_scaled(run.reported[:, None])[:, 0] for run in side]))
+        deviations.append(
+            sum(
+                _scaled(run.under(weight)) - _scaled(run.under(np.ones((1, len(run)), dtype=np.float32)))
+                for run, weight in zip(side, drawn, strict=True)
+            )
+            / len(side)
+        )
+    change: Floats = levels[1].mean(axis=0) - levels[0].mean(axis=0)
+    moved: Floats = np.asarray(deviations[1] - deviations[0])
+    within = moved.std(axis=1)
+    chance = np.sqrt(sum(sum(run.chance**2 for run in side) / len(side) ** 2 for side in sides))
+    # What runs of one side differ by, as one pooled variance: if nothing has changed, both sides vary alike.
+    runs = _run_freedom(sides)
+    between = np.zeros(len(METRICS))
+    if runs >= 2:
+        squares = sum(((level - level.mean(axis=0)) ** 2).sum(axis=0) for level in levels)
+        between = np.sqrt(squares / runs * (1 / len(sides[0]) + 1 / len(sides[1])))
+    blocks = sum(len(run) / run.block - 1 for side in sides for run in side)
+    freedom = np.full(len(METRICS), max(blocks, 3.0) if runs < 2 else float(runs))
+    error = np.maximum(np.maximum(within, chance), between)
+    lacking = np.array([any(run.lacks(metric) for side in sides for run in side) for metric in METRICS])
+    judged = ~lacking & np.isfinite(change) & np.isfinite(within)
+    error[~judged] = np.nan
+    varies = judged & (within > 1e-9)
+    if not varies.any():
+        return change, error, 0.0
+    standard = (moved[varies] / within[varies, None]).T
+    return change, error, simultaneous(standard, freedom[varies], confidence=confidence, rng=rng)
+
+
+def _scaled(values: Floats) -> Floats:
+    """Logarithms, so that a change is a ratio, of all but shares. Shape (metrics, any)."""
+    is_ratio = np.array([metric.scale == "ratio" for metric in METRICS])[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled: Floats = np.where(is_ratio, np.log(values), values)
+    scaled[~np.isfinite(scaled)] = np.nan
+    return scaled
+
+
+def _row(metric: Metric, number: int, sides: list[list[Figures]], change: float, reach: float, margin: float) -> Row:
+    def back(value: float) -> float | None:
+        if not np.isfinite(value):
+            return None
+        return round(float(np.exp(value)) if metric.scale == "ratio" else float(value), 6)
+
+    levels = [_scaled(np.stack([run.reported for run in side], axis=1))[number].mean() for side in sides]
+    low, high = back(change - reach), back(change + reach)
+    note = ""
+    if low is None:
+        needed = max(run.lacks(metric) for side in sides for run in side)
+        note = f"needs {needed} requests with this time in each run" if needed else "a side has no such value"
+    margin *= metric.margin
+    return Row(
+        metric=metric.name,
+        label=metric.label,
+        unit=metric.unit,
+        lower_is_better=metric.lower_is_better,
+        scale=metric.scale,
+        before=back(levels[0]),
+        after=back(levels[1]),
+        change=back(change),
+        low=low,
+        high=high,
+        margin=round(margin, 6),
+        verdict=_judge(metric, change, reach, float(np.log1p(margin)) if metric.scale == "ratio" else margin),
+        note=note,
+    )
+
+
+def _judge(metric: Metric, change: float, reach: float, margin: float) -> Verdict:
+    if not np.isfinite(reach):
+        return "unclear"
+    if abs(change) + reach <= margin:
+        return "same"
+    if abs(change) > max(reach, margin):
+        return "worse" if (change > 0) == metric.lower_is_better else "better"
+    return "unclear"
+
+
+def _check_enough(sides: list[list[Figures]]) -> None:
+    for name, side in zip(("before", "after"), sides, strict=True):
+        for number, run in enumerate(side, 1):
+            answered = int(np.isfinite(run.ttft_s).sum()) or int(np.isfinite(run.reported[8]) * len(run))
+            if answered < LEAST_REQUESTS:
+                which = f"Run {number} of the side" if len(side) > 1 else "The side"
+                raise InvalidRequest(
+                    f"{which} “{name}” has {answered} answered requests after its warm-up; a comparison needs at least "
+                    f"{LEAST_REQUESTS}, and {100 * 10} for p99. Run longer, or with a higher rate."
+                )
+
+
+def _paired(before: Sequence[Result], after: Sequence[Result], sides: list[list[Figures]]) -> bool:
+    """Whether each run of one side has a twin on the other: the same settings but for the target, and requests."""
+    return len(before) == len(after) and all(
+        not any(not path.startswith("target.") for path in map(_path, _differences(old.spec, new.spec)))
+        and np.array_equal(mine.keys, other.keys)
+        for old, new, mine, other in zip(before, after, *sides, strict=True)
+    )
+
+
+def _run_freedom(sides: list[list[Figures]]) -> int:
+    return len(sides[0]) + len(sides[1]) - 2
+
+
+def _path(difference: str) -> str:
+    return difference.partition(":")[0]
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Settings that are not the same, with both values."""
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{path}{key}.")
+        elif old != new:
+            yield f"{path}{key}: {old} → {new}"
+
+
+def _side(results: Sequence[Result], figures: list[Figures]) -> Side:
+    return Side(
+        runs=len(results),
+        requests=sum(map(len, figures)),
+        started=results[0].started,
+        target=f"{results[0].target.url} {results[0].target.model}".strip(),
+        workload=results[0].workload,
+        outcomes=dict(_outcomes(results)),
+    )
+
+
+def _outcomes(results: Sequence[Result]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.summary.outcomes)
+    return total
+
+
+def _warnings(before: Sequence[Result], after: Sequence[Result], differences: list[str]) -> Iterator[str]:
+    changed = [it for it in differences if not it.startswith("target.") and _path(it) != "seed"]
+    if changed:
+        yield f"The two sides did not play the same load: {'; '.join(changed)}."
+    for name, side in (("before", before), ("after", after)):
+        if any(list(_differences(side[0].spec, result.spec)) for result in side[1:]):
+            yield f"The runs of “{name}” have different settings among themselves."
+        for result in side:
+            if result.tester.limit != "none":
+                yield f"In a run of “{name}” the figures are not the server's alone. {result.tester.verdict}"
+    counts = [_outcomes(side) for side in (before, after)]
+    for outcome in sorted({*counts[0], *counts[1]}):
+        shares = [count[outcome] / max(count.total(), 1) for count in counts]
+        if abs(shares[1] - shares[0]) > ALIKE:
+            yield (
+                f"{shares[0]:.1%} of the requests ended as {outcome} before and {shares[1]:.1%} after; latencies are "
+                "of those that were answered."
+            )
+
+
+def _caveat(runs: tuple[int, int]) -> str:
+    if sum(runs) >= 4:
+        return ""
+    return (
+        "With so few runs on each side, what differs between runs of the same thing, such as a machine that drifts, "
+        "is not in the intervals. Three runs of each, in turns, would show it."
+    )
+
+
+def _method(paired: bool, confidence: float, runs: int) -> str:
+    pairing = "each request drawn together with its twin on the other side" if paired else "each side by itself"
+    spread = f", widened to the spread between runs ({runs} degrees of freedom)" if runs >= 2 else ""
+    return (
+        f"Circular block bootstrap over requests in order of time ({RESAMPLES} resamples, {pairing}){spread}; "
+        f"intervals by max-t hold for all rows at once with {confidence:.0%} confidence."
+    )
+
+
+def _verdict(rows: list[Row]) -> str:
+    def words(verdict: Verdict) -> str:
+        return ", ".join(
+            f"{row.label} ({row.change - 1:+.1%})"
+            if row.scale == "ratio"
+            else f"{row.label} ({row.change:+.1%} points)"
+            for row in rows
+            if row.verdict == verdict and row.change is not None
+        )
+
+    worse, better = words("worse"), words("better")
+    unclear = [row.label for row in rows if row.verdict == "unclear"]
+    if worse or better:
+        parts = [f"{name}: {text}" for name, text in (("Worse", worse), ("Better", better)) if text]
+        return "; ".join(parts) + "."
+    if not unclear:
+        return "The same, within the margin, in every metric."
+    return (
+        f"No difference found. Whether it is within the margin is open for {', '.join(unclear)}: more requests or more "
+        "runs would tell."
+    )

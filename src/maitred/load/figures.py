@@ -1,0 +1,207 @@
+"""The metrics that two runs are compared by, computed on resampled requests."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.load.record import Outcome
+from maitred.load.result import Result
+from maitred.load.statistics import Binned, Sorted, Weights, block_length
+from maitred.load.times import Flags, Floats
+
+LEAST_BEYOND = 10
+"""A quantile is judged when so many requests lie beyond it; fewer do not show where it is."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of a comparison.
+
+    Attributes:
+        name, label, unit: See `maitred.load.comparison.Row`.
+        lower_is_better: Direction.
+        scale: Whether a change is a ratio or, of shares, a difference.
+        needs: Least number of requests with the value.
+        margin: Factor on the margin asked for: a server that fails 3 % more of its requests is not the same.
+    """
+
+    name: str
+    label: str
+    unit: Literal["s", "1/s", "share"]
+    lower_is_better: bool
+    scale: Literal["ratio", "difference"] = "ratio"
+    needs: int = 0
+    margin: float = 1.0
+
+
+def _time(kind: str, label: str, rank: int) -> Metric:
+    needs = 0 if kind == "itl" else round(LEAST_BEYOND / (1 - rank / 100))
+    return Metric(f"{kind}_p{rank}", f"{label} p{rank}", "s", True, needs=needs)
+
+
+METRICS = (
+    _time("ttft", "TTFT", 50),
+    _time("ttft", "TTFT", 95),
+    _time("ttft", "TTFT", 99),
+    Metric("ttft_mean", "TTFT mean", "s", True),
+    _time("itl", "ITL", 50),
+    _time("itl", "ITL", 95),
+    _time("itl", "ITL", 99),
+    _time("tpot", "TPOT", 50),
+    _time("e2e", "E2E", 50),
+    _time("e2e", "E2E", 95),
+    Metric("output_tokens_per_s", "Output tokens/s", "1/s", False),
+    Metric("requests_per_s", "Requests/s", "1/s", False),
+    Metric("goodput_per_s", "Goodput/s", "1/s", False),
+    Metric("attainment", "Attainment", "share", False, "difference"),
+    Metric("failed", "Failed", "share", True, "difference", margin=1 / 3),
+)
+"""All metrics, in the order of the table."""
+
+
+class Figures:
+    """The counted requests of a run in order of time, ready to be weighted.
+
+    Args:
+        result: The run.
+    """
+
+    def __init__(self, result: Result) -> None:
+        times = result.times
+        counted = np.flatnonzero(result.counted())
+        self._of = counted[np.argsort(times.intended_s[counted], kind="stable")]
+        self._result = result
+        self.keys: NDArray[np.int64] = np.stack(
+            [result.column("session")[self._of], result.column("turn")[self._of]], axis=1
+        ).astype(np.int64)
+        self.ttft_s = times.ttft_s[self._of]
+        self._ttft = Sorted(self.ttft_s)
+        self._tpot = Sorted(times.tpot_s[self._of])
+        self._e2e = Sorted(times.e2e_s[self._of])
+        place = np.full(len(times.intended_s), -1, dtype=np.int64)
+        place[self._of] = np.arange(len(self._of))
+        of_gap = place[times.itl_request]
+        self._gaps = Binned(times.itl_s[of_gap >= 0], of_gap[of_gap >= 0], len(self._of))
+        self.has_objectives = any(
+            bound is not None for bound in (result.objectives.ttft_s, result.objectives.tpot_s, result.objectives.e2e_s)
+        )
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def lacks(self, metric: Metric) -> int:
+        """How many requests the metric would need, where this run has fewer; else 0."""
+        have = {"ttft": len(self._ttft), "tpot": len(self._tpot), "e2e": len(self._e2e)}
+        return metric.needs if have.get(metric.name.split("_")[0], len(self)) < metric.needs else 0
+
+    @cached_property
+    def block(self) -> int:
+        """How many neighbours to draw together: the most that any of the times asks for."""
+        lengths = [1]
+        for values in (self.ttft_s, self._result.times.e2e_s[self._of], self._result.times.tpot_s[self._of]):
+            known = values[~np.isnan(values) & (values > 0)]
+            if len(known):
+                lengths.append(block_length(np.log(known)))
+        return max(lengths)
+
+    def under(self, weights: Weights) -> Floats:
+        """Every metric under each row of weights, in the order of `METRICS`; shape ``(metrics, rows)``."""
+        drawn = weights.astype(np.float64)
+        span_s = drawn @ self._spacing_s
+        met, judged = drawn @ self._met, drawn @ self._judged
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = [met / judged, drawn @ self._failed / drawn.sum(axis=1)]
+            rates = [drawn @ amount / span_s for amount in (self._tokens, self._complete, self._met)]
+        if not self.has_objectives:
+            rates[2] = shares[0] = np.full(len(drawn), np.nan)
+        return np.stack(
+            [
+                *self._ttft.quantiles(weights, (0.5, 0.95, 0.99)),
+                self._ttft.mean(weights),
+                *self._gaps.quantiles(weights, (0.5, 0.95, 0.99)),
+                *self._tpot.quantiles(weights, (0.5,)),
+                *self._e2e.quantiles(weights, (0.5, 0.95)),
+                *rates,
+                *shares,
+            ]
+        )
+
+    @cached_property
+    def reported(self) -> Floats:
+        """Every metric as the run's summary has it, in the order of `METRICS`; NaN: none."""
+        summary = self._result.summary
+        failed = sum(
+            count for outcome, count in summary.outcomes.items() if outcome not in (Outcome.COMPLETE, Outcome.CANCELLED)
+        )
+        values = [
+            summary.ttft.p50,
+            summary.ttft.p95,
+            summary.ttft.p99,
+            summary.ttft.mean,
+            summary.itl.p50,
+            summary.itl.p95,
+            summary.itl.p99,
+            summary.tpot.p50,
+            summary.e2e.p50,
+            summary.e2e.p95,
+            summary.output_tokens_per_s,
+            summary.requests_per_s,
+            summary.goodput_per_s if self.has_objectives else None,
+            summary.attainment if self.has_objectives else None,
+            failed / max(summary.requests, 1),
+        ]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    @cached_property
+    def chance(self) -> Floats:
+        """Least standard error of each metric, whatever the resamples say: of shares, with one more hit and miss.
+
+        Where nothing failed, resamples never fail either, and would claim to know that nothing ever will.
+        """
+        least = np.zeros(len(METRICS))
+        for row, metric in enumerate(METRICS):
+            if metric.unit == "share" and not np.isnan(self.reported[row]):
+                share = (self.reported[row] * len(self) + 1) / (len(self) + 2)
+                least[row] = np.sqrt(share * (1 - share) / len(self))
+        return least
+
+    @cached_property
+    def _spacing_s(self) -> Floats:
+        """Time from each request to the next, so that a resample has a length to take its rates from.
+
+        With a burst of requests that are all due at once, the time between their ends stands in.
+        """
+        window = self._result.window
+        due_s = self._result.times.intended_s[self._of]
+        if due_s[-1] - window.from_s < window.seconds / 2:
+            ended_s = np.sort(np.nan_to_num(self._result.times.ended_s[self._of], nan=window.until_s))
+            return np.diff(ended_s, prepend=window.from_s)
+        return np.diff(due_s, prepend=window.from_s)
+
+    @cached_property
+    def _complete(self) -> Floats:
+        return self._flags(self._result.times.complete)
+
+    @cached_property
+    def _met(self) -> Floats:
+        return self._flags(self._result.met())
+
+    @cached_property
+    def _judged(self) -> Floats:
+        return self._flags(~self._result.times.cancelled)
+
+    @cached_property
+    def _failed(self) -> Floats:
+        return self._flags(~self._result.times.cancelled & ~self._result.times.complete)
+
+    @cached_property
+    def _tokens(self) -> Floats:
+        tokens: Floats = self._result.times.tokens[self._of].astype(np.float64)
+        return tokens
+
+    def _flags(self, flags: Flags) -> Floats:
+        floats: Floats = flags[self._of].astype(np.float64)
+        return floats
