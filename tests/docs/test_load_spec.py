@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec import inspect
 
-from maitred.cli.load_docs import page
-from maitred.cli.load_flags import SPEC_FLAGS, described
+from maitred.cli.load.docs import page
+from maitred.cli.load.flags import SPEC_FLAGS, described
 from maitred.config.sources import parse_yaml
 from maitred.config.walker import Walker, leaf_keys
 from maitred.load.spec import LoadSpec, Tenant
