@@ -38,9 +38,12 @@ class Processes:
         try:
             if role.child_of is not None:
                 return self._below(name, role)
-            return psutil.Process(self._pid(name, role))
-        except psutil.NoSuchProcess as gone:
-            raise Unavailable(f"No process plays the role {name!r} now: {gone.msg}.") from None
+            process = psutil.Process(self._pid(name, role))
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        except psutil.NoSuchProcess:
+            pass
+        raise Unavailable(f"No process plays the role {name!r} now.")
 
     def tree(self) -> list[psutil.Process]:
         """The gateway and everything below it; empty where there is none."""
