@@ -21,6 +21,7 @@ KEPT_TOKENS = 1 << 22
 """So much of the blocks' text is remembered, about 25 MB."""
 FEWEST_WORDS = 64
 """A tokenizer with fewer words of one token than this gets all words, and lengths that are right on average."""
+FEWEST_DIGITS = 2
 URN = 1 << 16
 """Entries of the table that words are drawn from."""
 _ANCHOR = "the"
@@ -112,15 +113,13 @@ class PromptWriter:
         return [*opening, *map(self._urn.__getitem__, numbers[len(opening) :])]
 
     def _opening(self, number: int, most: int) -> list[str]:
-        """The number in words, the digit that changes fastest first; no two numbers have the same."""
+        """The number in words, the digit that changes fastest first; at least two, which holds a million numbers."""
         words: list[str] = []
         base = len(self._words)
         digits = 2 * number if number >= 0 else -2 * number - 1
-        while len(words) < most:
+        while len(words) < most and (digits or len(words) < FEWEST_DIGITS):
             digits, digit = divmod(digits, base)
             words.append(self._words[(digit + self._seed) % base])
-            if not digits:
-                break
         return words
 
     def _word_count(self, tokens: float, first: str) -> int:

@@ -8,11 +8,13 @@ two files, in a folder or a tar archive:
 * ``chunk-<client>-dataset.json``: start of a window of 6 h -> ``input_tokens`` and ``output_tokens``, each the text of
   a table from length to probability.
 
-A client becomes a tenant, ``client-<number>``. Its gaps have the published shape; their scale follows from the window's
+A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those of
+another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the window's
 rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join without seams.
 """
 
 import heapq
+import itertools
 import lzma
 import math
 import random
@@ -89,13 +91,33 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """A client's lengths: from each start on, those of prompts and of answers."""
+
+    starts_s: Sequence[float]
+    pairs: Sequence[tuple[Histogram, Histogram]]
+
+    def turn(self, at_s: float, rng: random.Random) -> Turn:
+        """A request of that time."""
+        prompt, output = self.pairs[max(0, bisect_right(self.starts_s, at_s) - 1)]
+        return Turn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
+
+
+@dataclass(frozen=True)
 class Client:
-    """One client: its windows in order, and its lengths from each start on."""
+    """One client.
+
+    Attributes:
+        number: In the file's name.
+        windows: In order.
+        lengths: Its own alone; all others' if it has none.
+        rates: Up to each of `lengths`, the sum of their clients' rates.
+    """
 
     number: int
     windows: Sequence[Window]
-    length_starts_s: Sequence[float]
-    lengths: Sequence[tuple[Histogram, Histogram]]
+    lengths: Sequence[Lengths]
+    rates: Sequence[float]
 
     def requests(self, part: Part, factor: float, seed: int) -> Iterator[tuple[float, int, Turn]]:
         """Time since the part's start, client and turn of every request, one after the other."""
@@ -115,8 +137,10 @@ class Client:
             left = (at_s - end_s) * rate_per_s
 
     def _turn(self, at_s: float, rng: random.Random) -> Turn:
-        prompt, output = self.lengths[max(0, bisect_right(self.length_starts_s, at_s) - 1)]
-        return Turn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
+        if len(self.lengths) == 1:
+            return self.lengths[0].turn(at_s, rng)
+        (lengths,) = rng.choices(self.lengths, cum_weights=self.rates)
+        return lengths.turn(at_s, rng)
 
 
 def read_servegen(path: Path, part: Part, seed: int) -> Workload:
@@ -157,7 +181,7 @@ def _expected(client: Client, part: Part) -> float:
 
 def _clients(path: Path) -> list[Client]:
     windows: dict[int, list[Window]] = {}
-    lengths: dict[int, dict[float, tuple[Histogram, Histogram]]] = {}
+    lengths: dict[int, Lengths] = {}
     for name, file in _files(path):
         if not (match := NAME.search(name.as_posix())):
             continue
@@ -165,18 +189,22 @@ def _clients(path: Path) -> list[Client]:
         if match[2] == "trace.csv":
             windows[number] = _windows(name, file)
         else:
-            lengths[number] = _lengths(name, file)
+            own = _lengths(name, file)
+            if own.pairs:
+                lengths[number] = own
     if not windows:
         raise InvalidRequest(f"shape.trace: {path} has no files like chunk-0-trace.csv. Give ServeGen's folder or tar.")
-    clients: list[Client] = []
-    for number in sorted(windows):
-        known = sorted(lengths.get(number, {}).items())
-        if not any(window.rate_per_s for window in windows[number]):
-            continue
-        if not known:
-            raise InvalidRequest(f"shape.trace: {path} has no lengths in chunk-{number}-dataset.json. Fetch it again.")
-        clients.append(Client(number, windows[number], [start_s for start_s, _ in known], [pair for _, pair in known]))
-    return clients
+    rates = {number: sum(window.rate_per_s for window in own) for number, own in windows.items()}
+    lenders = [number for number in sorted(lengths) if rates.get(number)]
+    if not lenders:
+        raise InvalidRequest(f"shape.trace: {path} has no lengths in files like chunk-0-dataset.json. Fetch it again.")
+    lent = [lengths[number] for number in lenders]
+    sums = list(itertools.accumulate(rates[number] for number in lenders))
+    return [
+        Client(number, windows[number], *(([lengths[number]], [1.0]) if number in lengths else (lent, sums)))
+        for number in sorted(windows)
+        if rates[number]
+    ]
 
 
 def _files(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
@@ -213,22 +241,23 @@ def _windows(name: Path, file: IO[bytes]) -> list[Window]:
     return windows
 
 
-class _Lengths(msgspec.Struct):
+class _Tables(msgspec.Struct):
     input_tokens: str
     output_tokens: str
 
 
-def _lengths(name: Path, file: IO[bytes]) -> dict[float, tuple[Histogram, Histogram]]:
-    """Start of a window -> lengths of prompts and answers; windows without requests are left out."""
+def _lengths(name: Path, file: IO[bytes]) -> Lengths:
+    """A client's lengths; windows without requests are left out."""
     try:
-        tables = msgspec.json.decode(file.read(), type=dict[str, _Lengths])
+        tables = msgspec.json.decode(file.read(), type=dict[str, _Tables])
         pairs = {
             terms.number(start): (_histogram(table.input_tokens), _histogram(table.output_tokens))
             for start, table in tables.items()
         }
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"shape.trace: {name} is not as ServeGen writes it: {error}. Fetch it again.") from None
-    return {start_s: (prompt, output) for start_s, (prompt, output) in pairs.items() if prompt and output}
+    known = {start_s: (prompt, output) for start_s, (prompt, output) in sorted(pairs.items()) if prompt and output}
+    return Lengths(list(known), list(known.values()))
 
 
 def _histogram(text: str) -> Histogram | None:
