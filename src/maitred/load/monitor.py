@@ -21,6 +21,8 @@ PROBE_S = 0.01
 SAMPLE_S = 1.0
 BUSY = 0.8
 """Share of a core above which the tester's own work, rather than its neighbours', explains a late probe."""
+STARVED = 0.02
+"""Share of the time without a core above which the neighbours explain the late probes of a tester that is not busy."""
 TOLERATED_S = 0.002
 TOLERATED_SHARE = 0.03
 """A figure may be off by the larger of the two before the tester calls itself the limit."""
@@ -124,7 +126,7 @@ def judge(data: RunData) -> TesterCost:
         worst = [s for s in data.samples if s.lag_s >= np.quantile([s.lag_s for s in data.samples], 0.75)]
         cpu_share = float(np.mean([s.cpu_share for s in worst])) if worst else 0.0
         starved_share = float(np.mean([s.starved_share for s in worst])) if worst else 0.0
-        if cpu_share < BUSY and starved_share > 1 - BUSY:
+        if cpu_share < BUSY and starved_share > STARVED:
             limit = "machine"
             verdict = (
                 f"The machine was the limit, not only the server: {reason}, because others had the cores "

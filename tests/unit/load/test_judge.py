@@ -45,6 +45,7 @@ def test_a_late_loop_on_a_full_core_is_the_testers_fault():
 
 def test_a_late_loop_without_a_core_is_the_machines_fault():
     assert judge(a_run(lag_s=0.01, cpu_share=0.4, starved_share=0.5)).limit == "machine"
+    assert judge(a_run(lag_s=0.01, cpu_share=0.02, starved_share=0.1)).limit == "machine"
 
 
 def test_a_late_loop_that_blocks_without_computing_is_the_testers_fault():
