@@ -123,19 +123,18 @@ def _trials(sweep: Sweep) -> Iterator[Block]:
     yield Plot(
         "sweep",
         "Each mark is a run. The dashed line is the highest rate that holds: the server keeps up with what is due, and "
-        "enough requests meet the objectives.",
+        "enough requests meet the objectives. In the table, a name in brackets says what else was at its limit.",
     )
-    head = ["Sessions/s", "Holds", "Attainment", "Growth", "Requests/s", "Goodput/s", "Tokens/s"]
+    head = ["Sessions/s", "Holds", "Attainment", "Requests/s", "Goodput/s", "Tokens/s"]
     rows = [_trial(trial) for trial in sorted(sweep.trials, key=lambda trial: trial.rate_per_s)]
-    yield Table([*head, "TTFT p50", "TTFT p95", "ITL p95", "Failed", "Limit"], rows, words=0)
+    yield Table([*head, "TTFT p50", "TTFT p95", "ITL p95", "Failed"], rows, words=0)
 
 
 def _trial(trial: Trial) -> list[str]:
     return [
         significant(trial.rate_per_s),
-        "yes" if trial.passed else "no",
+        ("yes" if trial.passed else "no") + (f" ({trial.limit})" if trial.limit != "none" else ""),
         share(trial.attainment) if trial.objective is not None else NONE,
-        f"{trial.growth:+.0f}",
         significant(trial.requests_per_s),
         significant(trial.goodput_per_s),
         significant(trial.output_tokens_per_s),
@@ -143,7 +142,6 @@ def _trial(trial: Trial) -> list[str]:
         duration(trial.ttft_p95_s),
         duration(trial.itl_p95_s),
         share(trial.failed),
-        trial.limit,
     ]
 
 
