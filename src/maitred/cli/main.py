@@ -16,6 +16,7 @@ from maitred.cli.load import compare as load_compare
 from maitred.cli.load import docs as load_docs
 from maitred.cli.load import report as load_report
 from maitred.cli.load import run as load_run
+from maitred.cli.load import sweep as load_sweep
 
 app = typer.Typer(
     name="maitred",
@@ -61,6 +62,7 @@ _add(app, "models", models.models, models.EXAMPLES)
 _add(app, "engine", engine.engine, engine.EXAMPLES)
 app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
+_add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)
 _add(load_app, "compare", load_compare.compare, load_compare.EXAMPLES)
 _add(load_app, "report", load_report.report, load_report.EXAMPLES)
 _add(load_app, "docs", load_docs.docs, hidden=True)

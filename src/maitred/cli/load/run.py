@@ -62,7 +62,7 @@ def run(
 
         wanted = read_spec(spec, given)
         path = out_path(out, "load")
-        result = play(wanted, command_line())
+        result = play(wanted, command_line(), record=record)
         result.save(beside(path, ".json"))
         announce([beside(path, ".json"), *tell(result, path, html=html, plots=plots)])
     if not is_good(result):

@@ -2,14 +2,18 @@
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
+from msgspec import structs
 
 from maitred.cli.load.progress import showing
+from maitred.core.errors import InvalidRequest
 from maitred.load.record import RunData
-from maitred.load.session import Workload
+from maitred.load.session import Session, Workload
 from maitred.load.spec import LoadSpec
 
 if TYPE_CHECKING:
@@ -18,10 +22,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def play(spec: LoadSpec, command: str) -> "Result":
+def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "Result":
     """Plays the load that the spec describes, and measures it.
 
     Ctrl-C once: no new requests, those that are open may end, and there is a result. Twice: it ends now, without one.
+
+    Args:
+        spec: What is asked for.
+        command: Of the shell, for the result.
+        record: Where to write what was asked, as a trace to replay.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, twice.
@@ -31,9 +40,36 @@ def play(spec: LoadSpec, command: str) -> "Result":
     from maitred.load.workload import make_workload
 
     workload = make_workload(spec)
-    title = f"{spec.target.url}: {workload.description}"
-    data = run_loop(measure(spec, workload, title, Interrupt()))
+    played: list[Session] = []
+    if record is not None:
+        workload = replace(workload, sessions=_kept(workload.sessions, played))
+    data = run_loop(_interruptible(spec, workload))
+    if record is not None:
+        _write_trace(record, replace(workload, sessions=_as_played(played, data)))
     return Result.of(spec, data, command=command, workload=workload.description)
+
+
+def _kept(sessions: Iterator[Session], played: list[Session]) -> Iterator[Session]:
+    for session in sessions:
+        played.append(session)
+        yield session
+
+
+def _as_played(sessions: list[Session], data: RunData) -> Iterator[Session]:
+    """Those that had a turn, at the time when their first was due: in a closed loop that is for the run to say."""
+    began_s = {record.session: record.intended_s for record in reversed(data.records)}
+    timed = [structs.replace(session, at_s=began_s[session.id]) for session in sessions if session.id in began_s]
+    return iter(sorted(timed, key=lambda session: session.at_s or 0.0))
+
+
+def _write_trace(path: Path, workload: Workload) -> None:
+    from maitred.load.traces.recorded import write_recorded
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_recorded(path, workload)
+    except OSError as error:
+        raise InvalidRequest(f"Cannot write {path}: {error.strerror}. Name another place with --record.") from None
 
 
 def run_loop(main: Coroutine[None, None, T]) -> T:
@@ -50,46 +86,34 @@ def run_loop(main: Coroutine[None, None, T]) -> T:
         raise KeyboardInterrupt from None
 
 
-class Interrupt:
-    """What Ctrl-C does while it is installed: first an orderly stop, then an end.
-
-    Attributes:
-        stop: Set by the first Ctrl-C.
-    """
-
-    def __init__(self) -> None:
-        self.stop = asyncio.Event()
-
-    def install(self, drain_s: float) -> None:
-        """Takes Ctrl-C over for the running task."""
-        task = asyncio.current_task()
-        assert task is not None
-
-        def interrupt() -> None:
-            if self.stop.is_set():
-                task.cancel()
-                return
-            self.stop.set()
-            typer.echo(
-                f"No new requests. Those that are open may take {drain_s:g} s to end; Ctrl-C again ends them now, "
-                "without a report.",
-                err=True,
-            )
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
-
-    def remove(self) -> None:
-        """Gives Ctrl-C back."""
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-
-async def measure(spec: LoadSpec, workload: Workload, title: str, interrupt: Interrupt) -> RunData:
-    """The run itself, shown as it goes."""
+async def measure(spec: LoadSpec, workload: Workload, stop: asyncio.Event | None = None) -> RunData:
+    """A run inside an event loop, shown as it goes; Ctrl-C is the caller's to handle."""
     from maitred.load.driver import run
 
-    interrupt.install(spec.bounds.drain_s)
+    arrivals = spec.arrivals
+    pace = f"{arrivals.users} users" if arrivals.users else f"{arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
+    with showing(f"{spec.target.url}: {', '.join(filter(None, (pace, workload.description)))}") as watch:
+        return await run(spec, workload, watch=watch, stop=stop)
+
+
+async def _interruptible(spec: LoadSpec, workload: Workload) -> RunData:
+    """A run that the first Ctrl-C stops in order, and the second at once."""
+    loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert task is not None
+
+    def interrupt() -> None:
+        if stop.is_set():
+            task.cancel()
+            return
+        stop.set()
+        typer.echo(
+            f"No new requests. Those that are open may take {spec.bounds.drain_s:g} s to end; Ctrl-C again ends them "
+            "now, without a report.",
+            err=True,
+        )
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
-        with showing(title) as watch:
-            return await run(spec, workload, watch=watch, stop=interrupt.stop)
+        return await measure(spec, workload, stop)
     finally:
-        interrupt.remove()
+        loop.remove_signal_handler(signal.SIGINT)
