@@ -61,6 +61,8 @@ METRICS = (
 )
 """All metrics, in the order of the table."""
 
+METRIC_ROWS = {metric.name: row for row, metric in enumerate(METRICS)}
+
 
 class Figures:
     """The counted requests of a run in order of time, ready to be weighted.
@@ -157,16 +159,45 @@ class Figures:
 
     @cached_property
     def chance(self) -> Floats:
-        """Least standard error of each metric, whatever the resamples say: of shares, with one more hit and miss.
+        """Least standard error of each metric, whatever the resamples say.
 
-        Where nothing failed, resamples never fail either, and would claim to know that nothing ever will.
+        * Of shares, with one more hit and miss: where nothing failed, resamples never fail either, and would claim to
+          know that nothing ever will.
+        * Of rates, by what chance does at the edges of the window: resamples of an open loop complete the same requests
+          in the same time, but which of the last ones still end inside is a matter of how long each happened to take.
         """
         least = np.zeros(len(METRICS))
         for row, metric in enumerate(METRICS):
             if metric.unit == "share" and not np.isnan(self.reported[row]):
                 share = (self.reported[row] * len(self) + 1) / (len(self) + 2)
                 least[row] = np.sqrt(share * (1 - share) / len(self))
+        tokens, complete = self._edge_variances
+        for row, metric in enumerate(METRICS):
+            if metric.unit == "1/s" and self.reported[row] > 0:
+                variance = tokens if metric.name.startswith("output_tokens") else complete
+                answers = self.reported[METRIC_ROWS["requests_per_s"]] * self._result.window.seconds
+                least[row] = np.sqrt(variance) / max(answers, 1.0)
         return least
+
+    @cached_property
+    def _edge_variances(self) -> tuple[float, float]:
+        """Variance of how many answers' worth of tokens arrive in the window, and of how many answers end in it.
+
+        Any request could have taken as long as any other; what changes then is whether, and how far, those come that
+        are open at an edge.
+        """
+        times, window = self._result.times, self._result.window
+        lasted_s = (times.ended_s - times.intended_s)[times.complete]
+        if not len(lasted_s):
+            return 0.0, 0.0
+        lasts_s = np.maximum(np.quantile(lasted_s, np.linspace(0.005, 0.995, 100)), 1e-9)
+        tokens = complete = 0.0
+        for edge_s in (window.from_s, window.until_s):
+            since_s = edge_s - times.intended_s
+            since_s = since_s[(since_s > 0) & (since_s < lasts_s[-1])][:, None]
+            tokens += float(np.minimum(1.0, since_s / lasts_s).var(axis=1).sum())
+            complete += float((lasts_s <= since_s).var(axis=1).sum())
+        return tokens, complete
 
     @cached_property
     def _spacing_s(self) -> Floats:
