@@ -105,7 +105,7 @@ def test_pairs_are_found_by_the_usual_names(tmp_path, header):
 def test_a_bad_file_of_pairs_is_told_by_its_line(tmp_path, text, reason):
     path = tmp_path / "pairs.csv"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match="pairs.csv") as raised:
+    with pytest.raises(InvalidRequest, match=r"pairs\.csv") as raised:
         LengthPairs.load(path)
     assert reason in raised.value.message
 

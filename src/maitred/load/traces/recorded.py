@@ -34,8 +34,9 @@ class Asked(NamedTuple):
 
     Attributes:
         ended_s: When its answer had ended; the pause before the next turn begins there.
-        output_tokens: Length of the answer to ask for.
         prompt_tokens: Of the whole prompt, by the server's count, with the turns before; 0: it did not say.
+        output_tokens: Of the answer.
+        asked_tokens: Of the answer that was asked for, and is asked for again.
     """
 
     session: int
@@ -45,6 +46,7 @@ class Asked(NamedTuple):
     ended_s: float
     prompt_tokens: int
     output_tokens: int
+    asked_tokens: int
 
 
 def read_recorded(path: Path) -> Workload:
@@ -116,7 +118,7 @@ def _turns(conversation: list[Asked], usual_tokens: int) -> Iterator[Turn]:
     for asked, message_tokens in zip(conversation, _message_tokens(conversation), strict=True):
         yield Turn(
             prompt_tokens=message_tokens or usual_tokens,
-            output_tokens=max(1, asked.output_tokens),
+            output_tokens=max(1, asked.asked_tokens),
             think_s=max(0.0, asked.intended_s - free_s),
         )
         free_s = asked.ended_s
@@ -143,8 +145,8 @@ def _of_result(path: Path) -> Iterator[Session]:
             columns = msgspec.json.decode(file.read(), type=_Result).requests
         rows = zip(*(getattr(columns, name) for name in columns.__struct_fields__), strict=True)
         requests = [
-            Asked(session, turn, tenant, due_s, due_s if ended_s is None else ended_s, prompt, asked)
-            for session, turn, tenant, due_s, ended_s, prompt, _, asked in rows
+            Asked(session, turn, tenant, due_s, due_s if ended_s is None else ended_s, *tokens)
+            for session, turn, tenant, due_s, ended_s, *tokens in rows
         ]
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"{path} is a damaged result: {error}. Run the test again.") from None
