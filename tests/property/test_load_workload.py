@@ -26,7 +26,7 @@ seconds = st.integers(1, 200)
 factors = st.sampled_from([0, 0.25, 1, 3, 10])
 profiles = st.one_of(
     st.just("steady"),
-    st.builds("ramp:from={},to={},over={}".format, factors, factors, st.integers(0, 200)),
+    st.builds("ramp:from={},to={},over={}".format, factors, factors, st.integers(1, 200)),
     st.builds("spike:at={},for={},factor={}".format, seconds, seconds, factors),
     st.builds(lambda calm, burst, f: f"bursts:every={calm + burst},for={burst},factor={f}", seconds, seconds, factors),
     st.lists(st.tuples(st.integers(0, 300), factors), min_size=1, max_size=6, unique_by=lambda point: point[0]).map(

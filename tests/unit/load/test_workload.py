@@ -1,5 +1,6 @@
 """From a spec to sessions: open and closed loop, conversations, tenants, prefixes, and what contradicts itself."""
 
+import gzip
 import itertools
 from pathlib import Path
 
@@ -52,8 +53,10 @@ def test_lengths_are_whole_and_at_least_1():
 def test_measured_pairs_stay_pairs():
     path = DATA / "sharegpt_lengths.csv.gz"
     asked = {(turn.prompt_tokens, turn.output_tokens) for s in sessions(2000, lengths=str(path)) for turn in s.turns}
-    assert (3772, 54) in asked
-    assert len(asked) <= 100
+    with gzip.open(path, "rt") as file:
+        rows = {tuple(map(int, line.split(",")[:2])) for line in file.readlines()[1:]}
+    assert asked <= rows
+    assert len(asked) > 0.9 * len(rows)
 
 
 def test_scale_and_limits():

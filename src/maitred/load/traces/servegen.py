@@ -8,9 +8,10 @@ two files, in a folder or a tar archive:
 * ``chunk-<client>-dataset.json``: start of a window of 6 h -> ``input_tokens`` and ``output_tokens``, each the text of
   a table from length to probability.
 
-A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those
-of another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the window's
-rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join without seams.
+A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those of
+another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the
+window's rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join
+without seams.
 """
 
 import heapq
