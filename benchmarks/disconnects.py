@@ -2,28 +2,30 @@
 
 While patient users keep the server busy, impatient ones open a stream (or a request without streaming) and drop the
 connection after a random time: before the first token, in the middle, near the end. Afterwards no sequence runs or
-waits, every KV block is free, no request is in flight in the gateway; and the patient users have lost nothing.
+waits, every KV block is free, no request is in flight in the gateway; and the patient users have lost nothing. All of
+them are played by `maitred.load`.
 """
 
 import argparse
 import asyncio
-import random
 import sys
 import time
-from contextlib import suppress
 
-import aiohttp
 import uvloop
+from msgspec.structs import replace
 
 from benchmarks.report import Report
-from benchmarks.stream_client import Answer, stream_chat
-from benchmarks.users import words
+from benchmarks.users import is_whole
+from maitred.load.driver import run
+from maitred.load.record import Outcome, RunData
+from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260104
 AT_ONCE = 64
+STREAMED_SHARE = 0.75
 PATIENT_USERS = 16
-LONGEST_STAY_S = 2.0
+STAYS_S = "uniform:0..2"
 SETTLE_S = 2.0
 """For the last cancellations to travel; the engine needs one step."""
 
@@ -36,31 +38,26 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report("disconnects", seed=SEED, quick=arguments.quick)
     with serving() as server:
-        uvloop.run(run(server, 60 if arguments.quick else arguments.disconnects, report))
+        uvloop.run(play(server, 60 if arguments.quick else arguments.disconnects, report))
         report.require("exit code", server.stop(), at_most=0)
     return report.finish()
 
 
-async def run(server: ServerProcess, disconnects: int, report: Report) -> None:
+async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
     """Lets patient and impatient users loose, and counts what is left."""
-    draw = random.Random(SEED)
-    stays_s = [draw.uniform(0.0, LONGEST_STAY_S) for _ in range(disconnects)]
-    gate = asyncio.Semaphore(AT_ONCE)
-    stop = asyncio.Event()
-    answers: list[Answer] = []
     started_s = time.perf_counter()
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
-        for _ in range(PATIENT_USERS):
-            group.create_task(patient(session, server.url, stop, answers))
-        leaving = [
-            group.create_task(impatient(session, server.url, stay_s, number % 4 != 0, gate))
-            for number, stay_s in enumerate(stays_s)
+    all_gone = asyncio.Event()
+    streamed = round(disconnects * STREAMED_SHARE)
+    async with asyncio.TaskGroup() as group:
+        staying = group.create_task(run(patient(server.url), stop=all_gone))
+        crowds = [
+            group.create_task(run(impatient(server.url, count, stream=stream)))
+            for stream, count in ((True, streamed), (False, disconnects - streamed))
         ]
-        await asyncio.gather(*leaving)
-        stop.set()
-    left = sum(task.result() for task in leaving)
+        leaving = [await crowd for crowd in crowds]
+        all_gone.set()
+    answers = staying.result().records
+    left = sum(count(data, Outcome.CANCELLED) for data in leaving)
     await asyncio.sleep(SETTLE_S)
     samples = await asyncio.to_thread(server.metrics)
     report.figures = {
@@ -75,45 +72,44 @@ async def run(server: ServerProcess, disconnects: int, report: Report) -> None:
     report.require("KV blocks left", held, at_most=0)
     report.require("sequences left", samples["maitred_engine_running"] + samples["maitred_engine_waiting"], at_most=0)
     report.require("requests in flight", samples["maitred_in_flight"], at_most=0)
-    incomplete = [answer for answer in answers if not answer.complete(PATIENT_TOKENS)]
+    incomplete = [record for record in answers if not is_whole(record)]
     report.require("patient answers lost or cut", len(incomplete), at_most=0)
     report.require("left before the end", left, at_least=disconnects * 0.5)
+    failed = sum(len(data.records) - count(data, Outcome.CANCELLED) - count(data, Outcome.COMPLETE) for data in leaving)
+    report.require("impatient users who were refused or cut", failed, at_most=0)
     print(report.figures)
 
 
-PATIENT_TOKENS = 60
+def patient(url: str) -> LoadSpec:
+    """Users who read every answer to its end, until they are told to stop."""
+    return LoadSpec(
+        target=Target(url=url, exact_output="always"),
+        arrivals=Arrivals(users=PATIENT_USERS, spread_s=0.0),
+        shape=Shape(prompt_tokens="uniform:5..300", output_tokens="60"),
+        clients=Clients(retries=0),
+        bounds=Bounds(duration_s=3600.0),
+        seed=SEED,
+    )
 
 
-def request_body(max_tokens: int, *, stream: bool) -> dict[str, object]:
-    """A chat request of a random length."""
-    body: dict[str, object] = {
-        "model": "maitred-tiny",
-        "messages": [{"role": "user", "content": words(random.randrange(5, 300))}],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-    }
-    return body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+def impatient(url: str, disconnects: int, *, stream: bool) -> LoadSpec:
+    """Users who all hang up; who hangs up in time did not see the end."""
+    users = round(AT_ONCE * (STREAMED_SHARE if stream else 1 - STREAMED_SHARE))
+    spec = patient(url)
+    return replace(
+        spec,
+        target=replace(spec.target, stream=stream),
+        arrivals=replace(spec.arrivals, users=users),
+        shape=replace(spec.shape, output_tokens="400"),
+        clients=Clients(retries=0, cancel_share=1.0, cancel_after_s=STAYS_S),
+        bounds=Bounds(requests=disconnects),
+        seed=SEED + (1 if stream else 2),
+    )
 
 
-async def patient(session: aiohttp.ClientSession, url: str, stop: asyncio.Event, answers: list[Answer]) -> None:
-    """Reads every answer to its end."""
-    while not stop.is_set():
-        answers.append(await stream_chat(session, url, request_body(PATIENT_TOKENS, stream=True)))
-
-
-async def impatient(
-    session: aiohttp.ClientSession, url: str, stay_s: float, stream: bool, gate: asyncio.Semaphore
-) -> bool:
-    """Hangs up after `stay_s`; whether that was before the end."""
-    async with gate:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(stay_s):
-                async with session.post(
-                    f"{url}/v1/chat/completions", json=request_body(400, stream=stream)
-                ) as response:
-                    await response.read()
-                return False
-        return True
+def count(data: RunData, outcome: Outcome) -> int:
+    """How many requests ended so."""
+    return sum(record.outcome is outcome for record in data.records)
 
 
 if __name__ == "__main__":

@@ -1,60 +1,31 @@
 """Many users at once over HTTP, on the bundled model: what each of them sees, and that nothing is lost.
 
-Every user streams chat answers in a closed loop, with prompt and answer lengths drawn from a sample of ShareGPT
-(divided by eight, since the bundled model's window is 2,048 tokens). The client, the gateway and the engine share this
-machine's cores. Every answer is checked: all its tokens, a finish reason, ``[DONE]``. Afterwards the engine must hold
-nothing: no running or waiting sequence, every KV block free.
+`maitred.load` plays them: every user streams chat answers in a closed loop, with prompt and answer lengths drawn from a
+sample of ShareGPT (divided by eight, since the bundled model's window is 2,048 tokens). The tester, the gateway and the
+engine share this machine's cores. Every answer is checked: all its tokens, a finish reason, ``[DONE]``. Afterwards the
+engine must hold nothing: no running or waiting sequence, every KV block free.
 """
 
 import argparse
 import asyncio
-import csv
-import random
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 import uvloop
 
 from benchmarks.report import RESULTS, Report, percentiles
-from benchmarks.stream_client import Answer, stream_chat
+from maitred.load.driver import run
+from maitred.load.monitor import judge
+from maitred.load.record import Outcome, Record, RunData
+from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260102
-SCALE = 8
-MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 1200, 250
-TOKENS_PER_WORD = 1.4
-WORDS = [
-    "the",
-    "little",
-    "rabbit",
-    "went",
-    "down",
-    "to",
-    "the",
-    "river",
-    "with",
-    "a",
-    "basket",
-    "of",
-    "bread",
-    "and",
-    "said",
-    "good",
-    "morning",
-    "to",
-    "every",
-    "duck",
-    "on",
-    "the",
-    "water",
-]
-ARRIVAL_S = 1.0
-"""All users arrive within this time."""
+LENGTHS = Path(__file__).parent / "data" / "sharegpt_lengths.csv"
+SHAPE = Shape(lengths=str(LENGTHS), scale=1 / 8, max_prompt_tokens=1200, max_output_tokens=250)
+TIMEOUT_S = 900.0
 
 
 def main() -> int:
@@ -87,88 +58,60 @@ def main() -> int:
 
 async def run_users(server: ServerProcess, users: int, requests: int) -> dict[str, Any]:
     """Lets the users loose, checks every answer, and returns what they saw."""
-    lengths = draw_lengths(requests)
-    answers: list[tuple[Answer, int]] = []
-    timeout = aiohttp.ClientTimeout(total=900)
-    connector = aiohttp.TCPConnector(limit=0)
+    spec = LoadSpec(
+        target=Target(url=server.url, exact_output="always"),
+        arrivals=Arrivals(users=users),
+        shape=SHAPE,
+        clients=Clients(retries=0, timeout_s=TIMEOUT_S),
+        bounds=Bounds(requests=requests, drain_s=TIMEOUT_S),
+        seed=SEED,
+    )
     memory = MemoryPeaks(server.process.pid)
-    shares = [lengths[number::users] for number in range(users)]
-    draw = random.Random(SEED)
-    start_s = time.perf_counter()
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         watch = group.create_task(memory.watch())
-        tasks = [
-            group.create_task(user(session, server.url, share, draw.uniform(0, ARRIVAL_S), answers)) for share in shares
-        ]
-        await asyncio.gather(*tasks)
+        data = await run(spec)
         watch.cancel()
-    seconds = time.perf_counter() - start_s
-    complete = [answer for answer, expected in answers if answer.complete(expected)]
-    for answer, expected in answers:
-        if not answer.complete(expected):
-            print("INCOMPLETE", expected, answer.status, answer.completion_tokens, answer.finish_reason, answer.error)
-    samples = server.metrics()
-    tokens = sum(answer.completion_tokens for answer in complete)
+    complete = [record for record in data.records if is_whole(record)]
+    for record in data.records:
+        if not is_whole(record):
+            print("INCOMPLETE", record)
+    samples = await asyncio.to_thread(server.metrics)
+    tokens = sum(record.output_tokens for record in complete)
     return {
         "requests": requests,
         "complete_share": len(complete) / requests,
-        "seconds": round(seconds, 2),
+        "seconds": round(data.seconds, 2),
         "output_tokens": tokens,
-        "output_tokens_per_s": round(tokens / seconds, 1),
-        "prompt_tokens_per_s": round(sum(answer.prompt_tokens for answer in complete) / seconds, 1),
-        "ttft_s": percentiles([answer.ttft_s for answer in complete]),
-        "itl_s": percentiles([gap for answer in complete for gap in answer.gaps_s]),
-        "most_at_once": most_at_once(complete),
+        "output_tokens_per_s": round(tokens / data.seconds, 1),
+        "prompt_tokens_per_s": round(sum(record.prompt_tokens for record in complete) / data.seconds, 1),
+        "ttft_s": percentiles([record.arrivals_s[0] - record.intended_s for record in complete]),
+        "itl_s": percentiles([gap for record in complete for gap in gaps_s(record)]),
+        "most_at_once": most_at_once(data),
         "memory_mib": memory.peaks_mib,
         "blocks_held_after": samples["maitred_engine_kv_blocks_total"] - samples["maitred_engine_kv_blocks_free"],
         "sequences_left": samples["maitred_engine_running"] + samples["maitred_engine_waiting"],
         "preemptions": samples["maitred_engine_preemptions_total"],
+        "tester": judge(data).verdict,
     }
 
 
-async def user(
-    session: aiohttp.ClientSession,
-    url: str,
-    share: Sequence[tuple[int, int]],
-    arrives_after_s: float,
-    answers: list[tuple[Answer, int]],
-) -> None:
-    """Asks one question after the other."""
-    await asyncio.sleep(arrives_after_s)
-    for prompt_tokens, output_tokens in share:
-        body = {
-            "model": "maitred-tiny",
-            "messages": [{"role": "user", "content": words(prompt_tokens)}],
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        answers.append((await stream_chat(session, url, body), output_tokens))
+def is_whole(record: Record) -> bool:
+    """Whether every token that was asked for came, and the server said that this was the end."""
+    return (
+        record.outcome is Outcome.COMPLETE
+        and record.finish_reason == "length"
+        and record.output_tokens == record.asked_tokens
+    )
 
 
-def draw_lengths(count: int) -> list[tuple[int, int]]:
-    """(prompt, output) tokens for each request."""
-    with (Path(__file__).parent / "data" / "sharegpt_lengths.csv").open() as file:
-        rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    draw = random.Random(SEED)
-    return [
-        (min(max(prompt // SCALE, 8), MAX_PROMPT_TOKENS), min(max(output // SCALE, 2), MAX_OUTPUT_TOKENS))
-        for prompt, output in draw.choices(rows, k=count)
-    ]
+def gaps_s(record: Record) -> list[float]:
+    """Times between two pieces of an answer's text."""
+    return [later - earlier for earlier, later in zip(record.arrivals_s, record.arrivals_s[1:], strict=False)]
 
 
-_text = random.Random(SEED)
-
-
-def words(tokens: int) -> str:
-    """Text of about so many tokens, different every time."""
-    return " ".join(_text.choices(WORDS, k=max(1, int(tokens / TOKENS_PER_WORD))))
-
-
-def most_at_once(answers: list[Answer]) -> int:
+def most_at_once(data: RunData) -> int:
     """The largest number of requests that were open at the same time."""
-    edges = [(answer.sent_s, 1) for answer in answers] + [(answer.arrivals_s[-1], -1) for answer in answers]
+    edges = [(record.sent_s, 1) for record in data.records] + [(record.ended_s, -1) for record in data.records]
     level = most = 0
     for _, change in sorted(edges):
         level += change
