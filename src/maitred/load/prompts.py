@@ -22,6 +22,7 @@ KEPT_TOKENS = 1 << 22
 FEWEST_WORDS = 64
 """A tokenizer with fewer words of one token than this gets all words, and lengths that are right on average."""
 FEWEST_DIGITS = 2
+"""With fewer, the words after a small number could spell a larger one."""
 URN = 1 << 16
 """Entries of the table that words are drawn from."""
 _ANCHOR = "the"

@@ -11,7 +11,8 @@ two files, in a folder or a tar archive:
 A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those of
 another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the
 window's rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join
-without seams.
+without seams. A burst has as many requests at any rate, so far below the published rate it lasts longer: the busiest
+window of ``m-small`` has 3.3 times the mean rate as published, and 4.8 times at 0.3 requests per second.
 """
 
 import heapq
