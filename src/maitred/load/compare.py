@@ -106,7 +106,9 @@ def _changes(sides: list[list[Figures]], *, paired: bool, confidence: float, see
         levels.append(np.stack([_scaled(run.reported[:, None])[:, 0] for run in side]))
         deviations.append(
             sum(
-                _scaled(run.under(weight)) - _scaled(run.under(np.ones((1, len(run)), dtype=np.float32)))
+                # Blocks vary about the run's own mean, not the server's: too little, by the share that a block is.
+                (_scaled(run.under(weight)) - _scaled(run.under(np.ones((1, len(run)), dtype=np.float32))))
+                / np.sqrt(1 - run.block / len(run))
                 for run, weight in zip(side, drawn, strict=True)
             )
             / len(side)

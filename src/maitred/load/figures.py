@@ -15,6 +15,9 @@ from maitred.load.times import Flags, Floats
 LEAST_BEYOND = 10
 """A quantile is judged when so many requests lie beyond it; fewer do not show where it is."""
 
+CAUTION = 2
+"""Factor on the block length."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -101,13 +104,17 @@ class Figures:
 
     @cached_property
     def block(self) -> int:
-        """How many neighbours to draw together: the most that any of the times asks for."""
+        """How many neighbours to draw together: twice the most that any of the times asks for.
+
+        The length that estimates a variance with the least error estimates it too low on average, and an interval that
+        is too narrow is worse than one whose width is less certain; the latter is in the degrees of freedom.
+        """
         lengths = [1]
         for values in (self.ttft_s, self._result.times.e2e_s[self._of], self._result.times.tpot_s[self._of]):
             known = values[~np.isnan(values) & (values > 0)]
             if len(known):
                 lengths.append(block_length(np.log(known)))
-        return max(lengths)
+        return max(1, min(CAUTION * max(lengths), len(self) // 6))
 
     def under(self, weights: Weights) -> Floats:
         """Every metric under each row of weights, in the order of `METRICS`; shape ``(metrics, rows)``."""
@@ -169,7 +176,7 @@ class Figures:
         least = np.zeros(len(METRICS))
         for row, metric in enumerate(METRICS):
             if metric.unit == "share" and not np.isnan(self.reported[row]):
-                share = (self.reported[row] * len(self) + 1) / (len(self) + 2)
+                share = 1 / (len(self) + 2)
                 least[row] = np.sqrt(share * (1 - share) / len(self))
         tokens, complete = self._edge_variances
         for row, metric in enumerate(METRICS):

@@ -149,7 +149,7 @@ def test_other_endings_are_told() -> None:
 )
 def test_senseless_arguments_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest):
-        compare([run()], [run()], **bad)
+        compare([run()], [run()], margin=bad.get("margin", 0.03), confidence=bad.get("confidence", 0.95))
 
 
 def test_nothing_is_not_a_side() -> None:
