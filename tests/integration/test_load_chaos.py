@@ -1,6 +1,7 @@
 """Whole rehearsals: against a server that lies in each of the ways that must be caught, and against maitred itself."""
 
 import asyncio
+import functools
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 import psutil
 import pytest
+import uvloop
 from aiohttp import web
 
 from maitred.load.chaos.installation import free_port
@@ -27,6 +29,16 @@ LOAD = {
     "clients": {"retries": 0, "timeout_s": 3},
     "bounds": {"requests": 8},
 }
+
+
+def on_uvloop(test):
+    """As the command line runs it."""
+
+    @functools.wraps(test)
+    def run(**arguments):
+        uvloop.run(test(**arguments))
+
+    return run
 
 
 class LyingServer:
@@ -144,6 +156,7 @@ def states(rehearsal):
     return {verdict.name: verdict.state for verdict in rehearsal.invariants}
 
 
+@on_uvloop
 async def test_an_honest_server_holds():
     rehearsal = await rehearsed("")
     assert rehearsal.exit_code == 0
@@ -176,6 +189,7 @@ async def test_an_honest_server_holds():
         ("leaks", "nothing left", "in flight"),
     ],
 )
+@on_uvloop
 async def test_a_lie_is_caught(lie, promise, says):
     rehearsal = await rehearsed(lie)
     assert rehearsal.exit_code == 1
@@ -184,6 +198,7 @@ async def test_a_lie_is_caught(lie, promise, says):
     assert any(says in example for example in broken[promise].examples)
 
 
+@on_uvloop
 async def test_an_honest_cut_is_no_lie():
     rehearsal = await rehearsed("cuts")
     assert rehearsal.chaos.summary.outcomes["cut"] == 2
@@ -208,6 +223,7 @@ def plan_of(faults, *, installation=None, load=None, script=None, **invariants):
     )
 
 
+@on_uvloop
 async def test_an_engine_that_is_killed(tmp_path):
     rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 2}]))
     assert rehearsal.broken == []
@@ -223,6 +239,7 @@ async def test_an_engine_that_is_killed(tmp_path):
     assert again.faults == rehearsal.faults
 
 
+@on_uvloop
 async def test_a_hung_engine_is_waited_for_and_then_all_is_whole():
     """Nobody notices it yet: the streams stand still until it goes on."""
     rehearsal = await rehearse(plan_of([{"kind": "hang", "target": "engine", "at_s": 2, "for_s": 2}]))
@@ -231,6 +248,7 @@ async def test_a_hung_engine_is_waited_for_and_then_all_is_whole():
     assert rehearsal.chaos.e2e_s().max() >= 2.0
 
 
+@on_uvloop
 async def test_a_gateway_that_is_killed_is_started_again():
     plan = plan_of(
         [{"kind": "kill", "target": "gateway", "at_s": 2, "for_s": 0.5}],
@@ -243,12 +261,14 @@ async def test_a_gateway_that_is_killed_is_started_again():
     assert rehearsal.chaos.summary.outcomes["cut"] >= 1
 
 
+@on_uvloop
 async def test_a_gateway_that_stays_dead_is_told():
     rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "gateway", "at_s": 2}], nothing_left_s=1))
     broken = {verdict.name for verdict in rehearsal.broken}
     assert broken == {"recovery", "nothing left", "clean end"}
 
 
+@on_uvloop
 async def test_a_link_that_breaks_and_clients_that_leave():
     faults = [
         {"kind": "partition", "target": "front", "at_s": 1.5, "for_s": 1},
@@ -263,6 +283,7 @@ async def test_a_link_that_breaks_and_clients_that_leave():
     assert said[3] == "3 users: 3 complete"
 
 
+@on_uvloop
 async def test_a_fault_whose_target_is_gone_is_told():
     faults = [
         {"kind": "kill", "target": "gateway", "at_s": 1.5},
@@ -274,12 +295,12 @@ async def test_a_fault_whose_target_is_gone_is_told():
 
 
 RUN = """
-import asyncio, sys
-import msgspec
+import sys
+import msgspec, uvloop
 from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.rehearsal import rehearse
 plan = msgspec.json.decode(sys.argv[1], type=Plan)
-asyncio.run(rehearse(plan, tell=lambda line: print(line, flush=True)))
+uvloop.run(rehearse(plan, tell=lambda line: print(line, flush=True)))
 """
 
 

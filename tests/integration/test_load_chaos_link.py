@@ -5,9 +5,22 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from maitred.core.errors import ConfigInvalid
 from maitred.load.chaos.link import HELD_BYTES, TcpLink
+
+
+def on_both_loops(test):
+    """The command line runs on uvloop, whoever embeds a link perhaps on asyncio's own loop."""
+
+    @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+    def run(loop_factory):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(test())
+
+    run.__name__ = test.__name__
+    return run
 
 
 @asynccontextmanager
@@ -56,6 +69,7 @@ async def echoed(reader, writer, data=b"hello"):
         return await reader.readexactly(len(data))
 
 
+@on_both_loops
 async def test_it_carries_everything_and_both_ends():
     data = bytes(range(256)) * 8192
     async with linked() as link, connected(link) as (reader, writer):
@@ -65,6 +79,7 @@ async def test_it_carries_everything_and_both_ends():
             assert await reader.read(-1) == data
 
 
+@on_both_loops
 async def test_a_blackhole_loses_nothing():
     async with linked() as link, connected(link) as (reader, writer):
         assert await echoed(reader, writer) == b"hello"
@@ -77,6 +92,7 @@ async def test_a_blackhole_loses_nothing():
             assert await reader.readexactly(13) == b"are you there"
 
 
+@on_both_loops
 async def test_a_blackhole_in_one_direction():
     received = asyncio.Event()
 
@@ -102,6 +118,7 @@ async def test_a_blackhole_in_one_direction():
     server.close()
 
 
+@on_both_loops
 async def test_reset_breaks_what_is_open_and_what_comes():
     async with linked() as link, connected(link) as (reader, writer):
         await echoed(reader, writer)
@@ -116,6 +133,7 @@ async def test_reset_breaks_what_is_open_and_what_comes():
             assert await echoed(reader, writer) == b"hello"
 
 
+@on_both_loops
 async def test_refuse_turns_new_ones_away_and_leaves_the_open_ones():
     async with linked() as link, connected(link) as (reader, writer):
         await echoed(reader, writer)
@@ -129,6 +147,7 @@ async def test_refuse_turns_new_ones_away_and_leaves_the_open_ones():
             assert await echoed(reader, writer) == b"hello"
 
 
+@on_both_loops
 async def test_delay_is_added_to_each_direction():
     async with linked() as link, connected(link) as (reader, writer):
         await echoed(reader, writer)
@@ -138,6 +157,7 @@ async def test_delay_is_added_to_each_direction():
         assert time.monotonic() - began_s >= 0.3
 
 
+@on_both_loops
 async def test_throttle_lets_so_many_bytes_pass():
     async with linked() as link, connected(link) as (reader, writer):
         link.bytes_per_s = 100_000
@@ -146,6 +166,7 @@ async def test_throttle_lets_so_many_bytes_pass():
         assert time.monotonic() - began_s >= 0.3
 
 
+@on_both_loops
 async def test_what_is_held_back_is_bounded_so_the_sender_feels_it():
     async with linked() as link, connected(link) as (_, writer):
         with link.blackhole():
@@ -155,6 +176,7 @@ async def test_what_is_held_back_is_bounded_so_the_sender_feels_it():
                     await writer.drain()
 
 
+@on_both_loops
 async def test_a_client_that_hangs_up_is_gone_for_the_server_too():
     gone = asyncio.Event()
 
@@ -174,6 +196,7 @@ async def test_a_client_that_hangs_up_is_gone_for_the_server_too():
     server.close()
 
 
+@on_both_loops
 async def test_nobody_behind_it_is_a_reset():
     async with TcpLink("127.0.0.1:0", "127.0.0.1:1") as link, connected(link) as (reader, _):
         with pytest.raises(ConnectionResetError):
@@ -181,6 +204,7 @@ async def test_nobody_behind_it_is_a_reset():
                 await reader.read(1)
 
 
+@on_both_loops
 async def test_an_address_that_is_taken():
     async with linked() as link:
         with pytest.raises(ConfigInvalid, match="cannot listen at"):

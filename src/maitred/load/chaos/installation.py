@@ -11,6 +11,7 @@ from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from textwrap import indent
 from types import TracebackType
 
 import aiohttp
@@ -127,13 +128,13 @@ class RunningInstallation:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while time.monotonic() < deadline_s:
                 if self._process is not None and self._process.returncode is not None:
-                    raise Unavailable(f"The installation ended with {self._process.returncode}.{self.last_lines()}")
+                    raise Unavailable(f"The installation ended with {self._process.returncode}.{self._obituary()}")
                 with suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(address) as response:
                         if response.status == 200:
                             return
                 await asyncio.sleep(POLL_S)
-        raise Unavailable(f"{address} did not answer 200 within {self._plan.start_s:g} s.{self.last_lines()}")
+        raise Unavailable(f"{address} did not answer 200 within {self._plan.start_s:g} s.{self._obituary()}")
 
     def note_processes(self) -> None:
         """Remembers who belongs to it now, to see at the end whether all of them have gone."""
@@ -163,10 +164,13 @@ class RunningInstallation:
         await self._end_orphans()
 
     def last_lines(self) -> str:
-        """What it printed last, for an error message."""
+        """What it printed last; empty if chaos did not start it."""
         text = self.log.read_text(errors="replace") if self.log.is_file() else ""
-        lines = text.strip().splitlines()[-LAST_LINES:]
-        return "\n  ".join([" It printed last:", *lines]) if lines else " It printed nothing."
+        return "\n".join(text.strip().splitlines()[-LAST_LINES:])
+
+    def _obituary(self) -> str:
+        lines = self.last_lines()
+        return f" It printed last:\n{indent(lines, '  ')}" if lines else " It printed nothing."
 
     def _command(self, command: str) -> list[str]:
         filled = command.replace("{port}", str(self._port))

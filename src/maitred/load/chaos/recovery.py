@@ -81,7 +81,7 @@ def _played(evidence: Evidence) -> list[tuple[FaultLog, float]]:
 
 
 def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violations: list[str]) -> Verdict:
-    found = "; ".join(took + unknown) or "no fault was played"
+    found = "; ".join(took + unknown) or ("none in time" if violations else "no fault was played")
     if not violations and (unknown or not took):
         return unchecked(name, bound, found)
     return decided(name, bound, found, violations)

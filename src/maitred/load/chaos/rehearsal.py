@@ -77,7 +77,7 @@ async def rehearse(
             answers, gauges = follower.answers, dict(follower.counters.latest)
             tell("Ending.")
             await installation.stop()
-            last_lines = installation.last_lines() if installation.started_here else ""
+            last_lines = installation.last_lines()
     end = End(
         answers=answers,
         gauges=gauges,
