@@ -138,7 +138,7 @@ def dots(axes: "Axes", x: NDArray[Any], y: NDArray[Any], colour: str, label: str
         return
     path = Path(points, np.tile([Path.MOVETO, Path.LINETO], len(points) // 2))
     path.should_simplify = False
-    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, alpha=0.5, linewidth=3, capstyle="round"))
+    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, alpha=0.6, linewidth=3, capstyle="round"))
     axes.plot([], [], "o", color=colour, alpha=0.7, markersize=4, markeredgewidth=0, label=label)
     axes.update_datalim(points)
     axes.autoscale_view()

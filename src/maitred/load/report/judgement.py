@@ -72,7 +72,7 @@ def _of_the_sample(result: Result) -> list[str]:
     unfinished = summary.outcomes.get(Outcome.UNFINISHED, 0)
     if unfinished:
         texts.append(
-            f"{plural(unfinished, 'request')} had no end when the run had to: their times are missing from the "
+            f"{plural(unfinished, 'request')} had not ended when the run did: their times are missing from the "
             "latencies, which are too good by that. They count as misses of the objectives."
         )
     if 0 < summary.requests < FEW:

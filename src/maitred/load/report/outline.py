@@ -62,9 +62,15 @@ def _key_figures(result: Result) -> Figures:
     summary = result.summary
     complete = summary.outcomes.get(Outcome.COMPLETE, 0)
     figures = [
-        Figure("TTFT p50", duration(summary.ttft.p50), f"p95 {duration(summary.ttft.p95)}"),
-        Figure("ITL p50", duration(summary.itl.p50), f"p99 {duration(summary.itl.p99)}"),
-        Figure("End to end p50", duration(summary.e2e.p50), f"p95 {duration(summary.e2e.p95)}"),
+        Figure(f"{name} p50", duration(times.p50), f"{high} {duration(getattr(times, high))}")
+        for name, times, high in (
+            ("TTFT", summary.ttft, "p95"),
+            ("ITL", summary.itl, "p99"),
+            ("End to end", summary.e2e, "p95"),
+        )
+        if times.count
+    ]
+    figures += [
         Figure("Output tokens", rate(summary.output_tokens_per_s), f"{count(summary.output_tokens)} in all"),
         Figure("Complete requests", rate(summary.requests_per_s), f"{count(complete)} of {count(summary.requests)}"),
     ]
@@ -75,12 +81,16 @@ def _key_figures(result: Result) -> Figures:
 
 def _latency(result: Result) -> Iterator[Block]:
     summary = result.summary
-    rows = [
-        _quantiles("Time to first token (TTFT)", summary.ttft),
-        _quantiles("Time between tokens (ITL)", summary.itl),
-        _quantiles("Time per output token (TPOT)", summary.tpot),
-        _quantiles("End to end", summary.e2e),
-    ]
+    named = {
+        "Time to first token (TTFT)": summary.ttft,
+        "Time between tokens (ITL)": summary.itl,
+        "Time per output token (TPOT)": summary.tpot,
+        "End to end": summary.e2e,
+    }
+    rows = [_quantiles(name, times) for name, times in named.items() if times.count]
+    if not rows:
+        yield Text("No answer came, so there are no times.")
+        return
     yield Table(["", "Count", "Mean", "p50", "p90", "p95", "p99", "Max"], rows)
     yield Plot(
         "ttft-over-time",

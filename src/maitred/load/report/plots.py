@@ -379,7 +379,7 @@ def _time_axis(axes: "Axes", result: Result, *, label: bool = True, named: bool 
     for from_s, until_s, name in ((0.0, window.from_s, "warm-up"), (window.until_s, end_s, "drain")):
         if until_s - from_s > 0.002 * end_s:
             axes.axvspan(from_s, until_s, color=INK, alpha=0.06, linewidth=0)
-            if named and until_s - from_s > 0.08 * end_s:
+            if named and until_s - from_s > 0.07 * end_s:
                 middle_s = (from_s + until_s) / 2
                 axes.text(
                     middle_s,

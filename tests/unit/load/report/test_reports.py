@@ -131,6 +131,13 @@ def test_every_kind_of_run_has_its_report(result: Result) -> None:
     assert "None" not in text.replace("None of", "")
 
 
+def test_times_that_do_not_exist_are_not_shown() -> None:
+    text = markdown.render(synthetic_result(1, requests=50, stream=False))
+    assert "End to end p50" in text
+    assert "| Time to first token (TTFT)" not in text
+    assert "ITL p50" not in text
+
+
 def test_the_verdict_of_a_clean_run() -> None:
     result = synthetic_result(1, requests=200, objectives=Objectives(ttft_s=60))
     document = outline(result)
@@ -158,7 +165,7 @@ def test_losses_come_first(rich: Result) -> None:
     assert document.verdict.tone is Tone.CARE
     lost = rich.summary.outcomes[Outcome.CUT]
     assert f"{lost} cut off" in document.verdict.text
-    assert any("had no end when the run had to" in note.text for note in document.notes)
+    assert any("had not ended when the run did" in note.text for note in document.notes)
     assert any("had to be sent more than once" in note.text for note in document.notes)
 
 
