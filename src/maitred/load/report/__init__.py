@@ -4,9 +4,11 @@
 
     quantity    a number  ->  what a reader sees: three digits and a unit
     document    what a report is made of: notes, tables, plots, in sections
-    outline     a result  ->  a document; likewise `comparison` and `sweep`
-    canvas      a figure  ->  SVG that sits well in a page; the only module that needs matplotlib, with `plots`
+    judgement   a result  ->  the verdict, and what limits it
+    outline     a result  ->  a document
+    canvas      a figure  ->  SVG that sits well in a page; the one door to matplotlib
     plots       a result  ->  its figures
+    comparison, sweep         the documents and figures of these
     markdown, html   a document  ->  text
 
 The content is decided once, in the document; the two renderers know nothing of load tests.
