@@ -41,6 +41,7 @@ docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, and the 
 	@$(BIN)/python -m benchmarks.summary
 	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/maitred load docs > docs/load-settings.md.new && mv docs/load-settings.md.new docs/load-settings.md
+	@$(BIN)/maitred load docs --plan > docs/load-plans.md.new && mv docs/load-plans.md.new docs/load-plans.md
 
 fmt: .venv/dev.stamp ## Format the code, and mend what the linter can.
 	@$(BIN)/ruff format .

@@ -12,6 +12,7 @@ import typer
 from maitred import __version__
 from maitred.cli import chat, complete, config, engine, models, serve
 from maitred.cli.group import CommandGroup
+from maitred.cli.load import chaos as load_chaos
 from maitred.cli.load import compare as load_compare
 from maitred.cli.load import docs as load_docs
 from maitred.cli.load import report as load_report
@@ -64,6 +65,7 @@ app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
 _add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)
 _add(load_app, "compare", load_compare.compare, load_compare.EXAMPLES)
+_add(load_app, "chaos", load_chaos.chaos, load_chaos.EXAMPLES)
 _add(load_app, "report", load_report.report, load_report.EXAMPLES)
 _add(load_app, "docs", load_docs.docs, hidden=True)
 app.add_typer(config_app, name="config")

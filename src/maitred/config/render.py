@@ -1,6 +1,6 @@
 """Writes settings for people: those in force as YAML, and the reference in docs/."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 import yaml
@@ -68,29 +68,50 @@ def reference() -> str:
     return "".join(parts)
 
 
-def document_reference(kind: type[msgspec.Struct]) -> str:
-    """Every setting of a document (see `document.read_document`), section by section, in the words of its structs."""
+def document_reference(kind: type[msgspec.Struct], *, without: Collection[str] = ()) -> str:
+    """Every setting of a document (see `document.read_document`), section by section, in the words of its structs.
+
+    Args:
+        kind: The struct that the document is.
+        without: Top-level sections to leave out.
+    """
     root = inspect.type_info(kind)
     assert isinstance(root, inspect.StructType)
     parts: list[str] = []
     alone: list[str] = []
     for field in root.fields:
-        info, _ = unwrap(field.type)
-        section, text = field.name, _description(field.type)
-        if isinstance(info, inspect.DictType):
-            info, _ = unwrap(info.value_type)
-            section += ".NAME"
-        elif isinstance(info, inspect.ListType):
-            info, _ = unwrap(info.item_type)
-            section += "[]"
-        if isinstance(info, inspect.StructType):
-            parts.append(
-                "\n".join([f"\n## `{section}`\n", (info.cls.__doc__ or "").strip(), *([text] if text else []), ""])
-            )
-            parts += [_setting(section, setting) for setting in info.fields]
-        else:
+        suffix, info = _below(field.type)
+        if field.name in without:
+            continue
+        if info is None:
             alone.append(_setting("", field))
+        else:
+            parts += _section(field.name + suffix, info, _description(field.type))
     return "".join([*parts, *(["\n## Outside of sections\n"] if alone else []), *alone])
+
+
+def _section(name: str, info: inspect.StructType, text: str) -> Iterator[str]:
+    """A heading with the settings below it; then the sections inside, under headings of their own."""
+    yield f"\n## `{name}`\n\n{' '.join([(info.cls.__doc__ or '').strip(), text]).strip()}\n"
+    inside: list[str] = []
+    for field in info.fields:
+        suffix, below = _below(field.type)
+        if below is None:
+            yield _setting(name, field)
+        else:
+            inside += _section(f"{name}.{field.name}{suffix}", below, _description(field.type))
+    yield from inside
+
+
+def _below(kind: inspect.Type) -> tuple[str, inspect.StructType | None]:
+    """The struct that a field holds, and what stands for its name or number; None for a plain setting."""
+    kind, _ = unwrap(kind)
+    suffix = ""
+    if isinstance(kind, inspect.DictType):
+        kind, suffix = unwrap(kind.value_type)[0], ".NAME"
+    elif isinstance(kind, inspect.ListType):
+        kind, suffix = unwrap(kind.item_type)[0], "[]"
+    return suffix, kind if isinstance(kind, inspect.StructType) else None
 
 
 def _setting(section: str, field: inspect.Field) -> str:

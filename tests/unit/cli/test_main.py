@@ -35,7 +35,7 @@ def test_version() -> None:
     [
         (),
         *(("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")),
-        *(("load", verb) for verb in ("run", "sweep", "compare", "report")),
+        *(("load", verb) for verb in ("run", "sweep", "compare", "chaos", "report")),
     ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:

@@ -1,8 +1,10 @@
-"""`maitred load docs`: the page that lists every setting of a load run, for `make docs`."""
+"""`maitred load docs`: the pages that list every setting of a load run and of a chaos plan, for `make docs`."""
+
+from typing import Annotated
 
 import typer
 
-PREAMBLE = """\
+SPEC_PREAMBLE = """\
 # Settings of a load run
 
 <!-- Written by `maitred load docs` (`make docs`) from the structs that hold the settings. Do not edit. -->
@@ -40,14 +42,38 @@ Relative paths start at the working directory.
 """
 
 
-def docs() -> None:
+PLAN_PREAMBLE = """\
+# Settings of a chaos plan
+
+<!-- Written by `maitred load docs --plan` (`make docs`) from the structs that hold the settings. Do not edit. -->
+
+What the YAML file of [`maitred load chaos`](load.md#breaking-things-on-purpose) may say. An unknown name is an error,
+and all faults are listed at once. Seconds and sizes take units: `500ms`, `2m`, `64MiB`.
+
+## `load`
+
+A load run; see [load-settings.md](load-settings.md). Its `target.url` is that of the installation.
+"""
+
+
+def docs(
+    plan: Annotated[bool, typer.Option("--plan", help="docs/load-plans.md in place of docs/load-settings.md.")] = False,
+) -> None:
     """Print docs/load-settings.md."""
-    typer.echo(page(), nl=False)
+    typer.echo(plan_page() if plan else spec_page(), nl=False)
 
 
-def page() -> str:
+def spec_page() -> str:
     """`docs/load-settings.md`."""
     from maitred.config.render import document_reference
     from maitred.load.spec import LoadSpec
 
-    return PREAMBLE + document_reference(LoadSpec)
+    return SPEC_PREAMBLE + document_reference(LoadSpec)
+
+
+def plan_page() -> str:
+    """`docs/load-plans.md`."""
+    from maitred.config.render import document_reference
+    from maitred.load.chaos.plan import Plan
+
+    return PLAN_PREAMBLE + document_reference(Plan, without={"load"})

@@ -24,6 +24,9 @@ class Watch(Protocol):
     def __call__(self, progress: Progress) -> None:
         """Shows where the run stands."""
 
+    def tell(self, line: str) -> None:
+        """Shows something that has happened, and leaves it there."""
+
 
 @contextmanager
 def showing(title: str) -> Iterator[Watch]:
@@ -58,6 +61,10 @@ class PlainLines:
             share = "" if progress.share is None else f"  {progress.share:4.0%}"
             typer.echo(f"{progress.at_s:6.0f} s{share}  {_requests(progress)}  |  {_figures(progress)}", err=True)
 
+    def tell(self, line: str) -> None:
+        """See `Watch`."""
+        typer.echo(line, err=True)
+
 
 class LiveBlock:
     """A bar and two lines that are redrawn in place."""
@@ -70,6 +77,10 @@ class LiveBlock:
     def __call__(self, progress: Progress) -> None:
         """See `Watch`."""
         self._live.update(self._block(progress), refresh=True)
+
+    def tell(self, line: str) -> None:
+        """See `Watch`."""
+        self._console.print(line, markup=False, highlight=False)
 
     def _block(self, progress: Progress) -> "RenderableType":
         from rich.console import Group
