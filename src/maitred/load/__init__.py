@@ -7,7 +7,7 @@ The way of a run is the way through the modules::
     prompts     a turn's lengths and block ids  ->  text
     driver      lets the sessions loose, open or closed loop, and keeps one record per request
     client/     one connection per open stream, raw and cheap: a time stamp for every piece of text that arrives
-    monitor     what the tester itself cost, and whether it, not the server, was the limit
+    monitor     what the tester itself costs meanwhile; `cost` says whether it, not the server, was the limit
     result      records  ->  the JSON file
     report/     the JSON file  ->  Markdown, HTML, plots
     compare     two results  ->  what differs, with confidence intervals

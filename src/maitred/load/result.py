@@ -17,9 +17,8 @@ import maitred as package
 from maitred.core.errors import InvalidRequest
 from maitred.core.secret import Secret
 from maitred.load.columns import Requests, pack_gaps, unpack_gaps
-from maitred.load.cost import TesterCost
+from maitred.load.cost import TesterCost, judge
 from maitred.load.machine import Machine
-from maitred.load.monitor import judge
 from maitred.load.record import RunData
 from maitred.load.series import Series, series
 from maitred.load.spec import LoadSpec, Objectives

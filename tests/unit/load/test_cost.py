@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from maitred.load.monitor import judge
+from maitred.load.cost import judge
 from maitred.load.record import Outcome, Record, RunData, Sample
 
 
