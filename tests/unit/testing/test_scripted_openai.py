@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from maitred.testing.scripted_openai import Fault, FaultKind, Pause, Script, Times, Truth
-from maitred.testing.scripted_openai.answers import Answers, Ending
+from maitred.testing.scripted_openai.answers import Answers
+from maitred.testing.scripted_openai.odd_stream import Ending
 from maitred.testing.scripted_openai.timetable import BUCKET_S, Timetable
 from maitred.testing.scripted_openai.truth import Lateness
 from maitred.wire.sse import SSEDecoder

@@ -17,7 +17,9 @@ from typing import Any
 
 import httptools
 
-from maitred.testing.scripted_openai.answers import Answer, Answers, Ending, response
+from maitred.testing.scripted_openai.answers import Answer, Answers
+from maitred.testing.scripted_openai.framing import response
+from maitred.testing.scripted_openai.odd_stream import Ending
 from maitred.testing.scripted_openai.script import Script
 from maitred.testing.scripted_openai.timetable import Timetable
 from maitred.testing.scripted_openai.truth import Lateness, RequestTruth, Truth, pack
@@ -109,7 +111,6 @@ class ScriptedServer:
         self.port: int = self._listener.getsockname()[1]
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._wakeup: int | None = None
         self._connections: dict[int, _Connection] = {}
         self._timetable: Timetable[_Exchange] = Timetable()
         self._line: deque[_Exchange] = deque()
@@ -130,7 +131,6 @@ class ScriptedServer:
         Args:
             wakeup: A descriptor that becomes readable when `stop` has been called.
         """
-        self._wakeup = wakeup
         if wakeup is not None:
             self._epoll.register(wakeup, select.EPOLLIN)
         descriptors = [self._epoll.fileno()]
@@ -399,6 +399,9 @@ class ScriptedServer:
             exchange.truth.end = end
         exchange.truth.ended_s = now_s = time.monotonic()
         exchange.blocked = None
+        if exchange.at == len(exchange.sends):  # not in the timetable any more
+            exchange.sends = exchange.answer.sends = []
+            exchange.gaps_s = exchange.answer.gaps_s = []
         if exchange.answer.takes_turn:
             with contextlib.suppress(ValueError):
                 self._line.remove(exchange)

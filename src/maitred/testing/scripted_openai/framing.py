@@ -1,0 +1,28 @@
+"""The bytes of HTTP/1.1 responses, and of the API's errors."""
+
+import msgspec
+
+END_OF_BODY = b"0\r\n\r\n"
+
+
+def response(status: int, body: object, headers: dict[str, str] | None = None) -> bytes:
+    """A whole HTTP response with a JSON body."""
+    data = msgspec.json.encode(body)
+    return head(status, "application/json", {"content-length": str(len(data)), **(headers or {})}) + data
+
+
+def error_object(message: str, status: int, param: str | None = None) -> dict[str, object]:
+    """An error in the API's shape."""
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def head(status: int, content_type: str, headers: dict[str, str]) -> bytes:
+    """Status line and headers."""
+    lines = [f"HTTP/1.1 {status} Scripted", "server: maitred-scripted", f"content-type: {content_type}"]
+    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; an empty one would end it, so it is left out."""
+    return b"%x\r\n%s\r\n" % (len(data), data) if data else b""

@@ -1,0 +1,114 @@
+"""A stream on its way through the faults that meet it: what is sent, when, and what becomes of the connection."""
+
+import random
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+
+from maitred.testing.scripted_openai.framing import error_object
+from maitred.testing.scripted_openai.script import Fault, FaultKind
+from maitred.wire.sse import DONE, encode_comment, encode_event
+
+BUNCH_EVENTS = 4
+SPLIT_GAP_S = 0.001
+
+
+class Ending(Enum):
+    """What happens to the connection after the last byte."""
+
+    KEEP = auto()
+    CLOSE = auto()
+    RESET = auto()
+    STALL = auto()
+    """Nothing, for ever."""
+
+
+@dataclass(slots=True)
+class Send:
+    """Bytes, the time since the send before, and how many events they complete."""
+
+    gap_s: float
+    data: bytes
+    events: int
+
+
+class OddStream:
+    """The sends of one stream, changed by one fault after the other.
+
+    Args:
+        sends: One per event.
+        closing: What follows the last event at once.
+    """
+
+    def __init__(self, sends: list[Send], closing: bytes) -> None:
+        sends[-1].data += closing
+        self.sends = sends
+        self.ends_body = True
+        self.ending = Ending.KEEP
+        self.end = "complete"
+        self._closing = closing
+
+    def apply(self, fault: Fault, rng: random.Random) -> None:
+        """Does to the stream what the fault asks for."""
+        after = min(fault.after, len(self.sends))
+        match fault.kind:
+            case FaultKind.GARBAGE:
+                self.sends.insert(min(after, len(self.sends) - 1), Send(0.0, b"data: {oops\n\n", 0))
+                self.end = fault.kind
+            case FaultKind.STALL if fault.for_s is not None:
+                self.sends[min(after, len(self.sends) - 1)].gap_s += fault.for_s
+            case FaultKind.ERROR_EVENT:
+                error = encode_event(msgspec.json.encode(error_object("The script wants an error here.", 500)))
+                gap_s = self.sends[after].gap_s if after < len(self.sends) else 0.0
+                self._end(after, fault.kind)
+                self.sends.append(Send(gap_s, error, 0))
+            case FaultKind.STALL:
+                self._end(after, fault.kind, Ending.STALL)
+            case FaultKind.CUT:
+                self._end(after, fault.kind, Ending.CLOSE)
+            case FaultKind.RESET:
+                self._end(after, fault.kind, Ending.RESET)
+            case FaultKind.NO_DONE:
+                whole = after == len(self.sends)
+                self._end(after, fault.kind)
+                if whole:
+                    self.sends[-1].data += self._closing.removesuffix(DONE)
+            case FaultKind.BUNCHED:
+                bunches = [self.sends[at : at + BUNCH_EVENTS] for at in range(0, len(self.sends), BUNCH_EVENTS)]
+                self.sends = [
+                    Send(sum(s.gap_s for s in bunch), b"".join(s.data for s in bunch), sum(s.events for s in bunch))
+                    for bunch in bunches
+                ]
+            case FaultKind.PINGS:
+                ping = encode_comment("ping")
+                self.sends = [
+                    half
+                    for send in self.sends
+                    for half in (Send(send.gap_s / 2, ping, 0), Send(send.gap_s / 2, send.data, send.events))
+                ]
+            case FaultKind.CRLF:
+                for send in self.sends:
+                    send.data = send.data.replace(b"\n", b"\r\n")
+            case FaultKind.SPLIT:
+                self.sends = [piece for send in self.sends for piece in _split(send, rng)]
+            case FaultKind.STATUS | FaultKind.CLOSE:
+                raise AssertionError(f"{fault.kind} has no stream")
+
+    def _end(self, after: int, kind: FaultKind, ending: Ending = Ending.KEEP) -> None:
+        """No more than so many events, and nothing of the proper end."""
+        if after == len(self.sends) and after:
+            self.sends[-1].data = self.sends[-1].data.removesuffix(self._closing)
+        del self.sends[after:]
+        self.ends_body = ending is Ending.KEEP
+        self.ending, self.end = ending, kind
+
+
+def _split(send: Send, rng: random.Random) -> list[Send]:
+    cuts = sorted(rng.sample(range(1, len(send.data)), 2))
+    pieces = [send.data[: cuts[0]], send.data[cuts[0] : cuts[1]], send.data[cuts[1] :]]
+    gaps_s = (send.gap_s, SPLIT_GAP_S, SPLIT_GAP_S)
+    return [
+        Send(gap_s, piece, send.events if last else 0)
+        for gap_s, piece, last in zip(gaps_s, pieces, (False, False, True), strict=True)
+    ]
