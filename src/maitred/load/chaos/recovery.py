@@ -24,7 +24,7 @@ def first_answer(evidence: Evidence, bound_s: float) -> Verdict:
     took: list[str] = []
     unknown: list[str] = []
     for entry, over_s in _played(evidence):
-        after = [record for record in evidence.chaos.records if record.sent_s >= over_s]
+        after = [record for record in evidence.chaos.records if _asked_s(record) >= over_s]
         answered = [record.ended_s for record in after if record.outcome is Outcome.COMPLETE]
         if answered:
             recovery_s = min(answered) - over_s
@@ -73,6 +73,11 @@ def _as_fast(evidence: Evidence, calm: Times, now: Times, at_s: float, average: 
     if evidence.spec.arrivals.users is None:
         expected = min(average, _count(calm, at_s, at_s + WINDOW_S))
     return _count(now, at_s, at_s + WINDOW_S) >= share * expected
+
+
+def _asked_s(record: Record) -> float:
+    """When it was sent; of a request that found nobody to send it to, when it was due."""
+    return record.intended_s if math.isnan(record.sent_s) else record.sent_s
 
 
 def _played(evidence: Evidence) -> list[tuple[FaultLog, float]]:

@@ -30,6 +30,12 @@ def test_an_answer_that_was_asked_for_before_the_fault_does_not_count():
     assert verdict.examples == ["fault 0 (kill engine): none of the 3 requests sent after it was answered."]
 
 
+def test_requests_that_found_nobody_to_be_sent_to_show_that_nobody_is_there():
+    nobody = [cut(n, due_s=6.0, outcome=Outcome.FAILED, sent_s=float("nan"), words=0) for n in range(20, 23)]
+    verdict = first_answer(evidence([*steady(10), *nobody], faults=[fault(5.0)]), 5.0)
+    assert verdict.state == "broken"
+
+
 def test_a_late_recovery_is_caught():
     assert first_answer(evidence(interrupted(5, 9), faults=[fault(5.0)]), 4.0).state == "broken"
 
