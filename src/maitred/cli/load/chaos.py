@@ -1,6 +1,7 @@
 """`maitred load chaos`: faults on purpose while a load runs, and what must hold nevertheless."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,8 @@ def chaos(
         wanted = read_document(Plan, plan, os.environ, subject="The chaos plan")
         check(wanted)
         path = out_path(out, "chaos")
+        # The `maitred` of a plan is this one, also when its environment has not been activated.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         with showing(str(plan)) as watch:
             rehearsal = run_loop(rehearse(wanted, command=command_line(), tell=watch.tell, watch=watch))
         rehearsal.save(beside(path, ".json"))

@@ -52,14 +52,15 @@ class PlainLines:
     """One line every few seconds, for logs."""
 
     def __init__(self) -> None:
-        self._next_s = 0.0
+        self._next_s = self._last_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
         """See `Watch`."""
-        if progress.at_s >= self._next_s:
+        if progress.at_s >= self._next_s or progress.at_s < self._last_s:  # due, or another run
             self._next_s = progress.at_s - progress.at_s % LINE_EVERY_S + LINE_EVERY_S
             share = "" if progress.share is None else f"  {progress.share:4.0%}"
             typer.echo(f"{progress.at_s:6.0f} s{share}  {_requests(progress)}  |  {_figures(progress)}", err=True)
+        self._last_s = progress.at_s
 
     def tell(self, line: str) -> None:
         """See `Watch`."""
