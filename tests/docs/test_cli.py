@@ -63,3 +63,12 @@ def test_examples_are_commands_that_exist(name: str) -> None:
         depth = len(name.split())
         assert " ".join(words[:depth]) == name
         COMMANDS[name].make_context(name, words[depth:])  # type: ignore[attr-defined]  # raises on what does not parse
+
+
+def test_examples_in_the_guide_to_load_are_commands_that_exist() -> None:
+    guide = (PAGE.parent / "load.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^[$>] +(maitred load [^#\n]*)", guide, re.M)
+    assert len(examples) > 6
+    for example in examples:
+        words = shlex.split(example)
+        COMMANDS[" ".join(words[:3])].make_context(words[2], words[3:])  # type: ignore[attr-defined]
