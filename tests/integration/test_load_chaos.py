@@ -213,7 +213,7 @@ def plan_of(faults, *, installation=None, load=None, script=None, **invariants):
             "load": {
                 "arrivals": {"users": 3, "spread_s": 0.1},
                 "shape": {"prompt_tokens": "20", "output_tokens": "20"},
-                "bounds": {"duration_s": 8},
+                "bounds": {"duration_s": 6},
             }
             | (load or {}),
             "faults": faults,
@@ -276,7 +276,13 @@ async def test_a_link_that_breaks_and_clients_that_leave():
         {"kind": "leave", "clients": 10, "after_s": 0.1, "at_s": 5},
         {"kind": "stall", "clients": 3, "for_s": 1, "at_s": 6},
     ]
-    rehearsal = await rehearse(plan_of(faults, installation={"links": {"front": {}}, "clients_through": "front"}))
+    rehearsal = await rehearse(
+        plan_of(
+            faults,
+            installation={"links": {"front": {}}, "clients_through": "front"},
+            load={"bounds": {"duration_s": 8}},
+        )
+    )
     assert rehearsal.broken == []
     said = [" ".join(entry.said) for entry in rehearsal.faults]
     assert said[2] == "10 users: 10 cancelled"

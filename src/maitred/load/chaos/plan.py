@@ -263,11 +263,19 @@ def _installation_faults(plan: Plan) -> list[str]:
 
 
 def _load_faults(plan: Plan) -> list[str]:
+    wrong = []
+    arrivals = plan.load.arrivals
+    if arrivals.users is not None and arrivals.rate_per_s is not None:
+        wrong.append("load.arrivals: users wait for their answers, and a rate waits for nothing. Keep one of them.")
+    if arrivals.users is None and arrivals.rate_per_s is None and plan.load.shape.trace is None:
+        wrong.append("load.arrivals: say how the load arrives: users or rate_per_s, or a trace in load.shape.")
     try:
         body = msgspec.json.decode(plan.load.target.body)
-    except msgspec.DecodeError as error:
-        return [f"load.target.body: must be a JSON object: {error}."]
-    return [] if isinstance(body, dict) else ["load.target.body: must be a JSON object."]
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict):
+        wrong.append(f"load.target.body: must be a JSON object, not {plan.load.target.body!r}.")
+    return wrong
 
 
 def _fault_faults(plan: Plan, fault: Fault) -> list[str]:

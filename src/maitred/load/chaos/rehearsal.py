@@ -58,10 +58,11 @@ async def rehearse(
         drive: Plays a load.
 
     Raises:
-        ConfigInvalid: The plan cannot be played.
+        ConfigInvalid, InvalidRequest: The plan cannot be played.
         Unavailable: The installation does not start, or something that the plan needs is not on this machine.
     """
     plans.check(plan)
+    workload = make_workload(plan.load).description  # what is wrong with the load shows before anything is started
     started_unix_s, began_s = time.time(), time.monotonic()
     with _cancelled_by_sigterm(), tempfile.TemporaryDirectory(prefix="maitred-chaos-") as folder:
         installation = RunningInstallation(plan.installation, clock=_clock(plan, Path(folder)))
@@ -87,7 +88,6 @@ async def rehearse(
         leftovers=installation.leftovers,
     )
     evidence = Evidence(spec, calm, chaos, faults, end)
-    workload = make_workload(spec).description
     return Rehearsal.of(
         plan,
         evidence,

@@ -20,6 +20,7 @@ LINKED = {**SERVE, "links": {"front": {}, "redis": {"to": "127.0.0.1:6379", "sto
 
 
 def plan(faults=(), installation=None, **sections):
+    sections = {"load": {"arrivals": {"users": 2}}} | sections
     return msgspec.convert({"installation": installation or LINKED, "faults": list(faults), **sections}, Plan)
 
 
@@ -101,6 +102,20 @@ def test_unsound_faults(fault, says):
 def test_unsound_installations(installation, says):
     with pytest.raises(ConfigInvalid) as caught:
         check(msgspec.convert({"installation": installation}, Plan))
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        ({}, "users or rate_per_s, or a trace"),
+        ({"arrivals": {"users": 1, "rate_per_s": 1}}, "Keep one of them"),
+        ({"arrivals": {"users": 1}, "target": {"body": "{"}}, "must be a JSON object, not '{'"),
+    ],
+)
+def test_unsound_loads(load, says):
+    with pytest.raises(ConfigInvalid) as caught:
+        check(plan(load=load))
     assert says in caught.value.message
 
 
