@@ -86,12 +86,15 @@ class LiveBlock:
     def _block(self, progress: Progress) -> "RenderableType":
         from rich.console import Group
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         clock = f"{progress.at_s:.0f} s" + ("" if progress.share is None else f"  {progress.share:.0%}")
         lines: list[RenderableType] = [Text.assemble((self._title, "bold"), f"  {clock}")]
         if progress.share is not None:
-            lines.append(ProgressBar(total=1.0, completed=progress.share, width=min(60, self._console.width)))
+            bar = Table.grid()  # which ends its line, as a bar does not
+            bar.add_row(ProgressBar(total=1.0, completed=progress.share, width=min(60, self._console.width)))
+            lines.append(bar)
         style = "red" if _lost(progress) else ""
         return Group(*lines, Text(_requests(progress), style=style), Text(_figures(progress)))
 

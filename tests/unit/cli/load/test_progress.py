@@ -58,7 +58,12 @@ def test_a_terminal_gets_a_block_in_place() -> None:
         block = LiveBlock("http://here", live, console)
         block(progress(1.0))
         block(progress(2.0, share=None))
+        block.tell("fault 0: over")
     shown = out.getvalue()
+    title, bar, *_ = shown.splitlines()
+    assert title.rstrip().endswith("http://here  1 s  25%")
+    assert set(bar.strip()) <= set("━╸╺")
+    assert "fault 0: over" in shown
     assert "http://here" in shown
     assert "1,190 complete, 2 timed out" in shown
     assert "2 s" in shown
