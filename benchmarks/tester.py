@@ -178,7 +178,7 @@ def limit(report: Report, quick: bool) -> None:
     calm_run = play(script, calm_load)
     with hogs(4):
         starved = play(script, calm_load)
-    overloaded = play(script, load(Arrivals(rate_per_s=4000, process="constant"), 2, min(seconds, 4.0)))
+    overloaded = play(script, load(Arrivals(rate_per_s=4000, process="constant"), 2, 1.0 if quick else 4.0))
     runs = {"calm": calm_run, "core shared with 4 others": starved, "4,000 requests per second": overloaded}
     report.figures["limit"] = {name: played.tester() for name, played in runs.items()}
     report.require("limit: none when calm", calm(calm_run), at_least=1)
@@ -238,18 +238,18 @@ def cost(report: Report, quick: bool) -> None:
 def comparison(report: Report, quick: bool) -> None:
     """A server against itself, and against itself with 10 % more TTFT; every run with draws of its own."""
     repeats = 2 if quick else REPEATS
-    seconds = 5.0 if quick else 9.0
+    seconds = 4.0 if quick else 9.0
     spec = load(Arrivals(rate_per_s=50), 10, seconds)
 
     def one(number: int) -> Result:
         factor = 1.1 if number % 3 == 2 else 1.0
         script = Script(
-            ttft=Times(mean_s=0.1, cv=0.2, factor=factor), itl=Times(mean_s=0.01, cv=0.3), seed=SEED + number
+            ttft=Times(mean_s=0.2, cv=0.2, factor=factor), itl=Times(mean_s=0.02, cv=0.3), seed=SEED + number
         )
         return play(script, spec).result
 
     # Each run needs a few hundredths of a core. Those that are compared run side by side: a disturbance meets them all.
-    with ThreadPoolExecutor(6) as threads:
+    with ThreadPoolExecutor(6 if quick else 3) as threads:
         results = list(threads.map(one, range(3 * repeats)))
     before, same, slower = results[::3], results[1::3], results[2::3]
     figures = report.figures["compare"] = {"requests": before[0].summary.requests, "same": [], "slower": []}
