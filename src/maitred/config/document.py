@@ -48,6 +48,8 @@ def read_document(
         ConfigInvalid: The message lists every fault with its origin.
     """
     root, found = read_yaml(path) if path is not None else (Node({}, subject), [])
+    if found and not root.value:
+        rules = no_rules  # what a file that cannot be read might have said is no fault of the flags'
     if flags is not None:
         root = merge(root, flags)
     document, _ = build(kind, root, env, rules, [*found, *faults], subject)

@@ -84,6 +84,9 @@ def test_rules_between_settings_point_at_what_was_set(tmp_path: Path) -> None:
     assert caught.value.message.startswith("The menu has a fault:")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match="No such file"):
-        read_document(Menu, tmp_path / "no.yaml", {}, subject="The menu")
+def test_a_file_that_is_not_there_is_the_only_fault(tmp_path: Path) -> None:
+    def never_right(menu: Menu) -> Iterator[Conflict]:
+        yield Conflict(("seats",), "Wrong.")
+
+    with pytest.raises(ConfigInvalid, match=r"The menu has a fault:\n.*: No such file\."):
+        read_document(Menu, tmp_path / "no.yaml", {}, subject="The menu", rules=never_right)

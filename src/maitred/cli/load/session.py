@@ -13,6 +13,7 @@ from msgspec import structs
 from maitred.cli.load.progress import showing
 from maitred.core.errors import InvalidRequest
 from maitred.load.record import RunData
+from maitred.load.report.quantity import plural
 from maitred.load.session import Session, Workload
 from maitred.load.spec import LoadSpec
 
@@ -91,7 +92,8 @@ async def measure(spec: LoadSpec, workload: Workload, stop: asyncio.Event | None
     from maitred.load.driver import run
 
     arrivals = spec.arrivals
-    pace = f"{arrivals.users} users" if arrivals.users else f"{arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
+    pace = f"{arrivals.rate_per_s:g} sessions/s" if arrivals.rate_per_s else ""
+    pace = plural(arrivals.users, "user") if arrivals.users else pace
     with showing(f"{spec.target.url}: {', '.join(filter(None, (pace, workload.description)))}") as watch:
         return await run(spec, workload, watch=watch, stop=stop)
 
