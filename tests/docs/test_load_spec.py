@@ -12,7 +12,8 @@ from msgspec.structs import fields
 from maitred.cli.load.docs import plan_page, spec_page
 from maitred.cli.load.flags import SPEC_FLAGS, SpecFlag, described
 from maitred.config.document import read_document
-from maitred.load.chaos.plan import Plan, check
+from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.rules import check
 from maitred.load.spec import LoadSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -38,8 +38,9 @@ def chaos(
         from maitred.cli.load.progress import showing
         from maitred.cli.load.session import run_loop
         from maitred.load.chaos import report
-        from maitred.load.chaos.plan import Plan, check
+        from maitred.load.chaos.plan import Plan
         from maitred.load.chaos.rehearsal import rehearse
+        from maitred.load.chaos.rules import check
 
         wanted = read_document(Plan, plan, os.environ, subject="The chaos plan")
         check(wanted)

@@ -2,7 +2,7 @@
 
 ::
 
-    plan          what is started, which load, which faults when, which promises: a YAML file
+    plan          what is started, which load, which faults when, which promises: a YAML file; rules: what must fit
     installation  starts and stops what is tested; processes: who is who in it
     link          a TCP connection of the installation that can be broken, slowed or cut off
     faults        one context manager per kind of fault: leaving it undoes it, whatever the reason

@@ -18,13 +18,14 @@ from pathlib import Path
 import msgspec
 
 from maitred.load import driver
-from maitred.load.chaos import plan as plans
 from maitred.load.chaos.burst import Drive
 from maitred.load.chaos.clock import FakeClock, find_library
 from maitred.load.chaos.evidence import End, Evidence
 from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.invariants import judge
 from maitred.load.chaos.outcome import Rehearsal
+from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.rules import check
 from maitred.load.chaos.scrape import Follower
 from maitred.load.chaos.stage import Stage
 from maitred.load.record import Progress
@@ -41,7 +42,7 @@ def _say_nothing(_: str) -> None:
 
 
 async def rehearse(
-    plan: plans.Plan,
+    plan: Plan,
     *,
     command: str = "",
     tell: Callable[[str], None] = _say_nothing,
@@ -61,7 +62,7 @@ async def rehearse(
         ConfigInvalid, InvalidRequest: The plan cannot be played.
         Unavailable: The installation does not start, or something that the plan needs is not on this machine.
     """
-    plans.check(plan)
+    check(plan)
     workload = make_workload(plan.load).description  # what is wrong with the load shows before anything is started
     started_unix_s, began_s = time.time(), time.monotonic()
     with _cancelled_by_sigterm(), tempfile.TemporaryDirectory(prefix="maitred-chaos-") as folder:
@@ -101,7 +102,7 @@ async def rehearse(
     )
 
 
-def load_spec(plan: plans.Plan, url: str) -> LoadSpec:
+def load_spec(plan: Plan, url: str) -> LoadSpec:
     """The plan's load, aimed at the installation, with answers that do not depend on chance.
 
     The likeliest token is taken unless the plan sets a temperature itself, and a seed goes with every request for plans
@@ -113,7 +114,7 @@ def load_spec(plan: plans.Plan, url: str) -> LoadSpec:
     return msgspec.structs.replace(plan.load, target=msgspec.structs.replace(target, url=url, body=body))
 
 
-def _clock(plan: plans.Plan, folder: Path) -> FakeClock | None:
+def _clock(plan: Plan, folder: Path) -> FakeClock | None:
     """A clock for the installation, if the plan makes it jump."""
     if any(fault.kind == "clock_jump" for fault in plan.faults):
         return FakeClock(folder / "clock", find_library())

@@ -10,8 +10,9 @@ import yaml
 from maitred.config.document import read_document
 from maitred.core.errors import ConfigInvalid
 from maitred.load.chaos.burst import burst_spec
-from maitred.load.chaos.plan import Fault, Plan, check, roles
+from maitred.load.chaos.plan import Fault, Plan, roles
 from maitred.load.chaos.rehearsal import load_spec
+from maitred.load.chaos.rules import check
 from maitred.load.spec import LoadSpec
 
 EXAMPLES = sorted(Path("examples/chaos").glob("*.yaml"))
@@ -62,7 +63,7 @@ def test_sound_faults(fault):
     ("fault", "says"),
     [
         ({"kind": "hang", "target": "engine"}, "for_s must be set."),
-        ({"kind": "hang", "target": "engin", "for_s": 1}, "no process 'engin'. Processes: engine, gateway."),
+        ({"kind": "hang", "target": "engin", "for_s": 1}, "no process 'engin'. Processes: gateway, engine."),
         ({"kind": "partition", "target": "back", "for_s": 1}, "no link 'back'. Links: front, redis."),
         ({"kind": "kill", "target": "engine", "speed": 0.5}, "speed has no meaning here. Remove it."),
         ({"kind": "kill", "target": "engine", "for_s": 1}, "only the process that serve starts can be started again"),
@@ -130,8 +131,12 @@ def test_a_clock_can_only_be_set_for_what_is_started_here():
     running = {"url": "http://127.0.0.1:1", "pid": 7}
     with pytest.raises(ConfigInvalid, match=r"set installation\.serve"):
         check(plan([{"kind": "clock_jump", "at_s": 1, "for_s": 1, "jump_s": 5}], running))
-    with pytest.raises(ConfigInvalid, match="no process 'gateway'"):
-        check(plan([{"kind": "kill", "target": "gateway", "at_s": 1}], {"url": "http://127.0.0.1:1"}))
+
+
+@pytest.mark.parametrize("target", ["gateway", "engine"])
+def test_of_a_server_that_is_only_an_address_no_process_is_known(target):
+    with pytest.raises(ConfigInvalid, match=f"no process '{target}'. The plan has no processes"):
+        check(plan([{"kind": "kill", "target": target, "at_s": 1}], {"url": "http://127.0.0.1:1"}))
 
 
 @pytest.mark.parametrize(
