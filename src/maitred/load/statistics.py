@@ -8,7 +8,7 @@ runs of the same thing. So neighbours are drawn together, in blocks long enough 
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.times import Floats
+from maitred.load.measure.times import Floats
 
 Weights = NDArray[np.float32]
 """How often each request (column) was drawn in each resample (row)."""
@@ -105,8 +105,8 @@ class Sorted:
         for row, rank in enumerate(ranks):
             place = rank * np.maximum(count - 1, 0)
             floor = np.floor(place)
-            low = np.minimum((upto <= floor).sum(axis=1), len(self) - 1)
-            high = np.minimum((upto <= np.minimum(floor + 1, count - 1)).sum(axis=1), len(self) - 1)
+            low = (upto > floor).argmax(axis=1)
+            high = (upto > np.minimum(floor + 1, count - 1)).argmax(axis=1)
             share = (place - floor)[:, 0]
             found[row] = self._values[low] * (1 - share) + self._values[high] * share
         found[:, count[:, 0] == 0] = np.nan
@@ -152,7 +152,7 @@ class Binned:
         rows = np.arange(len(weights))
         for row, rank in enumerate(ranks):
             target = rank * upto[:, -1]
-            place = np.minimum((upto <= target[:, None]).sum(axis=1), upto.shape[1] - 1)
+            place = (upto > target[:, None]).argmax(axis=1)
             before = np.where(place > 0, upto[rows, place - 1], 0.0)
             inside = _divide(target - before, upto[rows, place] - before)
             low, high = self._edges[place], self._edges[place + 1]
