@@ -4,10 +4,10 @@ Simulated runs whose truth is known: log-normal times to first token that rememb
 them, and answers whose pace is their own. The same server compared with itself must leave the whole table untouched in
 19 of 20 cases; a server that has become 10 % slower must be found where a run of that size can show it.
 
-Where that is follows from the size alone. The mean of `n` times with coefficient of variation `cv`, each correlated with
-its neighbour by `memory`, has a standard error of about ``cv √((1 + memory) / (1 - memory) / n)``, relative; the
-difference of two runs has √2 times that, less whatever they share by playing the same load. To be found nearly always,
-a change must be some five of those: 600 requests with CV 0.4 and memory 0.7 cannot show 10 % to anybody.
+Where that is follows from the size alone. The mean of `n` times with coefficient of variation `cv`, each correlated
+with its neighbour by `memory`, has a standard error of about ``cv √((1 + memory) / (1 - memory) / n)``, relative; the
+difference of two runs has √2 times that, less whatever they share by playing the same load. To be found nearly
+always, a change must be some five of those: 600 requests with CV 0.4 and memory 0.7 cannot show 10 % to anybody.
 
     python -m benchmarks.compare_calibration [--quick]
 """
@@ -188,18 +188,18 @@ MUST_FIND = tuple(SLOWER)[:3]
 def repeats_of(case: Case, repeats: int) -> int:
     """Fewer of large runs, in proportion to the work."""
     server, runs, _ = case
-    return max(2, min(repeats, repeats * 600 // (server.requests * runs)))
+    return max(2, min(repeats, repeats * 1200 // (server.requests * runs)))
 
 
 def main() -> int:
     """Runs the study and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="bounded run, under 45 s")
-    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=200, help="of each case, without --quick")
     arguments = parser.parse_args()
     report = Report("compare_calibration", seed=arguments.seed, quick=arguments.quick)
-    repeats = 4 if arguments.quick else arguments.repeats
+    repeats = 8 if arguments.quick else arguments.repeats
     alarms, tables = 0.0, 0
     for name, case in SAME.items():
         server, runs, same_load = case
@@ -217,7 +217,7 @@ def main() -> int:
         server, runs, same_load = case
         slower = replace(server, slower=1.1)
         it = tally(
-            server, slower, repeats=repeats_of(case, repeats // 2), seed=arguments.seed, runs=runs, same_load=same_load
+            server, slower, repeats=repeats_of(case, repeats // 4), seed=arguments.seed, runs=runs, same_load=same_load
         )
         report.figures[f"10 % slower: {name}"] = it.__dict__
         print(f"10 % slower: {name}: found {it.found:.3f}, seen {it.seen:.3f}, {it.repeats} repeats, ", end="")

@@ -25,8 +25,8 @@ LEAST_REQUESTS = 100
 """With a first token, per run: fewer do not hold enough blocks to tell chance from change."""
 
 RESERVE = 1 / 3
-"""Share of the chance of error that is kept for what the bootstrap does not see: resamples of a few hundred requests vary
-a little too little, more so in the tails and in pooled gaps."""
+"""Share of the chance of error that is kept for what the bootstrap does not see: resamples of a few hundred requests
+vary a little too little, most of all where the requests remember for long."""
 
 ALIKE = 0.02
 """Share of a kind of ending that may differ between the sides without a warning."""
