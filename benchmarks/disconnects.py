@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from benchmarks.report import Report
 from benchmarks.users import is_whole
-from maitred.load.driver import run
-from maitred.load.record import Outcome, RunData
+from maitred.load.measure.record import Outcome, RunData
+from maitred.load.play.driver import run
 from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
 from maitred.testing.server_process import ServerProcess, serving
 

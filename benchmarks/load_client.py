@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import uvloop
 
 from benchmarks.report import Report
-from maitred.load.client.answer import AnswerReader, Traffic
-from maitred.load.client.caller import Caller
-from maitred.load.client.origin import Origin
-from maitred.load.client.pool import Pool
-from maitred.load.record import Record
+from maitred.load.measure.record import Record
+from maitred.load.play.client.answer import AnswerReader, Traffic
+from maitred.load.play.client.caller import Caller
+from maitred.load.play.client.origin import Origin
+from maitred.load.play.client.pool import Pool
+from maitred.load.play.target import Dialect, Requests
 from maitred.load.spec import Target
-from maitred.load.target import Dialect, Requests
 from maitred.testing.scripted_openai import Script, Times, scripted_openai
 
 SEED = 20260105
@@ -105,7 +105,7 @@ async def drive(client: str, url: str, streams: int, tokens: int) -> dict[str, f
 
 
 async def ours(pool: Pool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
-    """`maitred.load.client`."""
+    """`maitred.load.play.client`."""
     caller = Caller(pool, now_s=time.monotonic, retries=0, timeout_s=300, rng=random.Random(0), traffic=Traffic())
     request = head + b"\r\n\r\n" + body
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.record import Record, RunData
-from maitred.load.result import Result
+from maitred.load.measure.record import Record, RunData
+from maitred.load.measure.result import Result
 from maitred.load.spec import LoadSpec
 from maitred.testing.scripted_openai import RequestTruth, Script, Truth, scripted_openai
 
@@ -148,7 +148,7 @@ def _play(pipe: Connection, content: bytes, cores: list[int]) -> None:
     """The tester's process."""
     import uvloop
 
-    from maitred.load.driver import run
+    from maitred.load.play.driver import run
 
     os.sched_setaffinity(0, set(cores) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
     spec = msgspec.json.decode(content, type=LoadSpec)

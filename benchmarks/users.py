@@ -16,9 +16,9 @@ import psutil
 import uvloop
 
 from benchmarks.report import RESULTS, Report, percentiles
-from maitred.load.cost import judge
-from maitred.load.driver import run
-from maitred.load.record import Outcome, Record, RunData
+from maitred.load.measure.cost import judge
+from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.play.driver import run
 from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
 from maitred.testing.server_process import ServerProcess, serving
 

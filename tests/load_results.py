@@ -5,8 +5,8 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from maitred.load.record import Outcome, Record, RunData, Sample
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome, Record, RunData, Sample
+from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, LoadSpec, Objectives, Target, Tenant
 
 

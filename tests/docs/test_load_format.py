@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from maitred.load import cost
-from maitred.load.columns import Requests
-from maitred.load.machine import Machine
-from maitred.load.result import Calibration, Result, TargetSeen
-from maitred.load.series import Series
-from maitred.load.summary import Quantiles, Summary
+from maitred.load.measure import cost
+from maitred.load.measure.columns import Requests
+from maitred.load.measure.machine import Machine
+from maitred.load.measure.result import Calibration, Result, TargetSeen
+from maitred.load.measure.series import Series
+from maitred.load.measure.summary import Quantiles, Summary
 from tests.load_results import synthetic_result
 
 PAGE = (Path(__file__).parents[2] / "docs/load-format.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.load.record import Outcome
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
 from maitred.testing.server_process import ServerProcess, free_port, serving
 
 SMALL = ("--prompt-tokens", "30", "--output-tokens", "8", "--set", "arrivals.spread_s=0")

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.load.client.answer import Traffic
-from maitred.load.client.caller import PATIENT, Caller, Manners
-from maitred.load.client.connection import ConnectionFailed
-from maitred.load.client.origin import Origin
-from maitred.load.client.pool import Pool
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
+from maitred.load.play.client.answer import Traffic
+from maitred.load.play.client.caller import PATIENT, Caller, Manners
+from maitred.load.play.client.connection import ConnectionFailed
+from maitred.load.play.client.origin import Origin
+from maitred.load.play.client.pool import Pool
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 

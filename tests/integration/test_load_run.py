@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from maitred.core.errors import InvalidRequest, Unavailable
-from maitred.load.driver import run
-from maitred.load.record import Outcome
-from maitred.load.session import Session, Turn, Workload
+from maitred.load.measure.record import Outcome
+from maitred.load.play.driver import run
 from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target, Tenant
+from maitred.load.workload.session import Session, Turn, Workload
 from maitred.testing.scripted_openai import Fault, FaultKind, Pause, Script, Times, scripted_openai
 
 TURN = Turn(prompt_tokens=20, output_tokens=5)

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.load.arrivals import arrival_times, parse_profile
-from maitred.load.prompts import PromptWriter
-from maitred.load.session import Session, Turn, Workload
 from maitred.load.spec import Arrivals, LoadSpec, Shape, Tenant
-from maitred.load.traces.mooncake import read_mooncake
-from maitred.load.traces.recorded import read_recorded, write_recorded
-from maitred.load.workload import make_workload
+from maitred.load.workload.arrivals import arrival_times, parse_profile
+from maitred.load.workload.generator import make_workload
+from maitred.load.workload.prompts import PromptWriter
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.traces.mooncake import read_mooncake
+from maitred.load.workload.traces.recorded import read_recorded, write_recorded
 from maitred.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)

@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.record import Outcome
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
+from maitred.load.measure.times import Flags, Floats
 from maitred.load.statistics import Binned, Sorted, Weights, block_length
-from maitred.load.times import Flags, Floats
 
 LEAST_BEYOND = 10
 """A quantile is judged when so many requests lie beyond it; fewer do not show where it is."""

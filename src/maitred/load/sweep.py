@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.cost import Limit
-from maitred.load.record import Outcome
-from maitred.load.result import Result
+from maitred.load.measure.cost import Limit
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
 from maitred.load.spec import LoadSpec, Objectives
 
 FORMAT = "maitred-sweep/1"

@@ -6,7 +6,7 @@ import pytest
 from maitred.core.errors import InvalidRequest
 from maitred.load.compare import compare
 from maitred.load.comparison import Comparison, Row
-from maitred.load.result import Result
+from maitred.load.measure.result import Result
 from maitred.load.spec import Objectives
 from tests.load_results import synthetic_result
 

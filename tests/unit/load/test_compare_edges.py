@@ -6,8 +6,8 @@ from array import array
 import pytest
 
 from maitred.load.compare import compare
-from maitred.load.record import Outcome, Record, RunData
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, LoadSpec
 
 SPEC = LoadSpec(arrivals=Arrivals(rate_per_s=5), bounds=Bounds(duration_s=40))

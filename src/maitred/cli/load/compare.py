@@ -9,7 +9,7 @@ from maitred.cli.extras import needing
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from maitred.load.result import Result
+    from maitred.load.measure.result import Result
 
 EXAMPLES = """
 Examples:
@@ -65,7 +65,7 @@ def load_results(path: Path) -> "list[Result]":
     Raises:
         InvalidRequest: There are none, or one of the files is something else.
     """
-    from maitred.load.result import Result
+    from maitred.load.measure.result import Result
 
     if not path.is_dir():
         return [Result.load(path)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from maitred.load.record import Outcome, Progress
+from maitred.load.measure.record import Outcome, Progress
 from maitred.load.report.quantity import count, duration, significant
 
 if TYPE_CHECKING:

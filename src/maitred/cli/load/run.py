@@ -9,7 +9,7 @@ from maitred.cli.extras import needing
 from maitred.cli.load.flags import takes_spec
 
 if TYPE_CHECKING:
-    from maitred.load.result import Result
+    from maitred.load.measure.result import Result
 
 EXAMPLES = """
 Examples:

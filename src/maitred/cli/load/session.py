@@ -12,13 +12,13 @@ from msgspec import structs
 
 from maitred.cli.load.progress import showing
 from maitred.core.errors import InvalidRequest
-from maitred.load.record import RunData
+from maitred.load.measure.record import RunData
 from maitred.load.report.quantity import plural
-from maitred.load.session import Session, Workload
 from maitred.load.spec import LoadSpec
+from maitred.load.workload.session import Session, Workload
 
 if TYPE_CHECKING:
-    from maitred.load.result import Result
+    from maitred.load.measure.result import Result
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "Result
         KeyboardInterrupt: Ctrl-C, twice.
         MaitredError: See `driver.run`.
     """
-    from maitred.load.result import Result
-    from maitred.load.workload import make_workload
+    from maitred.load.measure.result import Result
+    from maitred.load.workload.generator import make_workload
 
     workload = make_workload(spec)
     played: list[Session] = []
@@ -64,7 +64,7 @@ def _as_played(sessions: list[Session], data: RunData) -> Iterator[Session]:
 
 
 def _write_trace(path: Path, workload: Workload) -> None:
-    from maitred.load.traces.recorded import write_recorded
+    from maitred.load.workload.traces.recorded import write_recorded
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def run_loop(main: Coroutine[None, None, T]) -> T:
 
 async def measure(spec: LoadSpec, workload: Workload, stop: asyncio.Event | None = None) -> RunData:
     """A run inside an event loop, shown as it goes; Ctrl-C is the caller's to handle."""
-    from maitred.load.driver import run
+    from maitred.load.play.driver import run
 
     arrivals = spec.arrivals
     pace = f"{arrivals.rate_per_s:g} sessions/s" if arrivals.rate_per_s else ""

@@ -64,9 +64,9 @@ def _arrival_rules(spec: LoadSpec, *, rate_is_given: bool) -> Iterator[Conflict]
 
 def _text_rules(spec: LoadSpec) -> Iterator[Conflict]:
     """Distributions, profiles and JSON are read here already, so that their faults stand in the same list."""
-    from maitred.load.arrivals import parse_profile
-    from maitred.load.lengths import parse_distribution
-    from maitred.load.target import extra_fields
+    from maitred.load.play.target import extra_fields
+    from maitred.load.workload.arrivals import parse_profile
+    from maitred.load.workload.lengths import parse_distribution
 
     def reading(key: str, read: Callable[[], object]) -> Iterator[Conflict]:
         try:

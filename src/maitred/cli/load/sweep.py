@@ -10,7 +10,7 @@ from maitred.cli.load.run import HtmlOption, OutOption, PlotsOption, SpecArgumen
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from maitred.load.result import Result
+    from maitred.load.measure.result import Result
     from maitred.load.spec import LoadSpec
     from maitred.load.sweep import Sweep, Trial
 
@@ -66,9 +66,9 @@ def sweep(
         from maitred.cli.load.session import measure, run_loop
         from maitred.cli.load.spec import read_spec
         from maitred.load import sweep as search
+        from maitred.load.measure.result import Result
         from maitred.load.report import sweep as report
-        from maitred.load.result import Result
-        from maitred.load.workload import make_workload
+        from maitred.load.workload.generator import make_workload
 
         wanted = read_spec(spec, given, rate_is_given=True)
         trial_s = parse_seconds(trial)

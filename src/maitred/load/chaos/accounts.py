@@ -5,7 +5,7 @@ import math
 from maitred.load.chaos.evidence import Evidence, Phase, text_of
 from maitred.load.chaos.meter import Bill
 from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
 
 _ROUNDING_TOKENS = 1
 """Of each calibration's share in the bill, which is worked out from a fit."""

@@ -5,7 +5,7 @@ from collections import Counter
 
 from maitred.load.chaos.evidence import Evidence, Question, named, text_of
 from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
 
 _FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 """Finish reasons that tell a client that the answer is whole."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from maitred.load.chaos.meter import NOTHING, Bill, probe_bill
 from maitred.load.chaos.plan import Fault
-from maitred.load.record import Progress, Record, RunData
+from maitred.load.measure.record import Progress, Record, RunData
 from maitred.load.spec import Arrivals, Bounds, LoadSpec
 
 DEFAULT_LEAVE_S = 1.0

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from maitred.load.chaos.meter import NOTHING, Bill
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
 from maitred.load.spec import LoadSpec
 
 Question = tuple[int, int]

@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 
 from maitred.load.chaos.scrape import Counters
-from maitred.load.record import RunData
-from maitred.load.target import PROBE_WORDS
+from maitred.load.measure.record import RunData
+from maitred.load.play.target import PROBE_WORDS
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from maitred.load.chaos.evidence import Evidence
 from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.chaos.verdict import Verdict
-from maitred.load.result import Result
+from maitred.load.measure.result import Result
 
 FORMAT = "maitred-chaos/1"
 """Changes with any change that an old reader would misread. New fields may come without."""

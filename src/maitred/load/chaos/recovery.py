@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from maitred.load.chaos.evidence import Evidence
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
 
 WINDOW_S = 3.0
 """Speed is what arrives within such a time; shorter ones are all noise."""

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.load import driver
 from maitred.load.chaos.burst import Drive
 from maitred.load.chaos.clock import FakeClock, find_library
 from maitred.load.chaos.evidence import End, Evidence
@@ -28,10 +27,11 @@ from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.rules import check
 from maitred.load.chaos.scrape import Follower
 from maitred.load.chaos.stage import Stage
-from maitred.load.record import Progress
-from maitred.load.result import Result
+from maitred.load.measure.record import Progress
+from maitred.load.measure.result import Result
+from maitred.load.play import driver
 from maitred.load.spec import LoadSpec
-from maitred.load.workload import make_workload
+from maitred.load.workload.generator import make_workload
 
 SETTLE_S = 15.0
 """Between two runs where the plan does not care what is left."""

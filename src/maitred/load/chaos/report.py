@@ -7,11 +7,11 @@ import numpy as np
 from maitred.load.chaos.outcome import Rehearsal
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.chaos.verdict import State
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
 from maitred.load.report import canvas, markdown
 from maitred.load.report.document import Block, Code, Document, Note, Plot, Section, Table, Text, Tone
 from maitred.load.report.quantity import NONE, count, duration, plural, significant
-from maitred.load.result import Result
 
 TONES: dict[State, Tone] = {"held": Tone.GOOD, "broken": Tone.BAD, "unchecked": Tone.CARE}
 WORDS: dict[State, str] = {"held": "held", "broken": "BROKEN", "unchecked": "not checkable"}

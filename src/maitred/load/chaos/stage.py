@@ -14,7 +14,7 @@ from maitred.load.chaos.meter import NOTHING, Bill, Meter, MetricsMeter, probe_b
 from maitred.load.chaos.plan import Fault
 from maitred.load.chaos.scrape import Follower
 from maitred.load.chaos.timeline import FaultLog, Timeline
-from maitred.load.record import Progress, RunData
+from maitred.load.measure.record import Progress, RunData
 from maitred.load.spec import LoadSpec
 
 POLL_S = 0.05

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from html import escape
 
+from maitred.load.measure.result import Result
 from maitred.load.report.document import Block, Code, Document, Figures, Note, Plot, Table, Text
 from maitred.load.report.outline import outline
-from maitred.load.result import Result
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2026; --soft: #5b6470; --line: #d9dee4; --paper: #fff; --card: #f5f7f9;

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
 from maitred.load.report.document import Note, Tone
 from maitred.load.report.quantity import count, duration, exact, plural, share
-from maitred.load.result import Result
 
 FEW = 100
 """Requests below which a p99 is hardly more than the largest value."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from maitred.load.measure.result import Result
 from maitred.load.report.document import Block, Code, Document, Figures, Note, Plot, Table, Text, Tone
 from maitred.load.report.outline import outline
-from maitred.load.result import Result
 
 MARKS = {Tone.GOOD: "✅", Tone.CARE: "⚠️", Tone.BAD: "❌"}
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~$"} | {"&": "&amp;", "\n": " "})

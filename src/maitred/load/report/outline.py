@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
+from maitred.load.measure.summary import Quantiles
 from maitred.load.report.document import Block, Code, Document, Figure, Figures, Plot, Section, Table, Text
 from maitred.load.report.judgement import has_objectives, notes, verdict
 from maitred.load.report.quantity import NONE, count, duration, exact, rate, share, significant, size
-from maitred.load.result import Result
 from maitred.load.spec import LoadSpec
-from maitred.load.summary import Quantiles
 
 EXAMPLES = 3
 """Most different errors that are quoted for one outcome."""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
+from maitred.load.measure.series import Series, quantile_by_step
+from maitred.load.measure.times import Flags, Floats
 from maitred.load.report import canvas
 from maitred.load.report.canvas import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
 from maitred.load.report.quantity import count, duration, exact, share
-from maitred.load.result import Result
-from maitred.load.series import Series, quantile_by_step
-from maitred.load.times import Flags, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

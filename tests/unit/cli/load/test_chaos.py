@@ -15,8 +15,8 @@ from maitred.load.chaos.outcome import Rehearsal
 from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.chaos.verdict import State, Verdict
-from maitred.load.record import Outcome, Record, RunData
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.result import Result
 
 PLAN = """\
 installation:

@@ -13,8 +13,8 @@ from maitred.cli.load.compare import parse_share
 from maitred.cli.main import app
 from maitred.core.errors import InvalidRequest
 from maitred.load.comparison import Comparison
-from maitred.load.record import Outcome, Record, RunData
-from maitred.load.result import Result
+from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, LoadSpec
 
 

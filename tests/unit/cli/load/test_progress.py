@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from maitred.cli.load.progress import LiveBlock, PlainLines, showing
-from maitred.load.record import Outcome, Progress
+from maitred.load.measure.record import Outcome, Progress
 
 
 def progress(at_s: float, **changes: object) -> Progress:

@@ -13,11 +13,11 @@ from typer.testing import Result as Invocation
 
 from maitred.cli.load.run import SHOWN
 from maitred.cli.main import app
-from maitred.load.record import Outcome, Progress, Record, RunData
+from maitred.load.measure.record import Outcome, Progress, Record, RunData
+from maitred.load.measure.result import Result
 from maitred.load.report.outline import outline
-from maitred.load.result import Result
-from maitred.load.session import Workload
 from maitred.load.spec import LoadSpec
+from maitred.load.workload.session import Workload
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
             watch(Progress(1.0, 0.1, 10, 2, {Outcome.COMPLETE: 8}, 50.0, 0.5, 0.1, 0.2, 0.0))
             return measured(outcomes)
 
-        monkeypatch.setattr("maitred.load.driver.run", run)
+        monkeypatch.setattr("maitred.load.play.driver.run", run)
         return CliRunner().invoke(app, ["load", "run", "--duration", "11", *words])
 
     return play
@@ -174,7 +174,7 @@ def test_ctrl_c_stops_in_order_and_twice_at_once(monkeypatch: pytest.MonkeyPatch
             await asyncio.Event().wait()
         return measured([Outcome.COMPLETE])
 
-    monkeypatch.setattr("maitred.load.driver.run", run)
+    monkeypatch.setattr("maitred.load.play.driver.run", run)
     done = CliRunner().invoke(app, ["load", "run", "--users", "1", "--out", "a", "--no-html"])
     assert done.stderr.count("No new requests.") == 1
     assert (done.exit_code, Path("a.json").exists()) == ((0, True) if times == 1 else (130, False))

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
 from maitred.cli.main import app
-from maitred.load.record import Outcome, Record, RunData
-from maitred.load.session import Workload
+from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.spec import LoadSpec
 from maitred.load.sweep import Sweep
+from maitred.load.workload.session import Workload
 
 HOLDS_PER_S = 6.0
 
@@ -60,7 +60,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
     async def run(spec: LoadSpec, workload: Workload, *, watch: object, stop: object) -> RunData:
         return served(spec)
 
-    monkeypatch.setattr("maitred.load.driver.run", run)
+    monkeypatch.setattr("maitred.load.play.driver.run", run)
     return lambda *words: CliRunner().invoke(app, ["load", "sweep", "--trial", "1m", "--out", "knee", *words])
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from maitred.load.chaos.evidence import End, Evidence, Phase
 from maitred.load.chaos.meter import Bill
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.record import Outcome, Record
+from maitred.load.measure.record import Outcome, Record
 from maitred.load.spec import Arrivals, Bounds, LoadSpec
 
 TOKENS = 4

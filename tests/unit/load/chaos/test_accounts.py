@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from maitred.load.chaos.accounts import bounded_overshoot, budgets_kept, no_double_bill
 from maitred.load.chaos.evidence import Evidence, Phase
 from maitred.load.chaos.meter import Bill
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
 from maitred.load.spec import Target
 from tests.unit.load.chaos.records import PROMPT_TOKENS, SPEC, TOKENS, answered, bill, cut, evidence, phase, steady
 

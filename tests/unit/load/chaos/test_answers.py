@@ -5,7 +5,7 @@ import math
 import pytest
 
 from maitred.load.chaos.answers import every_request_ends, same_answers
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
 from tests.unit.load.chaos.records import answered, cut, evidence, steady
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.load.chaos.recovery import first_answer, throughput
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
 from tests.unit.load.chaos.records import answered, cut, evidence, fault, steady, with_users
 
 

@@ -8,9 +8,9 @@ from maitred.load.chaos.invariants import judge
 from maitred.load.chaos.outcome import Rehearsal
 from maitred.load.chaos.plan import Fault, Installation, Plan
 from maitred.load.chaos.report import draw, outline, render
-from maitred.load.record import RunData
+from maitred.load.measure.record import RunData
+from maitred.load.measure.result import Result
 from maitred.load.report import html
-from maitred.load.result import Result
 from tests.unit.load.chaos.records import SPEC, cut, evidence, fault, steady
 
 

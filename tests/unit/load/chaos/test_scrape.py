@@ -4,7 +4,7 @@ import pytest
 
 from maitred.load.chaos.meter import Bill, MetricsMeter, probe_bill
 from maitred.load.chaos.scrape import Counters, parse_metrics
-from maitred.load.record import RunData
+from maitred.load.measure.record import RunData
 
 OUTPUT, PROMPT, STEPS = "maitred_output_tokens_total", "maitred_prompt_tokens_total", "maitred_engine_steps_total"
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from maitred.core.errors import Unavailable
-from maitred.load.record import Outcome, Record, RunData
+from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.result import Result
 from maitred.load.report import canvas
 from maitred.load.report.plots import MOST_DOTS, PLOTS, draw
-from maitred.load.result import Result
 from maitred.load.spec import LoadSpec, Objectives
 from tests.load_results import synthetic_result
 

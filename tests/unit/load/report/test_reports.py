@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from maitred.load.record import Outcome
+from maitred.load.measure.record import Outcome
+from maitred.load.measure.result import Result
 from maitred.load.report import html, markdown
 from maitred.load.report.document import Table, Tone
 from maitred.load.report.outline import outline
 from maitred.load.report.plots import draw
-from maitred.load.result import Result
 from maitred.load.spec import Objectives
 from tests.load_results import synthetic_result
 

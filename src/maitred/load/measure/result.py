@@ -1,0 +1,221 @@
+"""The result of a run: everything that was measured, in one JSON file that any other tool can read.
+
+`docs/load-format.md` describes the file field by field. Reports and comparisons are made from it alone, so a run can be
+reported again, and compared with another, long after.
+"""
+
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import maitred as package
+from maitred.core.errors import InvalidRequest
+from maitred.core.secret import Secret
+from maitred.load.measure.columns import Requests, pack_gaps, unpack_gaps
+from maitred.load.measure.cost import TesterCost, judge
+from maitred.load.measure.machine import Machine
+from maitred.load.measure.record import RunData
+from maitred.load.measure.series import Series, series
+from maitred.load.measure.summary import Summary, Window, rate_window, summarise
+from maitred.load.measure.times import Flags, Floats, Times
+from maitred.load.spec import LoadSpec, Objectives
+
+FORMAT = "maitred-load/1"
+"""Changes with any change that an old reader would misread. New fields may come without."""
+
+
+class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answered: the address, the model, and what the server said of itself."""
+
+    url: str
+    model: str
+    server: str
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tester found of the target's tokenizer, and made its prompts by."""
+
+    tokens_per_word: float
+    template_tokens: float
+
+
+class Result(msgspec.Struct, kw_only=True, dict=True):
+    """One run.
+
+    Attributes:
+        format: `FORMAT`.
+        maitred: Version of the tester.
+        command: Of the shell, as it was typed.
+        started: UTC, ISO 8601.
+        seconds: From the start to the end of the last request.
+        machine: Where the tester ran.
+        target: Who answered.
+        calibration: Of the prompts.
+        spec: The `LoadSpec` in plain data; a secret is named by where it is kept.
+        workload: One line.
+        window_s: Where the part that rates are taken from begins and ends.
+        tester: What the tester itself cost.
+        summary: Of all counted requests.
+        tenants: The same for each tenant.
+        series: The run over time.
+        requests: Every request, counted or not.
+        gaps: Times between pieces; see `pack_gaps`.
+    """
+
+    format: str
+    maitred: str
+    command: str
+    started: str
+    seconds: float
+    machine: Machine
+    target: TargetSeen
+    calibration: Calibration
+    spec: dict[str, Any]
+    workload: str
+    window_s: tuple[float, float]
+    tester: TesterCost
+    summary: Summary
+    tenants: dict[str, Summary]
+    series: Series
+    requests: Requests
+    gaps: str
+
+    @classmethod
+    def of(cls, spec: LoadSpec, data: RunData, *, command: str, workload: str) -> "Result":
+        """Works out everything that follows from what was measured.
+
+        Args:
+            spec: What was asked for.
+            data: What was measured.
+            command: Of the shell.
+            workload: One line that describes it.
+        """
+        requests = Requests.of(data.records)
+        gaps = pack_gaps(data.records)
+        times = Times(requests, unpack_gaps(gaps))
+        window = rate_window(times, spec.bounds, has_trace=spec.shape.trace is not None, seconds=data.seconds)
+
+        def summary(tenant: str | None = None) -> Summary:
+            return summarise(times, window, spec.objectives, warmup_s=spec.bounds.warmup_s, tenant=tenant)
+
+        return cls(
+            format=FORMAT,
+            maitred=package.__version__,
+            command=command,
+            started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data.started_unix_s)),
+            seconds=round(data.seconds, 6),
+            machine=Machine.here(),
+            target=TargetSeen(url=spec.target.url, model=data.model, server=data.server),
+            calibration=Calibration(tokens_per_word=data.tokens_per_word, template_tokens=data.template_tokens),
+            spec=msgspec.to_builtins(spec, enc_hook=_plain),
+            workload=workload,
+            window_s=(round(window.from_s, 6), round(window.until_s, 6)),
+            tester=judge(data),
+            summary=summary(),
+            tenants={tenant: summary(tenant) for tenant in sorted(set(requests.tenant))},
+            series=series(times, data, spec.objectives),
+            requests=requests,
+            gaps=gaps,
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the file, whole or not at all."""
+        part = path.with_name(f".{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(self))
+            part.replace(path)
+        except OSError as error:
+            raise InvalidRequest(f"Cannot write {path}: {error.strerror}. Name another file.") from None
+
+    @classmethod
+    def load(cls, path: Path) -> "Result":
+        """Reads a file that `save` wrote.
+
+        Raises:
+            InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
+        """
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"Cannot read {path}: {error.strerror}. Name a file that `maitred load run` wrote."
+            ) from None
+        try:
+            kind = msgspec.json.decode(content, type=_Kind).format
+        except msgspec.DecodeError:
+            kind = ""
+        if not kind.startswith("maitred-load/"):
+            raise InvalidRequest(f"{path} is not the result of a load run. Name a file that `maitred load run` wrote.")
+        if kind != FORMAT:
+            raise InvalidRequest(
+                f"{path} has the format {kind}; this version of maitred reads {FORMAT}. Read it with the version that "
+                "wrote it, or run the test again."
+            )
+        try:
+            result = msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{path} is damaged: {error}. Run the test again.") from None
+        if fault := result.requests.faults():
+            raise InvalidRequest(f"{path} is damaged: {fault}. Run the test again.")
+        if len(result.times.gaps_us) != int(np.maximum(result.times.pieces - 1, 0).sum()):
+            raise InvalidRequest(f"{path} is damaged: its gaps do not fit its pieces. Run the test again.")
+        return result
+
+    @cached_property
+    def times(self) -> Times:
+        """The times of its requests, by the definitions."""
+        return Times(self.requests, unpack_gaps(self.gaps))
+
+    @cached_property
+    def objectives(self) -> Objectives:
+        """What a good answer was."""
+        return msgspec.convert(self.spec["objectives"], Objectives)
+
+    @property
+    def window(self) -> Window:
+        """The part that rates are taken from."""
+        return Window(*self.window_s)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A field of all requests, by its name in `Requests`: floats with NaN for none, integers, or text."""
+        return self.requests.array(name)
+
+    def counted(self) -> Flags:
+        """Which requests were due after the warm-up."""
+        return self.times.intended_s >= float(self.spec["bounds"]["warmup_s"])
+
+    def ttft_s(self) -> Floats:
+        """Time to first token of each request; NaN: none."""
+        return self.times.ttft_s
+
+    def e2e_s(self) -> Floats:
+        """Time to the end of each request; NaN: not complete."""
+        return self.times.e2e_s
+
+    def tpot_s(self) -> Floats:
+        """Time per output token of each request; NaN: fewer than two."""
+        return self.times.tpot_s
+
+    def itl_s(self) -> tuple[Floats, NDArray[np.int64]]:
+        """All times between pieces, and the request that each belongs to."""
+        return self.times.itl_s, self.times.itl_request
+
+    def met(self) -> Flags:
+        """Which requests are complete and met all objectives."""
+        return self.times.met(self.objectives)
+
+
+class _Kind(msgspec.Struct):
+    format: str = ""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Secret):
+        return value.reference
+    raise TypeError(type(value))

@@ -1,0 +1,183 @@
+"""Reads one response into its record: a time for every piece of text, the server's own count, and how it ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from maitred.load.measure.record import Outcome, Record
+from maitred.load.play.client.events import EventCutter
+
+_LONGEST_QUOTE = 300
+
+
+class _Text(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Text | None = None
+    message: _Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has come in over all streams, for the live figures."""
+
+    pieces: int = 0
+
+
+class AnswerReader:
+    """A `ResponseReader` that fills a record.
+
+    Args:
+        record: Of the request; this attempt's values replace those of the attempt before.
+        traffic: Counted up.
+        keep_text: Whether the text is wanted: for the next turn, or by whoever asked for the run.
+
+    Attributes:
+        headers: Of the response; empty until its head has come.
+        text: The pieces, if kept.
+        failure: What was wrong with the answer itself; empty so far.
+        when_begun: Called once the response's head has come.
+    """
+
+    def __init__(self, record: Record, traffic: Traffic, *, keep_text: bool) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        self.text: list[str] = []
+        self.failure = ""
+        self.when_begun: Callable[[], object] | None = None
+        self._record = record
+        self._traffic = traffic
+        self._keep_text = keep_text
+        self._cutter: EventCutter | None = None
+        self._whole = bytearray()
+        self._done = False
+        self._add = record.arrivals_s.append
+
+    def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
+        """See `ResponseReader`."""
+        self.headers = headers
+        self._record.status = status
+        self._record.headers_s = now_s
+        if status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._cutter = EventCutter()
+        if self.when_begun is not None:
+            self.when_begun()
+
+    def body(self, data: bytes, now_s: float) -> None:
+        """See `ResponseReader`."""
+        if self._cutter is None:
+            self._whole += data
+            return
+        for event in self._cutter.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            try:
+                chunk = _chunk(event)
+            except msgspec.MsgspecError:
+                self.failure = f"An event is no chunk of an answer: {quote(event)}"
+                continue
+            for choice in chunk.choices:
+                piece = choice.delta
+                text = choice.text if piece is None else piece.content or piece.reasoning_content or piece.reasoning
+                if text or (piece is not None and piece.tool_calls):
+                    self._add(now_s)
+                    self._traffic.pieces += 1
+                    if self._keep_text and text:
+                        self.text.append(text)
+                if choice.finish_reason:
+                    self._record.finish_reason = choice.finish_reason
+            if chunk.usage is not None:
+                self._count(chunk.usage)
+            if chunk.error is not None:
+                self.failure = said(event)
+
+    def outcome(self) -> tuple[Outcome, str]:
+        """How the answer ended, now that the response has; and the reason if it is not complete."""
+        if self._record.status >= 500:
+            return Outcome.FAILED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+        if self._record.status != 200:
+            return Outcome.REFUSED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+        if self._cutter is None:
+            return self._read_whole()
+        if self.failure:
+            return Outcome.CUT, self.failure
+        if not self._done:
+            return Outcome.CUT, "The stream ended without [DONE]."
+        if not self._record.finish_reason:
+            return Outcome.CUT, "The stream ended without a finish reason."
+        return Outcome.COMPLETE, ""
+
+    def _read_whole(self) -> tuple[Outcome, str]:
+        """An answer that was not streamed."""
+        try:
+            answer = _chunk(self._whole)
+        except msgspec.MsgspecError:
+            return Outcome.CUT, f"The response is no answer: {quote(bytes(self._whole))}"
+        if not answer.choices:
+            return Outcome.CUT, f"The response has no answer in it: {quote(bytes(self._whole))}"
+        choice = answer.choices[0]
+        text = choice.text if choice.message is None else choice.message.content
+        if self._keep_text and text:
+            self.text.append(text)
+        self._record.finish_reason = choice.finish_reason or ""
+        if answer.usage is not None:
+            self._count(answer.usage)
+        if not self._record.finish_reason:
+            return Outcome.CUT, "The answer has no finish reason."
+        return Outcome.COMPLETE, ""
+
+    def _count(self, usage: _Usage) -> None:
+        self._record.prompt_tokens = usage.prompt_tokens
+        self._record.output_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            self._record.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+def said(body: bytes) -> str:
+    """The message in an error of this API, in whichever of the usual forms; else the body itself, shortened."""
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return quote(body)
+    for path in (("error", "message"), ("message",), ("error",), ("detail",)):
+        value = document
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, str):
+            return quote(value.encode())
+    return quote(body)
+
+
+def quote(data: bytes) -> str:
+    """A server's words on one line, without control characters, and not too long."""
+    text = data.decode(errors="replace")
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + "…"

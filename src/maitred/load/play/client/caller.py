@@ -1,0 +1,139 @@
+"""Asks one request as a user's software would: sends it, retries it, gives up, hangs up, or stops reading a while."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from maitred.load.measure.record import Outcome, Record
+from maitred.load.play.client.answer import AnswerReader, Traffic
+from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.pool import Pool
+from maitred.load.play.client.retry import delay_s, retries_status
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What one user does besides asking and reading.
+
+    Attributes:
+        leave_after_s: Hangs up so long after sending; None stays.
+        stall_after_s: Stops reading so long after the response's head; None reads on.
+        stall_s: Goes on reading after this.
+    """
+
+    leave_after_s: float | None = None
+    stall_after_s: float | None = None
+    stall_s: float = 0.0
+
+
+PATIENT = Manners()
+"""Reads to the end."""
+
+
+class Caller:
+    """Sends requests over a pool's connections.
+
+    Args:
+        pool: Of the server.
+        now_s: The clock of the run.
+        retries: How often a failed request is sent again.
+        timeout_s: For one attempt.
+        rng: For the jitter of retries.
+        traffic: What came in, counted for the live figures.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        now_s: Callable[[], float],
+        retries: int,
+        timeout_s: float,
+        rng: random.Random,
+        traffic: Traffic,
+    ) -> None:
+        self._pool = pool
+        self._now_s = now_s
+        self._retries = retries
+        self._timeout_s = timeout_s
+        self._rng = rng
+        self._traffic = traffic
+
+    async def ask(
+        self, record: Record, request: bytes, manners: Manners = PATIENT, *, keep_text: bool = False
+    ) -> list[str]:
+        """Asks until there is an outcome, and fills the record; the pieces of the answer if they are kept.
+
+        Cancelling the task hangs up and leaves the record `UNFINISHED`.
+        """
+        while True:
+            reader = await self._attempt(record, request, manners, keep_text)
+            if record.status == 0:
+                repeat = record.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+            else:
+                repeat = record.status != 200 and retries_status(record.status, reader.headers)
+            if not repeat or record.attempts > self._retries:
+                record.text = reader.text if keep_text else None
+                return reader.text
+            await asyncio.sleep(delay_s(record.attempts - 1, reader.headers, self._rng, wall_s=time.time()))
+
+    async def _attempt(self, record: Record, request: bytes, manners: Manners, keep_text: bool) -> AnswerReader:
+        """Sends the request once; the record holds what became of it."""
+        del record.arrivals_s[:]
+        record.attempts += 1
+        record.status = 0
+        record.finish_reason = ""
+        reader = AnswerReader(record, self._traffic, keep_text=keep_text)
+        connection: Connection | None = None
+        try:
+            connection = await self._pool.take()
+            async with asyncio.timeout(self._timeout_s):
+                record.sent_s = self._now_s()
+                ended = connection.request(request, reader)
+                if manners is PATIENT:
+                    await ended
+                elif await _with_manners(ended, connection, reader, manners):
+                    return self._close(record, reader, Outcome.CANCELLED, "")
+            return self._close(record, reader, *reader.outcome())
+        except ConnectionFailed as failure:
+            outcome = Outcome.CUT if record.status == 200 else Outcome.FAILED
+            return self._close(record, reader, outcome, reader.failure or str(failure))
+        except TimeoutError:
+            return self._close(record, reader, Outcome.TIMED_OUT, f"No end within {self._timeout_s:g} s.")
+        finally:
+            if connection is not None:
+                self._pool.give_back(connection)
+
+    def _close(self, record: Record, reader: AnswerReader, outcome: Outcome, error: str) -> AnswerReader:
+        record.ended_s = self._now_s()
+        record.outcome = outcome
+        record.error = error
+        return reader
+
+
+async def _with_manners(
+    ended: "asyncio.Future[None]", connection: Connection, reader: AnswerReader, manners: Manners
+) -> bool:
+    """Waits for the response as these manners have it; whether the user has left before its end."""
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+    if manners.stall_after_s is not None:
+
+        def stall() -> None:
+            connection.pause()
+            timers.append(loop.call_later(manners.stall_s, connection.resume))
+
+        reader.when_begun = lambda: timers.append(loop.call_later(manners.stall_after_s or 0.0, stall))
+    try:
+        async with asyncio.timeout(manners.leave_after_s) as patience:
+            await ended
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        return True
+    finally:
+        for timer in timers:
+            timer.cancel()
+    return False

@@ -1,0 +1,66 @@
+"""Connections to one server, kept while they are idle. There is no upper bound: a tester must not queue in secret."""
+
+import asyncio
+from collections.abc import Callable
+
+from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.origin import Origin
+
+
+class Pool:
+    """Hands out connections.
+
+    Args:
+        origin: The server.
+        address: What its name resolved to.
+        connect_timeout_s: For a connection to be made, TLS included.
+        now_s: The clock of the run.
+    """
+
+    def __init__(
+        self, origin: Origin, address: tuple[str, int], *, connect_timeout_s: float, now_s: Callable[[], float]
+    ) -> None:
+        self.origin = origin
+        self._address = address
+        self._connect_timeout_s = connect_timeout_s
+        self._now_s = now_s
+        self._tls = origin.tls()
+        self._idle: list[Connection] = []
+
+    async def take(self) -> Connection:
+        """An idle connection, or a new one.
+
+        Raises:
+            ConnectionFailed: None could be made.
+        """
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._now_s),
+                    *self._address,
+                    ssl=self._tls,
+                    server_hostname=self.origin.host if self._tls else None,
+                )
+        except TimeoutError as error:
+            raise ConnectionFailed(f"No connection within {self._connect_timeout_s:g} s.") from error
+        except OSError as error:
+            raise ConnectionFailed(f"No connection: {error.strerror or error}.") from error
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keeps it for the next request if another may follow, and closes it otherwise."""
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        """Closes what is idle."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()

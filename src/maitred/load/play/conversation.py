@@ -1,0 +1,154 @@
+"""Holds a session with the server: asks its turns one after the other, and keeps a record of each."""
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+
+from maitred.load.measure.record import Outcome, Record
+from maitred.load.play.client.answer import Traffic
+from maitred.load.play.client.caller import PATIENT, Caller, Manners
+from maitred.load.play.client.pool import Pool
+from maitred.load.play.doors import Doors
+from maitred.load.play.target import Calibration, Message, Requests
+from maitred.load.spec import LoadSpec
+from maitred.load.workload.lengths import parse_distribution
+from maitred.load.workload.prompts import PromptWriter
+from maitred.load.workload.session import Session, Turn
+
+LATEST_STALL_S = 1.0
+"""A stalled user stops reading at a random moment within this time of the response's head."""
+RECENT = 200
+"""So many of the last answers make the live medians."""
+
+
+class Conversations:
+    """All that is asked in a run.
+
+    Args:
+        spec: What was asked for.
+        block_tokens: Length of a trace's blocks.
+        pool: Connections to the server.
+        calibration: What is known of it.
+        doors: Whether a request may still be sent.
+        now_s: The clock of the run.
+        keep_text: Whether records keep the answers.
+
+    Attributes:
+        records: One per request that was due, in that order.
+        open: Requests that are due and have no outcome yet.
+        ended: How many ended in which way.
+        recent: The last that ended.
+        traffic: What has come in.
+    """
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        block_tokens: int,
+        pool: Pool,
+        calibration: Calibration,
+        doors: Doors,
+        now_s: Callable[[], float],
+        *,
+        keep_text: bool,
+    ) -> None:
+        self.records: list[Record] = []
+        self.open = 0
+        self.ended: Counter[Outcome] = Counter()
+        self.recent: deque[Record] = deque(maxlen=RECENT)
+        self.traffic = Traffic()
+        self._spec = spec
+        self._doors = doors
+        self._now_s = now_s
+        self._keep_text = keep_text
+        self._requests = Requests(spec.target, pool.origin, calibration.model, calibration.dialect)
+        self._writer = PromptWriter(
+            tokens_per_word=calibration.tokens_per_word,
+            template_tokens=calibration.template_tokens,
+            block_tokens=block_tokens,
+            seed=spec.seed,
+            tokenizer=calibration.tokenizer,
+        )
+        self._caller = Caller(
+            pool,
+            now_s=now_s,
+            retries=spec.clients.retries,
+            timeout_s=spec.clients.timeout_s,
+            rng=random.Random(f"{spec.seed}:retries"),
+            traffic=self.traffic,
+        )
+        self._keys = {name: tenant.api_key.reveal() for name, tenant in spec.tenants.items() if tenant.api_key}
+        self._default_key = spec.target.api_key.reveal() if spec.target.api_key else None
+        self._leave = parse_distribution(spec.clients.cancel_after_s, what="clients.cancel_after_s")
+        self._places = asyncio.Semaphore(spec.clients.max_open) if spec.clients.max_open else None
+
+    async def hold(self, session: Session, due_s: float) -> float:
+        """Asks the turns of a session, the first when it is due; when the last answer ended.
+
+        A conversation whose answer did not come is not gone on with, as its user has nothing to answer to.
+        """
+        history: list[Message] = []
+        if session.prefix is not None:
+            prefix = self._writer.prefix(session.prefix, session.prefix_tokens)
+            history.append({"role": "system", "content": prefix})
+        last = len(session.turns) - 1
+        for number, turn in enumerate(session.turns):
+            if number:
+                due_s += turn.think_s
+            if not await self._doors.admit(due_s):
+                break
+            record = Record(session.id, number, session.tenant, due_s, turn.output_tokens)
+            question = {"role": "user", "content": self._question(session, number, turn)}
+            messages = [question] if turn.blocks else [*history, question]
+            answer = await self._ask(record, messages, keep_text=self._keep_text or number < last)
+            due_s = record.ended_s
+            if record.outcome is not Outcome.COMPLETE:
+                break
+            if number < last:
+                history += [question, {"role": "assistant", "content": "".join(answer)}]
+        return due_s
+
+    def _question(self, session: Session, number: int, turn: Turn) -> str:
+        if turn.blocks:
+            return self._writer.blocks(turn.blocks, turn.prompt_tokens)
+        return self._writer.message(session.id, number, turn.prompt_tokens)
+
+    async def _ask(self, record: Record, messages: list[Message], *, keep_text: bool) -> list[str]:
+        """Asks one question; the record has an outcome whatever happens."""
+        self.records.append(record)
+        self.open += 1
+        tenant = record.tenant
+        try:
+            request = self._requests.encode(
+                messages,
+                record.asked_tokens,
+                key=self._keys.get(tenant, self._default_key),
+                user=tenant if self._spec.tenants else None,
+            )
+            record.late_s = self._now_s() - record.intended_s
+            if self._places is None:
+                return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
+            async with self._places:
+                return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
+        finally:
+            if record.outcome is Outcome.UNFINISHED:
+                record.ended_s = self._now_s()
+            if not self._keep_text:
+                record.text = None
+            self.open -= 1
+            self.ended[record.outcome] += 1
+            self.recent.append(record)
+
+    def _manners(self, record: Record) -> Manners:
+        """How this user behaves, by lot; the same for the same seed, whatever the others do."""
+        clients = self._spec.clients
+        if not clients.cancel_share and not clients.stall_share:
+            return PATIENT
+        lot = random.Random(f"{self._spec.seed}:manners:{record.session}:{record.turn}")
+        leaves, stalls = lot.random() < clients.cancel_share, lot.random() < clients.stall_share
+        return Manners(
+            leave_after_s=self._leave.draw(lot) if leaves else None,
+            stall_after_s=lot.uniform(0, LATEST_STALL_S) if stalls else None,
+            stall_s=clients.stall_s,
+        )

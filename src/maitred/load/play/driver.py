@@ -1,0 +1,254 @@
+"""Lets the sessions of a workload loose on a server, and keeps a record of every request.
+
+Open loop: each session begins when it is due, whatever the server does. Closed loop: so many users, each of whom asks,
+reads, thinks and asks again. Either way a request's latency starts when it was due, not when the tester got to send it.
+"""
+
+import asyncio
+import gc
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from maitred.load.measure.record import Progress, RunData, Sample
+from maitred.load.play.client.origin import Origin
+from maitred.load.play.client.pool import Pool
+from maitred.load.play.conversation import Conversations
+from maitred.load.play.doors import Doors
+from maitred.load.play.monitor import Monitor
+from maitred.load.play.target import calibrate
+from maitred.load.spec import LoadSpec
+from maitred.load.workload.arrivals import parse_profile
+from maitred.load.workload.generator import make_workload
+from maitred.load.workload.lengths import parse_distribution
+from maitred.load.workload.session import Session, Workload
+
+DEFAULT_DURATION_S = 60.0
+MOST_AT_ONCE = 64
+"""So many overdue sessions begin before the event loop gets its turn: a crowd that is due at once must not keep the
+first of it waiting, nor wait for a turn of the loop each."""
+LOOK_S = 0.05
+"""How often a user whom the profile does not want now looks whether it does."""
+
+
+async def run(
+    spec: LoadSpec,
+    workload: Workload | None = None,
+    *,
+    watch: Callable[[Progress], None] | None = None,
+    stop: asyncio.Event | None = None,
+    keep_text: bool = False,
+) -> RunData:
+    """Plays a workload to its end.
+
+    Args:
+        spec: What was asked for.
+        workload: Its sessions, if not those that the spec describes.
+        watch: Called about once a second.
+        stop: Once set, no further request is sent, and those open are waited for as at the regular end.
+        keep_text: Whether the records keep the answers.
+
+    Raises:
+        ConfigInvalid: The spec asks for what cannot be.
+        InvalidRequest: The server refuses a first small request, or the spec names what is not there.
+        Unavailable: The server does not answer.
+    """
+    workload = workload or make_workload(spec)
+    origin = Origin.parse(spec.target.url)
+    _allow_many_files()
+    address = await origin.resolve()
+    clock = _RunClock()
+    pool = Pool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, now_s=clock.now_s)
+    try:
+        calibration = await calibrate(spec.target, pool)
+        doors = Doors(
+            clock.now_s, duration_s=_duration_s(spec), requests=spec.bounds.requests, stop=stop or asyncio.Event()
+        )
+        conversations = Conversations(
+            spec, workload.block_tokens, pool, calibration, doors, clock.now_s, keep_text=keep_text
+        )
+        progress = _ProgressReport(doors, conversations, watch)
+        with _calm_collector():
+            clock.restart()
+            started_unix_s = time.time()
+            async with Monitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
+                await _Crowd(spec, workload, conversations, doors, clock.now_s).play()
+                return RunData(
+                    records=conversations.records,
+                    samples=monitor.samples,
+                    seconds=clock.now_s(),
+                    started_unix_s=started_unix_s,
+                    lag_s=monitor.lag_s,
+                    server=calibration.server,
+                    model=calibration.model,
+                    tokens_per_word=calibration.tokens_per_word,
+                    template_tokens=calibration.template_tokens,
+                    cpu_seconds=monitor.cpu_seconds,
+                    peak_memory_bytes=monitor.peak_memory_bytes,
+                )
+    finally:
+        pool.close()
+
+
+class _RunClock:
+    """Seconds since the start of the run."""
+
+    def __init__(self) -> None:
+        self._zero_s = time.monotonic()
+
+    def restart(self) -> None:
+        self._zero_s = time.monotonic()
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._zero_s
+
+
+class _Crowd:
+    """Who comes when: sessions at their times, or users who stay."""
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        workload: Workload,
+        conversations: Conversations,
+        doors: Doors,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._sessions = workload.sessions
+        self._conversations = conversations
+        self._doors = doors
+        self._now_s = now_s
+        self._profile = parse_profile(spec.arrivals.profile)
+        self._think = parse_distribution(spec.shape.think_s, what="shape.think_s")
+
+    async def play(self) -> None:
+        """Lets everybody in until the doors close, waits for those inside, and sends home who stays too long."""
+        async with self._doors, asyncio.TaskGroup() as group:
+            inside = group.create_task(self._let_in(), name="load crowd")
+            closed = group.create_task(self._doors.wait_closed(), name="load doors")
+            await asyncio.wait({inside, closed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({inside}, timeout=self._spec.bounds.drain_s)
+            inside.cancel()
+            closed.cancel()
+
+    async def _let_in(self) -> None:
+        """Ends when everybody has gone home."""
+        users = self._spec.arrivals.users
+        async with asyncio.TaskGroup() as group:
+            if users is not None:
+                for number in range(users):
+                    group.create_task(self._user(number, users))
+                return
+            overdue = 0
+            for session in self._sessions:
+                due_s = session.at_s or 0.0
+                overdue = overdue + 1 if due_s <= self._now_s() else 0
+                if overdue > MOST_AT_ONCE:
+                    await asyncio.sleep(0)
+                    overdue = 0
+                if not await self._doors.until(due_s):
+                    return
+                group.create_task(self._conversations.hold(session, due_s))
+
+    async def _user(self, number: int, users: int) -> None:
+        """Comes, and begins one session after the other as long as the doors are open."""
+        think = random.Random(f"{self._spec.seed}:user:{number}")
+        due_s = self._spec.arrivals.spread_s * number / users
+        while await self._doors.until(due_s):
+            if number >= round(users * self._profile.factor(due_s)):
+                due_s += LOOK_S
+                continue
+            session = self._next_session()
+            if session is None:
+                return
+            due_s = await self._conversations.hold(session, due_s) + self._think.draw(think)
+
+    def _next_session(self) -> Session | None:
+        return next(self._sessions, None)
+
+
+class _ProgressReport:
+    """Tells a watcher how the run stands."""
+
+    def __init__(self, doors: Doors, conversations: Conversations, watch: Callable[[Progress], None] | None) -> None:
+        self._doors = doors
+        self._conversations = conversations
+        self._watch = watch
+        self._last_s = 0.0
+        self._last_pieces = 0
+
+    def report(self, sample: Sample) -> None:
+        """Passes the figures since the last report on."""
+        if self._watch is None:
+            return
+        now = self._conversations
+        pieces, span_s = now.traffic.pieces - self._last_pieces, sample.at_s - self._last_s
+        self._last_pieces, self._last_s = now.traffic.pieces, sample.at_s
+        answered = [record for record in now.recent if record.arrivals_s]
+        gaps_s = [
+            (record.arrivals_s[-1] - record.arrivals_s[0]) / (len(record.arrivals_s) - 1)
+            for record in answered
+            if len(record.arrivals_s) > 1
+        ]
+        self._watch(
+            Progress(
+                at_s=sample.at_s,
+                share=self._share(sample.at_s),
+                due=len(now.records),
+                open=now.open,
+                ended=dict(now.ended),
+                output_tokens_per_s=pieces / span_s if span_s > 0 else 0.0,
+                ttft_s=_median([record.arrivals_s[0] - record.intended_s for record in answered]),
+                itl_s=_median(gaps_s),
+                cpu_share=sample.cpu_share,
+                lag_s=sample.lag_s,
+            )
+        )
+
+    def _share(self, at_s: float) -> float | None:
+        shares = []
+        if self._doors.duration_s is not None:
+            shares.append(at_s / self._doors.duration_s)
+        if self._doors.requests is not None:
+            shares.append(sum(self._conversations.ended.values()) / self._doors.requests)
+        return min(1.0, max(shares)) if shares else None
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def _duration_s(spec: LoadSpec) -> float | None:
+    """How long requests are due; a run without any bound has one."""
+    bounds = spec.bounds
+    unbounded = bounds.duration_s is None and bounds.requests is None and spec.shape.trace is None
+    return DEFAULT_DURATION_S if unbounded else bounds.duration_s
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Keeps Python's garbage collector from walking all records while times are taken.
+
+    What exists is set aside, and young objects are collected in large lots; what a run keeps is not garbage anyway.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _allow_many_files() -> None:
+    """Every stream is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,244 @@
+"""The server under test: what it serves, what it takes, and the bytes of a request to it."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from maitred import __version__
+from maitred.core.errors import InvalidRequest, Unavailable
+from maitred.load.measure.record import Outcome, Record
+from maitred.load.play.client.answer import Traffic, said
+from maitred.load.play.client.caller import Caller
+from maitred.load.play.client.connection import ConnectionFailed
+from maitred.load.play.client.origin import Origin
+from maitred.load.play.client.pool import Pool
+from maitred.load.spec import Target
+from maitred.load.workload import prompts
+from maitred.text.tokenizer import Tokenizer
+
+Message = dict[str, str]
+
+PROBE_WORDS = (40, 240)
+PROBE_TIMEOUT_S = 120.0
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Which of the API's fields a server takes.
+
+    Attributes:
+        ignore_eos: Whether answers are kept from ending early.
+        limit_field: What the longest answer is called.
+    """
+
+    ignore_eos: bool
+    limit_field: str = "max_tokens"
+
+
+class Requests:
+    """Makes the bytes of requests to one target."""
+
+    def __init__(self, target: Target, origin: Origin, model: str, dialect: Dialect) -> None:
+        self._target = target
+        self._origin = origin
+        self._path = "/v1/chat/completions" if target.endpoint == "chat" else "/v1/completions"
+        self._heads: dict[str | None, bytes] = {}
+        self._fields: dict[str, Any] = {"model": model}
+        if target.stream:
+            self._fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if dialect.ignore_eos:
+            self._fields["ignore_eos"] = True
+        self._limit_field = dialect.limit_field
+        self._more = extra_fields(target)
+
+    def encode(
+        self, messages: Sequence[Message], output_tokens: int, *, key: str | None = None, user: str | None = None
+    ) -> bytes:
+        """One request.
+
+        Args:
+            messages: The conversation; for the completions API their contents are joined.
+            output_tokens: The longest answer.
+            key: Sent as a bearer token.
+            user: Sent as ``user``.
+        """
+        fields = dict(self._fields)
+        if self._target.endpoint == "chat":
+            fields["messages"] = messages
+        else:
+            fields["prompt"] = "\n".join(message["content"] for message in messages)
+        fields[self._limit_field] = output_tokens
+        if user is not None:
+            fields["user"] = user
+        fields |= self._more
+        body = msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+        head = self._heads.get(key)
+        if head is None:
+            head = self._heads[key] = self._head(key)
+        return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+
+    def _head(self, key: str | None) -> bytes:
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream" if self._target.stream else "application/json",
+            "User-Agent": f"maitred-load/{__version__}",
+        }
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        return self._origin.head("POST", self._path, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found out about the target before the load.
+
+    Attributes:
+        model: Which is asked.
+        server: What it says of itself.
+        dialect: What it takes.
+        tokens_per_word: Of the tester's own words, by the server's tokenizer.
+        template_tokens: What the server adds to a message.
+        tokenizer: The one that was named, if any; then lengths are exact.
+    """
+
+    model: str
+    server: str
+    dialect: Dialect
+    tokens_per_word: float
+    template_tokens: float
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+
+def extra_fields(target: Target) -> dict[str, Any]:
+    """The fields that the spec adds to every request; a null one takes a field away.
+
+    Raises:
+        InvalidRequest: It is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(target.body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(
+            f'target.body must be a JSON object such as {{"temperature": 0}}, not {target.body!r}.'
+        ) from error
+
+
+def load_tokenizer(name: str | None) -> Tokenizer | None:
+    """The tokenizer in a folder or file.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if name is None:
+        return None
+    path = Path(name)
+    folder = path.parent if path.is_file() else path
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidRequest(f"target.tokenizer: there is no tokenizer.json at {name!r}.")
+    return Tokenizer.load(folder)
+
+
+async def calibrate(target: Target, pool: Pool) -> Calibration:
+    """Asks the server what it serves, which fields it takes, and how it counts the tester's words.
+
+    The probes are two short requests for one token (a few more where the server refuses a field), so the run does not
+    depend on knowing the model's tokenizer.
+
+    Raises:
+        InvalidRequest: It refuses the probes, for example because it has no such model.
+        Unavailable: It cannot be reached, or lists no model.
+    """
+    key = target.api_key.reveal() if target.api_key else None
+    model, server = await _ask_models(target, pool, key)
+    tokenizer = load_tokenizer(target.tokenizer)
+    dialects = [Dialect(True), Dialect(False), Dialect(False, "max_completion_tokens")]
+    if target.exact_output == "never":
+        dialects.pop(0)
+    elif target.exact_output == "always":
+        del dialects[1:]
+    fixed = msgspec.structs.replace(target, stream=False)
+    caller = Caller(
+        pool, now_s=time.monotonic, retries=2, timeout_s=PROBE_TIMEOUT_S, rng=random.Random(0), traffic=Traffic()
+    )
+    for dialect in dialects:
+        requests = Requests(fixed, pool.origin, model, dialect)
+        counts: list[int] = []
+        for words in PROBE_WORDS:
+            record = Record(0, 0, "", 0.0, 1)
+            probe = requests.encode([{"role": "user", "content": prompts.probe(words)}], 1, key=key)
+            await caller.ask(record, probe)
+            if record.outcome is not Outcome.COMPLETE:
+                break
+            counts.append(record.prompt_tokens)
+        else:
+            if 0 in counts:
+                # The server does not count; a word of the tester's is a token to most vocabularies.
+                return Calibration(model, server, dialect, 1.0, 0.0, tokenizer)
+            per_word, template = prompts.fit(PROBE_WORDS[0], counts[0], PROBE_WORDS[1], counts[1])
+            return Calibration(model, server, dialect, per_word, template, tokenizer)
+        if record.status not in (400, 422):
+            break
+    if record.status == 0 or record.status >= 500:
+        raise Unavailable(f"The server does not answer a first small request. {record.error}")
+    raise InvalidRequest(f"The server refuses a first small request. {record.error}")
+
+
+async def _ask_models(target: Target, pool: Pool, key: str | None) -> tuple[str, str]:
+    """The model to ask, and the server's own name."""
+    reader = _WholeReader()
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        connection = await pool.take()
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await connection.request(pool.origin.head("GET", "/v1/models", headers) + b"\r\n", reader)
+        finally:
+            pool.give_back(connection)
+    except (ConnectionFailed, TimeoutError) as error:
+        raise Unavailable(f"{target.url} does not answer: {error or 'no response in time.'}") from error
+    server = reader.headers.get(b"server", b"").decode("latin-1")
+    if target.model is not None:
+        return target.model, server
+    if reader.status in (401, 403):
+        raise InvalidRequest(f"{target.url} wants a key: {said(bytes(reader.data))} Name one with --api-key-env.")
+    try:
+        models = msgspec.json.decode(reader.data, type=_Models).data
+    except msgspec.MsgspecError as error:
+        raise Unavailable(
+            f"{target.url} lists no models (HTTP {reader.status}), so it may not speak OpenAI's API. "
+            "Name one with --model."
+        ) from error
+    if not models:
+        raise Unavailable(f"{target.url} serves no model yet. Try again shortly, or name one with --model.")
+    return models[0].id, server
+
+
+class _WholeReader:
+    """Keeps a whole response."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.data = bytearray()
+
+    def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
+        """See `ResponseReader`."""
+        self.status, self.headers = status, headers
+
+    def body(self, data: bytes, now_s: float) -> None:
+        """See `ResponseReader`."""
+        self.data += data

@@ -1,0 +1,162 @@
+"""From a spec to the sessions that are played: who asks what, how long, and when.
+
+Every purpose has its own stream of random numbers, made from the seed and the purpose's name. So a change of the
+lengths moves no arrival, another mix of tenants changes no length, and two runs differ in what was changed alone.
+"""
+
+import itertools
+import random
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from maitred.core.errors import ConfigInvalid
+from maitred.load.spec import LoadSpec, Shape, Tenant
+from maitred.load.workload.arrivals import arrival_times, parse_profile
+from maitred.load.workload.lengths import LengthPairs, parse_distribution
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.sizing import Sizing
+from maitred.load.workload.traces import load_trace
+
+DEFAULT_TENANT = "default"
+HOW_TO_ARRIVE = (
+    "Set `arrivals.users` for so many users who ask one question after the other, or `arrivals.rate_per_s` for so "
+    "many sessions per second whatever the server does"
+)
+SAID_BY_TRACE = ("prompt_tokens", "output_tokens", "lengths", "turns", "prefixes", "prefix_tokens")
+
+
+def make_workload(spec: LoadSpec) -> Workload:
+    """The sessions of a run.
+
+    * Closed loop (`users`): no session has a time. A trace's sessions are played in its order, without its times.
+    * Open loop (`rate_per_s`): times by the arrival process; a trace's sessions get these times, in its order.
+    * Neither: the times of the trace, which has to have them.
+
+    Raises:
+        ConfigInvalid: The spec names both or neither, or settings that contradict each other.
+        InvalidRequest: A distribution, a profile or a file cannot be read.
+    """
+    _check(spec)
+    if spec.shape.trace is None:
+        workload = Workload(_drawn_sessions(spec), description=_description(spec))
+    else:
+        workload = load_trace(spec.shape, spec.seed)
+    return Workload(_timed(_with_tenants(workload.sessions, spec), spec), workload.block_tokens, workload.description)
+
+
+def _check(spec: LoadSpec) -> None:
+    """Refuses settings that contradict each other, or say nothing."""
+    arrivals, shape = spec.arrivals, spec.shape
+    if arrivals.users is not None and arrivals.rate_per_s is not None:
+        raise ConfigInvalid(f"arrivals has both users and a rate. {HOW_TO_ARRIVE}; not both.")
+    parse_profile(arrivals.profile)
+    usual = Shape()
+    if shape.trace is not None:
+        for name in SAID_BY_TRACE:
+            if getattr(shape, name) != getattr(usual, name):
+                raise ConfigInvalid(f"shape.{name}: a trace brings its own. Remove shape.{name} or shape.trace.")
+        return
+    if arrivals.users is None and arrivals.rate_per_s is None:
+        raise ConfigInvalid(f"Nothing says when sessions begin. {HOW_TO_ARRIVE}, or `shape.trace` for recorded times.")
+    if shape.speed != usual.speed:
+        raise ConfigInvalid("shape.speed is for a trace's clock. Set shape.trace, or change arrivals.rate_per_s.")
+    if bool(shape.prefixes) != bool(shape.prefix_tokens):
+        raise ConfigInvalid("shape.prefixes and shape.prefix_tokens go together: how many there are, and how long.")
+
+
+def _stream(spec: LoadSpec, purpose: str) -> random.Random:
+    return random.Random(f"{spec.seed}:{purpose}")
+
+
+def _drawn_sessions(spec: LoadSpec) -> Iterator[Session]:
+    """Endless sessions by the distributions of the shape, without times and tenants."""
+    shape = spec.shape
+    sizing = Sizing.of(shape)
+    turns = parse_distribution(shape.turns, what="shape.turns")
+    think = parse_distribution(shape.think_s, what="shape.think_s")
+    lengths = _lengths(spec)
+    draw_prefix = _zipf(shape.prefixes, shape.prefix_skew, _stream(spec, "prefixes"))
+    prefix_tokens = sizing.tokens(shape.prefix_tokens) if shape.prefixes else 0
+    turns_rng, think_rng = _stream(spec, "turns"), _stream(spec, "think")
+
+    def session(number: int) -> Session:
+        asked: list[Turn] = []
+        for place in range(max(1, round(turns.draw(turns_rng)))):
+            prompt, output = lengths()
+            think_s = think.draw(think_rng) if place else 0.0
+            own = Turn(prompt_tokens=round(prompt), output_tokens=round(output), think_s=think_s)
+            asked.append(sizing.turn(own))
+        return Session(id=number, turns=tuple(asked), prefix=draw_prefix(), prefix_tokens=prefix_tokens)
+
+    return map(session, itertools.count())
+
+
+def _lengths(spec: LoadSpec) -> Callable[[], tuple[float, float]]:
+    """Draws the lengths of one turn: message and answer."""
+    shape = spec.shape
+    if shape.lengths is not None:
+        pairs, rng = LengthPairs.load(Path(shape.lengths)), _stream(spec, "lengths")
+        return lambda: pairs.draw(rng)
+    prompt = parse_distribution(shape.prompt_tokens, what="shape.prompt_tokens")
+    output = parse_distribution(shape.output_tokens, what="shape.output_tokens")
+    prompt_rng, output_rng = _stream(spec, "prompt_tokens"), _stream(spec, "output_tokens")
+    return lambda: (prompt.draw(prompt_rng), output.draw(output_rng))
+
+
+def _zipf(count: int, skew: float, rng: random.Random) -> Callable[[], int | None]:
+    """Draws one of `count` numbers, the k-th with a weight of ``k ** -skew``; None where there are none."""
+    if not count:
+        return lambda: None
+    return _by_weight([(place + 1) ** -skew for place in range(count)], rng)
+
+
+def _by_weight(weights: list[float], rng: random.Random) -> Callable[[], int]:
+    """Draws a place of the list, by its weight; one random number for each."""
+    cumulative = list(itertools.accumulate(weights))
+    return lambda: min(bisect(cumulative, rng.random() * cumulative[-1]), len(cumulative) - 1)
+
+
+def _with_tenants(sessions: Iterator[Session], spec: LoadSpec) -> Iterator[Session]:
+    """Gives sessions that have no tenant of their own one of the spec's, by their shares."""
+    tenants: dict[str, Tenant] = spec.tenants
+    if not tenants:
+        return sessions
+    names = list(tenants)
+    draw = _by_weight([tenant.share for tenant in tenants.values()], _stream(spec, "tenants"))
+    return (
+        replace(session, tenant=names[draw()]) if session.tenant == DEFAULT_TENANT else session for session in sessions
+    )
+
+
+def _timed(sessions: Iterator[Session], spec: LoadSpec) -> Iterator[Session]:
+    """Sessions with the times of the arrival process, without any in a closed loop, or as the trace has them."""
+    arrivals = spec.arrivals
+    if arrivals.users is not None:
+        return (replace(session, at_s=None) for session in sessions)
+    if arrivals.rate_per_s is not None:
+        times = arrival_times(arrivals, _stream(spec, "arrivals"))
+        return (replace(session, at_s=at_s) for at_s, session in zip(times, sessions, strict=False))
+    first = next(sessions, None)
+    if first is None:
+        raise ConfigInvalid("shape.trace: there are no requests in it. Give another file or another part of it.")
+    if first.at_s is None:
+        raise ConfigInvalid(f"shape.trace: its sessions have no times. {HOW_TO_ARRIVE}.")
+    return itertools.chain([first], sessions)
+
+
+def _description(spec: LoadSpec) -> str:
+    """The workload in one line."""
+    shape = spec.shape
+    words = [
+        f"lengths of {Path(shape.lengths).name}"
+        if shape.lengths is not None
+        else f"prompts {shape.prompt_tokens}, answers {shape.output_tokens} tokens"
+    ]
+    if shape.turns != "1":
+        words.append(f"turns {shape.turns}, pauses {shape.think_s} s")
+    if shape.prefixes:
+        words.append(f"{shape.prefixes} shared prefixes of {shape.prefix_tokens} tokens")
+    return ", ".join([*words, *filter(None, [str(Sizing.of(shape))])])

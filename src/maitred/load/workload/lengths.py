@@ -1,0 +1,222 @@
+"""How long prompts and answers are, how many turns a session has, how long its user thinks: numbers drawn by lot.
+
+A distribution is a short text, so that a flag and a file say it alike. It draws real numbers of at least 0: the same
+words serve for tokens and for seconds, and whoever needs whole tokens rounds.
+"""
+
+import itertools
+import math
+import random
+from array import array
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from maitred.core.errors import InvalidRequest
+from maitred.load.workload import terms
+from maitred.load.workload.files import open_text
+from maitred.load.workload.tables import Rows
+
+FORMS = "`200`, `uniform:50..400`, `lognormal:mean=200,cv=1`, `exponential:mean=200`, `histogram:100=0.5,400=0.5`"
+
+
+class Distribution(Protocol):
+    """Where a number is drawn from."""
+
+    @property
+    def mean(self) -> float:
+        """What the draws come to on average."""
+
+    def draw(self, rng: random.Random) -> float:
+        """One number of at least 0."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same number."""
+
+    mean: float
+
+    def draw(self, rng: random.Random) -> float:
+        """That number; takes nothing from `rng`."""
+        return self.mean
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every number between two is as likely."""
+
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        """The middle."""
+        return (self.low + self.high) / 2
+
+    def draw(self, rng: random.Random) -> float:
+        """A number between the two."""
+        return rng.uniform(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """What lengths of real prompts look like: most are short, a few are very long.
+
+    Attributes:
+        mean: Of the numbers themselves, not of their logarithms.
+        cv: Their standard deviation as a multiple of the mean.
+    """
+
+    mean: float
+    cv: float
+
+    @cached_property
+    def _sigma(self) -> float:
+        return math.sqrt(math.log1p(self.cv**2))
+
+    @cached_property
+    def _mu(self) -> float:
+        return math.log(self.mean) - self._sigma**2 / 2
+
+    def draw(self, rng: random.Random) -> float:
+        """A number above 0."""
+        return rng.lognormvariate(self._mu, self._sigma)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """What waits look like when nothing keeps count of how long they have lasted."""
+
+    mean: float
+
+    def draw(self, rng: random.Random) -> float:
+        """A number of at least 0."""
+        return rng.expovariate(1 / self.mean)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """One of some numbers, each with its weight.
+
+    Attributes:
+        values: The numbers.
+        weights: How likely each is, relative to the others; some above 0.
+    """
+
+    values: Sequence[float]
+    weights: Sequence[float]
+
+    @cached_property
+    def _cumulative(self) -> list[float]:
+        return list(itertools.accumulate(self.weights))
+
+    @cached_property
+    def mean(self) -> float:
+        """Of the numbers by their weights."""
+        bars = zip(self.values, self.weights, strict=True)
+        return sum(value * weight for value, weight in bars) / self._cumulative[-1]
+
+    def draw(self, rng: random.Random) -> float:
+        """One of the numbers."""
+        at = bisect(self._cumulative, rng.random() * self._cumulative[-1])
+        return self.values[min(at, len(self.values) - 1)]
+
+
+def parse_distribution(text: str, *, what: str) -> Distribution:
+    """Reads a distribution.
+
+    Args:
+        text: In one of the `FORMS`.
+        what: The setting that it is the value of, for the error.
+
+    Raises:
+        InvalidRequest: It is in none of the forms.
+    """
+    try:
+        return _parse(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{what}: {text!r} is no distribution: {error}. Write one of {FORMS}.", param=what
+        ) from None
+
+
+def _parse(text: str) -> Distribution:
+    kind, rest = terms.split_kind(text)
+    match kind:
+        case "uniform":
+            left, dots, right = rest.partition("..")
+            if not dots:
+                raise ValueError("two numbers with `..` between them are needed")
+            low, high = terms.number(left), terms.number(right)
+            if high < low:
+                raise ValueError(f"{high:g} is below {low:g}")
+            return Uniform(low, high)
+        case "lognormal":
+            mean, cv = terms.named_numbers(rest, "mean", "cv")
+            return Lognormal(_above_0(mean), cv)
+        case "exponential":
+            (mean,) = terms.named_numbers(rest, "mean")
+            return Exponential(_above_0(mean))
+        case "histogram":
+            bars = [(terms.number(value), terms.number(weight)) for value, weight in terms.pairs(rest)]
+            if not any(weight for _, weight in bars):
+                raise ValueError("one of the weights must be above 0")
+            return Histogram([value for value, _ in bars], [weight for _, weight in bars])
+        case _ if ":" in text:
+            raise ValueError(f"there is no kind {kind!r}")
+        case _:
+            return Fixed(terms.number(text))
+
+
+def _above_0(mean: float) -> float:
+    if mean == 0:
+        raise ValueError("the mean must be above 0")
+    return mean
+
+
+PAIR_COLUMNS = (
+    ("num_prefill_tokens", "num_decode_tokens"),
+    ("prompt_tokens", "output_tokens"),
+    ("input_length", "output_length"),
+    ("ContextTokens", "GeneratedTokens"),
+)
+"""The names under which published files of lengths have them."""
+
+
+@dataclass(frozen=True)
+class LengthPairs:
+    """Lengths of prompts with those of their answers, as somebody measured them, so that long goes with long.
+
+    Attributes:
+        prompt_tokens: One per measured request.
+        output_tokens: The same requests' answers.
+    """
+
+    prompt_tokens: "array[int]"
+    output_tokens: "array[int]"
+
+    @classmethod
+    def load(cls, path: Path) -> "LengthPairs":
+        """Reads a CSV file, compressed or not, with one of the `PAIR_COLUMNS` in its header.
+
+        Raises:
+            InvalidRequest: There is no such file, or it has no such columns, no rows, or a row that is no two lengths.
+        """
+        prompts, outputs = array("q"), array("q")
+        with open_text(path) as lines:
+            rows = Rows(path, lines, *PAIR_COLUMNS)
+            for prompt, output in rows:
+                prompts.append(rows.tokens(prompt))
+                outputs.append(rows.tokens(output))
+        if not prompts:
+            raise InvalidRequest(f"{path} has no rows. Give a file with one pair of lengths per row.")
+        return cls(prompts, outputs)
+
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        """The lengths of one request: prompt and answer."""
+        at = rng.randrange(len(self.prompt_tokens))
+        return self.prompt_tokens[at], self.output_tokens[at]

@@ -1,0 +1,69 @@
+"""Makes the turns of a workload smaller or larger, so that a trace of long prompts fits a small model."""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from maitred.load.spec import Shape
+from maitred.load.workload.session import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What is done to every length.
+
+    Attributes:
+        scale: Factor on all of them.
+        max_prompt_tokens: Longer prompts lose their end.
+        max_output_tokens: Longer answers are asked to be this long.
+        own_block_tokens: Length of a block before.
+    """
+
+    scale: float = 1.0
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    own_block_tokens: int = 16
+
+    @classmethod
+    def of(cls, shape: Shape, own_block_tokens: int = 16) -> "Sizing":
+        """What a shape asks for."""
+        return cls(shape.scale, shape.max_prompt_tokens, shape.max_output_tokens, own_block_tokens)
+
+    @property
+    def block_tokens(self) -> int:
+        """Length of a block after."""
+        return self.tokens(self.own_block_tokens)
+
+    def tokens(self, own_tokens: float) -> int:
+        """A length after; at least 1."""
+        return max(1, round(own_tokens * self.scale))
+
+    def turn(self, own: Turn) -> Turn:
+        """A turn after. A prompt of blocks keeps as many blocks as its new length needs.
+
+        Blocks have a whole number of tokens, so what is made of them follows the blocks' factor,
+        which differs a little from `scale` where they are small.
+        """
+        output_tokens = _clipped(self.tokens(own.output_tokens), self.max_output_tokens)
+        if not own.blocks:
+            prompt_tokens = _clipped(self.tokens(own.prompt_tokens), self.max_prompt_tokens)
+            return msgspec.structs.replace(own, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        most_tokens = len(own.blocks) * self.block_tokens
+        own_tokens = min(own.prompt_tokens, len(own.blocks) * self.own_block_tokens)
+        scaled_tokens = max(1, round(own_tokens * self.block_tokens / self.own_block_tokens))
+        prompt_tokens = _clipped(min(scaled_tokens, most_tokens), self.max_prompt_tokens)
+        blocks = own.blocks[: math.ceil(prompt_tokens / self.block_tokens)]
+        return msgspec.structs.replace(own, prompt_tokens=prompt_tokens, output_tokens=output_tokens, blocks=blocks)
+
+    def __str__(self) -> str:
+        words = [f"lengths × {self.scale:g}"] if self.scale != 1 else []
+        if self.max_prompt_tokens is not None:
+            words.append(f"prompts up to {self.max_prompt_tokens} tokens")
+        if self.max_output_tokens is not None:
+            words.append(f"answers up to {self.max_output_tokens} tokens")
+        return ", ".join(words)
+
+
+def _clipped(tokens: int, most: int | None) -> int:
+    return tokens if most is None else min(tokens, most)

@@ -1,0 +1,66 @@
+"""Traces: what real users asked of real services, in the formats in which it was published, and in our own.
+
+One module per format reads it into sessions, line by line, so a trace may be longer than the memory. `load_trace` plays
+it at the speed and in the sizes that a shape asks for.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from maitred.core.errors import InvalidRequest
+from maitred.load.spec import Shape
+from maitred.load.workload.session import Session, Workload
+from maitred.load.workload.sizing import Sizing
+from maitred.load.workload.traces.agentic import read_agentic
+from maitred.load.workload.traces.azure import read_azure
+from maitred.load.workload.traces.burstgpt import read_burstgpt
+from maitred.load.workload.traces.mooncake import read_mooncake
+from maitred.load.workload.traces.recorded import read_recorded
+from maitred.load.workload.traces.servegen import Part, read_servegen
+
+READERS: dict[str, Callable[[Path], Workload]] = {
+    "mooncake": read_mooncake,
+    "azure": read_azure,
+    "burstgpt": read_burstgpt,
+    "agentic": read_agentic,
+    "recorded": read_recorded,
+}
+
+
+def load_trace(shape: Shape, seed: int) -> Workload:
+    """Opens the trace that a shape names, as ``FORMAT:PATH``; ``servegen`` takes options behind the path.
+
+    Args:
+        shape: Its `trace`, `speed`, `scale` and limits are heeded.
+        seed: For ``servegen``, which is a description to draw from; the others are what they are.
+
+    Raises:
+        InvalidRequest: The format is unknown, or the file cannot be read.
+    """
+    trace = shape.trace or ""
+    kind, _, place = trace.partition(":")
+    if not place or kind not in {*READERS, "servegen"}:
+        formats = ", ".join(f"`{name}`" for name in (*READERS, "servegen"))
+        raise InvalidRequest(
+            f"shape.trace: {trace!r} names no trace. Write FORMAT:PATH with one of the formats {formats}.",
+            param="shape.trace",
+        )
+    if kind == "servegen":
+        path, _, options = place.partition("?")
+        own = read_servegen(Path(path), Part.parse(options), seed)
+    else:
+        own = READERS[kind](Path(place))
+    sizing = Sizing.of(shape, own.block_tokens)
+    words = [own.description or kind, "" if shape.speed == 1 else f"speed {shape.speed:g}", str(sizing)]
+    return Workload(_played(own.sessions, sizing, shape.speed), sizing.block_tokens, ", ".join(filter(None, words)))
+
+
+def _played(sessions: Iterator[Session], sizing: Sizing, speed: float) -> Iterator[Session]:
+    """The sessions in other sizes, by a faster or slower clock; pauses between turns are by the same clock."""
+    for session in sessions:
+        turns = tuple(sizing.turn(replace(turn, think_s=turn.think_s / speed)) for turn in session.turns)
+        at_s = None if session.at_s is None else session.at_s / speed
+        prefix_tokens = session.prefix_tokens if session.prefix is None else sizing.tokens(session.prefix_tokens)
+        yield replace(session, turns=turns, at_s=at_s, prefix_tokens=prefix_tokens)

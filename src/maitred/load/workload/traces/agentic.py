@@ -1,0 +1,87 @@
+"""Sessions of coding agents, as published with kv-cache-tester: long prompts that grow, nearly all of it shared.
+
+JSON lines, one session each, with ``block_size`` and ``requests``; a request has ``in`` and ``out`` (tokens),
+``think_time`` (seconds since the answer before) and ``h``: ids of its prompt's full blocks as runs ``[first, count]``.
+Ids are those of the session (``hash_id_scope`` ``local``) unless the scope says otherwise. A sub-agent's requests are
+turns of the session, in their place and one after the other. There are no times of day: sessions come as the arrivals
+of the spec have it.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.tables import fault
+from maitred.load.workload.traces.lines import read_lines
+
+DEFAULT_BLOCK_TOKENS = 64
+LOCAL_IDS = 1 << 32
+"""Room for the ids of one session."""
+
+
+class _Request(msgspec.Struct, rename={"prompt_tokens": "in", "output_tokens": "out", "runs": "h"}):
+    """A request; or a sub-agent, which has requests of its own in place of lengths."""
+
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    output_tokens: Annotated[int, Meta(ge=0)] = 0
+    runs: list[tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]] = []
+    think_time: Annotated[float, Meta(ge=0)] = 0.0
+    requests: list["_Request"] = []
+
+
+class _Row(msgspec.Struct):
+    requests: list[_Request]
+    block_size: Annotated[int, Meta(ge=1)] = DEFAULT_BLOCK_TOKENS
+    hash_id_scope: str = "local"
+
+
+def read_agentic(path: Path) -> Workload:
+    """Every line is a session; every request one of its turns, with the blocks of the whole prompt.
+
+    Raises:
+        InvalidRequest: The file cannot be read; on reading, where a line is not as it should be.
+    """
+    first = next(read_lines(path, _Row), None)
+    block_tokens = first[1].block_size if first else DEFAULT_BLOCK_TOKENS
+    return Workload(_sessions(path, block_tokens), block_tokens, "agentic")
+
+
+def _sessions(path: Path, block_tokens: int) -> Iterator[Session]:
+    numbers, tails = itertools.count(), itertools.count(-1, -1)
+    for line, row in read_lines(path, _Row):
+        if row.block_size != block_tokens:
+            raise fault(path, line, f"block_size is {row.block_size}, and {block_tokens} above")
+        requests = list(_flat(row.requests))
+        if not requests:
+            continue
+        number = next(numbers)
+        base = number * LOCAL_IDS if row.hash_id_scope == "local" else 0
+        yield Session(id=number, turns=tuple(_turn(request, base, block_tokens, tails) for request in requests))
+
+
+def _flat(requests: list[_Request]) -> Iterator[_Request]:
+    for request in requests:
+        if request.requests:
+            yield from _flat(request.requests)
+        elif request.prompt_tokens:
+            yield request
+
+
+def _turn(request: _Request, base: int, block_tokens: int, tails: Iterator[int]) -> Turn:
+    blocks: list[int] = []
+    for first, count in request.runs:
+        blocks += range(base + first, base + first + count)
+    missing_tokens = request.prompt_tokens - len(blocks) * block_tokens
+    # The end of a prompt fills no block, so the trace has no id for it: it is nobody else's.
+    blocks += itertools.islice(tails, -(-max(0, missing_tokens) // block_tokens))
+    return Turn(
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=max(1, request.output_tokens),
+        think_s=request.think_time,
+        blocks=tuple(blocks),
+    )

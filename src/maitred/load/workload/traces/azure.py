@@ -1,0 +1,51 @@
+"""The inference traces of Azure (Patel et al., *Splitwise*, ISCA 2024): AzurePublicDataset, 2023 and 2024.
+
+CSV with ``TIMESTAMP`` (date and time, to 100 ns), ``ContextTokens`` and ``GeneratedTokens``; no sessions, no prefixes.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from maitred.load.workload.files import open_text
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.tables import Rows
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOST_FRACTION_DIGITS = 6
+"""Of a second, that `datetime` takes."""
+
+
+def read_azure(path: Path) -> Workload:
+    """Every request is a session of one turn; time begins with the first.
+
+    Raises:
+        InvalidRequest: On reading, where the file or a row is not as it should be.
+    """
+    return Workload(_sessions(path), description="azure")
+
+
+def _sessions(path: Path) -> Iterator[Session]:
+    with open_text(path) as lines:
+        rows = Rows(path, lines, COLUMNS)
+        first_s = last_s = None
+        for number, (moment, context, generated) in enumerate(rows):
+            at_s = _unix_s(rows, moment)
+            if last_s is not None and at_s < last_s:
+                raise rows.fault("TIMESTAMP is before that of the row above")
+            first_s, last_s = at_s if first_s is None else first_s, at_s
+            turn = Turn(prompt_tokens=rows.tokens(context), output_tokens=rows.tokens(generated))
+            yield Session(id=number, turns=(turn,), at_s=at_s - first_s)
+
+
+def _unix_s(rows: Rows, moment: str) -> float:
+    """Seconds since 1970; what says no zone is UTC."""
+    whole, _, rest = moment.partition(".")
+    digits = rest[:MOST_FRACTION_DIGITS]
+    zone = rest.lstrip("0123456789")
+    try:
+        read = datetime.fromisoformat(whole + zone)
+        fraction_s = int(digits) / 10 ** len(digits) if digits.isdecimal() else 0.0
+    except ValueError:
+        raise rows.fault(f"{moment!r} is no date and time") from None
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp() + fraction_s

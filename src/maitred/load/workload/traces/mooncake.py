@@ -1,0 +1,64 @@
+"""The traces that came with Mooncake (Qin et al., *Mooncake: Trading More Storage for Less Computation*, FAST 2025).
+
+JSON lines with ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``: one id per 512 tokens of the
+prompt, equal where the prompt up to there is equal. So the trace says which prefixes could have been shared.
+
+The timestamps are steps of three seconds, all requests of a step at once. They are spread evenly until the next step,
+in the order of the file: a load test should not find bursts that come from rounding a clock. The first arrival of every
+step stays where it is, so counts per step and the order are as published.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.tables import fault
+from maitred.load.workload.traces.lines import read_lines
+
+BLOCK_TOKENS = 512
+STEP_S = 3.0
+
+
+class _Row(msgspec.Struct):
+    timestamp: Annotated[float, Meta(ge=0)]
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: Annotated[int, Meta(ge=0)]
+    hash_ids: tuple[int, ...] = ()
+
+
+def read_mooncake(path: Path) -> Workload:
+    """Every request is a session of one turn with blocks.
+
+    Raises:
+        InvalidRequest: On reading, where the file or a line is not as it should be.
+    """
+    return Workload(_sessions(path), BLOCK_TOKENS, "mooncake")
+
+
+def _sessions(path: Path) -> Iterator[Session]:
+    ids = itertools.count()
+    steps = (list(step) for _, step in itertools.groupby(_rows(path), key=lambda row: row.timestamp))
+    for step, after in itertools.pairwise(itertools.chain(steps, [None])):
+        if step is None:
+            return
+        begin_s = step[0].timestamp / 1000
+        step_s = min(STEP_S, after[0].timestamp / 1000 - begin_s) if after else STEP_S
+        for place, row in enumerate(step):
+            turn = Turn(prompt_tokens=row.input_length, output_tokens=row.output_length, blocks=row.hash_ids)
+            yield Session(id=next(ids), turns=(turn,), at_s=begin_s + step_s * place / len(step))
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    last = 0.0
+    for line, row in read_lines(path, _Row):
+        if row.timestamp < last:
+            raise fault(path, line, "the timestamp is before that of the line above")
+        if row.input_length > len(row.hash_ids) * BLOCK_TOKENS:
+            raise fault(path, line, f"input_length is more than the hash_ids hold, {BLOCK_TOKENS} tokens each")
+        last = row.timestamp
+        yield row

@@ -1,0 +1,271 @@
+"""ServeGen (Xiang et al., *ServeGen: Workload Characterization and Generation of LLM Serving in Production*, 2025).
+
+Not a list of requests but what each client of a large service was like, so the requests are drawn. Per client there are
+two files, in a folder or a tar archive:
+
+* ``chunk-<client>-trace.csv``, without header: start of a window of 600 s, requests per second, coefficient of
+  variation of the gaps, ``Gamma`` or ``Weibull``, and that distribution's shape and scale;
+* ``chunk-<client>-dataset.json``: start of a window of 6 h -> ``input_tokens`` and ``output_tokens``, each the text of
+  a table from length to probability.
+
+A client becomes a tenant, ``client-<number>``. Some were published without lengths; each of their requests has those of
+another client, drawn by the others' rates. A client's gaps have the published shape; their scale follows from the
+window's rate, so the clock of a renewal process at rate 1 is bent to the rates as in `arrivals`, and windows join
+without seams. A burst has as many requests at any rate, so far below the published rate it lasts longer: the busiest
+window of ``m-small`` has 3.3 times the mean rate as published, and 4.8 times at 0.3 requests per second.
+"""
+
+import heapq
+import itertools
+import lzma
+import math
+import random
+import re
+import tarfile
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+from maitred.load.workload import terms
+from maitred.load.workload.lengths import Histogram
+from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.tables import fault
+
+WINDOW_S = 600.0
+NAME = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
+FORMS = "`start=86400`, `end=90000` (seconds of the trace) and `rate=5` (sessions per second on average)"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of the days is played, and how often.
+
+    Attributes:
+        start_s: Where it begins; this is second 0 of the run.
+        end_s: Where it ends.
+        rate_per_s: The mean rate over the part, all clients together; None: as published.
+    """
+
+    start_s: float = 0.0
+    end_s: float = math.inf
+    rate_per_s: float | None = None
+
+    @classmethod
+    def parse(cls, options: str) -> "Part":
+        """Reads what is behind the ``?`` of ``servegen:PATH?start=86400&end=90000&rate=5``; all of it may be missing.
+
+        Raises:
+            InvalidRequest: There is another name, or no number.
+        """
+        given: dict[str, float] = {}
+        try:
+            for name, value in terms.pairs(options.replace("&", ",")) if options else []:
+                if name not in ("start", "end", "rate"):
+                    raise ValueError(f"{name!r} is no option")
+                given[name] = terms.number(value)
+        except ValueError as error:
+            raise InvalidRequest(f"shape.trace: servegen's options {options!r}: {error}. There are {FORMS}.") from None
+        part = cls(given.get("start", 0.0), given.get("end", math.inf), given.get("rate"))
+        if part.end_s <= part.start_s or part.rate_per_s == 0:
+            raise InvalidRequest(f"shape.trace: servegen's options {options!r} leave nothing. There are {FORMS}.")
+        return part
+
+
+@dataclass(frozen=True)
+class Window:
+    """A client's arrivals over `WINDOW_S`."""
+
+    start_s: float
+    rate_per_s: float
+    family: str
+    shape: float
+
+    def gap(self, rng: random.Random) -> float:
+        """One gap of mean 1."""
+        if self.family == "Weibull":
+            return rng.weibullvariate(1 / math.gamma(1 + 1 / self.shape), self.shape)
+        return rng.gammavariate(self.shape, 1 / self.shape)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A client's lengths: from each start on, those of prompts and of answers."""
+
+    starts_s: Sequence[float]
+    pairs: Sequence[tuple[Histogram, Histogram]]
+
+    def turn(self, at_s: float, rng: random.Random) -> Turn:
+        """A request of that time."""
+        prompt, output = self.pairs[max(0, bisect_right(self.starts_s, at_s) - 1)]
+        return Turn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        number: In the file's name.
+        windows: In order.
+        lengths: Its own alone; all others' if it has none.
+        rates: Up to each of `lengths`, the sum of their clients' rates.
+    """
+
+    number: int
+    windows: Sequence[Window]
+    lengths: Sequence[Lengths]
+    rates: Sequence[float]
+
+    def requests(self, part: Part, factor: float, seed: int) -> Iterator[tuple[float, int, Turn]]:
+        """Time since the part's start, client and turn of every request, one after the other."""
+        gaps, sizes = (random.Random(f"{seed}:servegen:{self.number}:{purpose}") for purpose in ("gaps", "lengths"))
+        left: float | None = None
+        for window in self.windows:
+            begin_s, end_s = max(window.start_s, part.start_s), min(window.start_s + WINDOW_S, part.end_s)
+            rate_per_s = window.rate_per_s * factor
+            if end_s <= begin_s or rate_per_s == 0:
+                continue
+            if left is None:
+                left = window.gap(gaps) * gaps.random()
+            at_s = begin_s + left / rate_per_s
+            while at_s < end_s:
+                yield at_s - part.start_s, self.number, self._turn(at_s, sizes)
+                at_s += window.gap(gaps) / rate_per_s
+            left = (at_s - end_s) * rate_per_s
+
+    def _turn(self, at_s: float, rng: random.Random) -> Turn:
+        if len(self.lengths) == 1:
+            return self.lengths[0].turn(at_s, rng)
+        (lengths,) = rng.choices(self.lengths, cum_weights=self.rates)
+        return lengths.turn(at_s, rng)
+
+
+def read_servegen(path: Path, part: Part, seed: int) -> Workload:
+    """Draws the requests of all clients, in the order of time.
+
+    Args:
+        path: Folder or tar archive, compressed or not, with the clients' files.
+        part: What is played.
+        seed: Of what is drawn. Every client has its own stream.
+
+    Raises:
+        InvalidRequest: The files are not there or not as they should be, or there is nothing in this part.
+    """
+    clients = _clients(path)
+    expected = sum(_expected(client, part) for client in clients)
+    if expected == 0:
+        raise InvalidRequest(f"shape.trace: {path} has no requests in this part of it. There are {FORMS}.")
+    last_s = max(client.windows[-1].start_s + WINDOW_S for client in clients if client.windows)
+    seconds = min(last_s, part.end_s) - part.start_s
+    factor = 1.0 if part.rate_per_s is None else part.rate_per_s * seconds / expected
+    requests = heapq.merge(
+        *(client.requests(part, factor, seed) for client in clients), key=lambda request: request[:2]
+    )
+    sessions = (
+        Session(id=number, turns=(turn,), tenant=f"client-{client}", at_s=at_s)
+        for number, (at_s, client, turn) in enumerate(requests)
+    )
+    return Workload(sessions, description=f"servegen {path.name} from {part.start_s:g} s")
+
+
+def _expected(client: Client, part: Part) -> float:
+    """Requests of a client within the part, on average."""
+    return sum(
+        window.rate_per_s * max(0.0, min(window.start_s + WINDOW_S, part.end_s) - max(window.start_s, part.start_s))
+        for window in client.windows
+    )
+
+
+def _clients(path: Path) -> list[Client]:
+    windows: dict[int, list[Window]] = {}
+    lengths: dict[int, Lengths] = {}
+    for name, file in _files(path):
+        if not (match := NAME.search(name.as_posix())):
+            continue
+        number = int(match[1])
+        if match[2] == "trace.csv":
+            windows[number] = _windows(name, file)
+        else:
+            own = _lengths(name, file)
+            if own.pairs:
+                lengths[number] = own
+    if not windows:
+        raise InvalidRequest(f"shape.trace: {path} has no files like chunk-0-trace.csv. Give ServeGen's folder or tar.")
+    rates = {number: sum(window.rate_per_s for window in own) for number, own in windows.items()}
+    lenders = [number for number in sorted(lengths) if rates.get(number)]
+    if not lenders:
+        raise InvalidRequest(f"shape.trace: {path} has no lengths in files like chunk-0-dataset.json. Fetch it again.")
+    lent = [lengths[number] for number in lenders]
+    sums = list(itertools.accumulate(rates[number] for number in lenders))
+    return [
+        Client(number, windows[number], *(([lengths[number]], [1.0]) if number in lengths else (lent, sums)))
+        for number in sorted(windows)
+        if rates[number]
+    ]
+
+
+def _files(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """The files of a folder or archive, with names for errors."""
+    try:
+        if path.is_dir():
+            for name in sorted(path.rglob("chunk-*")):
+                with name.open("rb") as file:
+                    yield name, file
+            return
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                if member.isfile() and (content := archive.extractfile(member)):
+                    yield path / member.name, content
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
+        raise InvalidRequest(f"shape.trace: {path} cannot be read: {error}. Give a folder or a tar archive.") from None
+
+
+def _windows(name: Path, file: IO[bytes]) -> list[Window]:
+    windows: list[Window] = []
+    for line, text in enumerate(file.read().decode("utf-8", "replace").splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            start, rate, _, family, shape, _ = text.strip().split(",")
+            window = Window(terms.number(start), terms.number(rate), family or "Gamma", terms.number(shape))
+        except ValueError as error:
+            raise fault(name, line, str(error)) from None
+        if window.rate_per_s and (window.family not in ("Gamma", "Weibull") or not window.shape):
+            raise fault(name, line, f"{family!r} with shape {shape} is neither Gamma nor Weibull")
+        if windows and window.start_s < windows[-1].start_s + WINDOW_S:
+            raise fault(name, line, f"the window begins before the end of the one above, {WINDOW_S:g} s each")
+        windows.append(window)
+    return windows
+
+
+class _Tables(msgspec.Struct):
+    input_tokens: str
+    output_tokens: str
+
+
+def _lengths(name: Path, file: IO[bytes]) -> Lengths:
+    """A client's lengths; windows without requests are left out."""
+    try:
+        tables = msgspec.json.decode(file.read(), type=dict[str, _Tables])
+        pairs = {
+            terms.number(start): (_histogram(table.input_tokens), _histogram(table.output_tokens))
+            for start, table in tables.items()
+        }
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"shape.trace: {name} is not as ServeGen writes it: {error}. Fetch it again.") from None
+    known = {start_s: (prompt, output) for start_s, (prompt, output) in sorted(pairs.items()) if prompt and output}
+    return Lengths(list(known), list(known.values()))
+
+
+def _histogram(text: str) -> Histogram | None:
+    """Reads ``{45: 0.0097, 46: 0.0117}``; None where there is nothing in it."""
+    inside = text.strip().removeprefix("{").removesuffix("}")
+    bars = [(terms.number(value), terms.number(weight)) for value, weight in terms.pairs(inside, ":")] if inside else []
+    if not any(weight for _, weight in bars):
+        return None
+    return Histogram([value for value, _ in bars], [weight for _, weight in bars])
