@@ -199,7 +199,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=200, help="of each case, without --quick")
     arguments = parser.parse_args()
     report = Report("compare_calibration", seed=arguments.seed, quick=arguments.quick)
-    repeats = 8 if arguments.quick else arguments.repeats
+    repeats = 6 if arguments.quick else arguments.repeats
     alarms, tables = 0.0, 0
     for name, case in SAME.items():
         server, runs, same_load = case

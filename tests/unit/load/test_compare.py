@@ -1,6 +1,7 @@
 """Which differences are called, which are not, and what is said about them."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from maitred.core.errors import InvalidRequest
@@ -8,6 +9,7 @@ from maitred.load.compare import compare
 from maitred.load.comparison import Comparison, Row
 from maitred.load.measure.result import Result
 from maitred.load.spec import Objectives
+from maitred.load.statistics import simultaneous
 from tests.load_results import synthetic_result
 
 OBJECTIVES = Objectives(ttft_s=0.8, tpot_s=0.05)
@@ -160,3 +162,20 @@ def test_nothing_is_not_a_side() -> None:
 def test_the_table_is_json() -> None:
     table = compare([run(1)], [run(2)])
     assert msgspec.json.decode(msgspec.json.encode(table), type=Comparison) == table
+
+
+def test_the_bootstrap_is_not_trusted_to_the_last_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def reach(deviations: np.ndarray, freedom: np.ndarray, *, confidence: float, rng: np.random.Generator) -> float:
+        asked.append((confidence, float(freedom.max())))
+        return simultaneous(deviations, freedom, confidence=confidence, rng=rng)
+
+    monkeypatch.setattr("maitred.load.compare.simultaneous", reach)
+    unpaired, twins = compare([run(1)], [run(2)]), compare([run(1)], [run(1, ttft_s=0.48)])
+    assert twins.paired
+    assert not unpaired.paired
+    for table, (confidence, freedom) in zip((unpaired, twins), asked, strict=True):
+        assert 0.96 < confidence < 0.97
+        # The blocks of the side that has fewer, not of both together: of twins, the second side's are the first's.
+        assert freedom == pytest.approx(400 / table.block_requests - 1)
