@@ -161,7 +161,6 @@ SAME: dict[str, Case] = {
     "600 requests, independent": (Server(memory=0.0), 1, False),
     "600 requests": (Server(), 1, False),
     "600 requests, same load": (Server(load_share=0.7), 1, True),
-    "600 requests, memory 0.9": (Server(memory=0.9), 1, False),
     "2,000 requests": (Server(requests=2000), 1, False),
     "3 runs of 300, drift 2 %": (Server(requests=300, drift=0.02), 3, False),
 }
@@ -174,21 +173,21 @@ SLOWER: dict[str, Case] = {
     "600 requests, same load, memory 0.5": (Server(memory=0.5, load_share=0.7), 1, True),
     "600 requests, memory 0.5": (Server(memory=0.5), 1, False),
     "2,000 requests, memory 0.5": (Server(requests=2000, memory=0.5), 1, False),
-    "3 runs of 600, same load, CV 0.3, memory 0.5, drift 2 %": (
-        Server(cv=0.3, memory=0.5, drift=0.02, load_share=0.7),
-        3,
-        True,
-    ),
 }
 
 MUST_FIND = tuple(SLOWER)[:3]
 """Bars for these; the others show where the information ends."""
 
 
+ENOUGH = 100
+"""Repeats from which on a case has a bar of its own. With fewer, chance alone would miss it too often; they count in the
+bar for all cases together."""
+
+
 def repeats_of(case: Case, repeats: int) -> int:
-    """Fewer of large runs, in proportion to the work."""
+    """Fewer of large runs, in proportion to the work, but not so few that they say nothing."""
     server, runs, _ = case
-    return max(2, min(repeats, repeats * 1200 // (server.requests * runs)))
+    return min(repeats, max(20, repeats * 600 // (server.requests * runs)))
 
 
 def main() -> int:
@@ -196,7 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="bounded run, under 45 s")
     parser.add_argument("--seed", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=200, help="of each case, without --quick")
+    parser.add_argument("--repeats", type=int, default=100, help="of each case of up to 600 requests, without --quick")
     arguments = parser.parse_args()
     report = Report("compare_calibration", seed=arguments.seed, quick=arguments.quick)
     repeats = 6 if arguments.quick else arguments.repeats
@@ -210,14 +209,20 @@ def main() -> int:
         report.figures[f"same: {name}"] = it.__dict__
         print(f"same: {name}: alarms {it.alarms:.3f} {it.alarms_within}, {it.repeats} repeats, ", end="")
         print(f"width {it.width:.3f}, {dict(it.rows)}", flush=True)
-        # A quick run repeats too seldom to tell 5 % from 20 %: it only shows a table that is plainly wrong.
-        report.require(f"false alarms, {name}", it.alarms, at_most=0.5 if arguments.quick else 0.05)
-    report.require("false alarms, all of these", alarms / tables, at_most=0.2 if arguments.quick else 0.05)
+        if it.repeats >= ENOUGH:
+            report.require(f"false alarms, {name}", it.alarms, at_most=0.05)
+    # A quick run repeats too seldom to tell 5 % from 15 %: it only shows a table that is plainly wrong.
+    report.require("false alarms, all cases", alarms / tables, at_most=0.2 if arguments.quick else 0.05)
     for name, case in SLOWER.items():
         server, runs, same_load = case
         slower = replace(server, slower=1.1)
         it = tally(
-            server, slower, repeats=repeats_of(case, repeats // 4), seed=arguments.seed, runs=runs, same_load=same_load
+            server,
+            slower,
+            repeats=repeats_of(case, max(2, 3 * repeats // 10)),
+            seed=arguments.seed,
+            runs=runs,
+            same_load=same_load,
         )
         report.figures[f"10 % slower: {name}"] = it.__dict__
         print(f"10 % slower: {name}: found {it.found:.3f}, seen {it.seen:.3f}, {it.repeats} repeats, ", end="")
