@@ -149,7 +149,7 @@ def _wilson(hits: int, repeats: int) -> tuple[float, float]:
     z = 1.96
     centre = (hits + z**2 / 2) / (repeats + z**2)
     reach = z / (repeats + z**2) * (hits * (1 - hits / repeats) + z**2 / 4) ** 0.5
-    return round(centre - reach, 4), round(centre + reach, 4)
+    return round(max(0.0, centre - reach), 4), round(min(1.0, centre + reach), 4)
 
 
 Case = tuple[Server, int, bool]
@@ -180,8 +180,8 @@ MUST_FIND = tuple(SLOWER)[:3]
 
 
 ENOUGH = 100
-"""Repeats from which on a case has a bar of its own. With fewer, chance alone would miss it too often; they count in the
-bar for all cases together."""
+"""Repeats from which on a case has a bar of its own. With fewer, chance alone would miss it too often; they count in
+the bar for all cases together."""
 
 
 def repeats_of(case: Case, repeats: int) -> int:
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=100, help="of each case of up to 600 requests, without --quick")
     arguments = parser.parse_args()
     report = Report("compare_calibration", seed=arguments.seed, quick=arguments.quick)
-    repeats = 6 if arguments.quick else arguments.repeats
+    repeats = 4 if arguments.quick else arguments.repeats
     alarms, tables = 0.0, 0
     for name, case in SAME.items():
         server, runs, same_load = case
