@@ -24,6 +24,7 @@ from maitred.load.play.client.answer import AnswerReader, Traffic
 from maitred.load.play.client.caller import Caller
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import Pool
+from maitred.load.play.clock import RunClock
 from maitred.load.play.target import Dialect, Requests
 from maitred.load.spec import Target
 from maitred.testing.scripted_openai import Script, Times, scripted_openai
@@ -91,7 +92,7 @@ def in_process(client: str, url: str, streams: int, seconds: int, *, core: int) 
 async def drive(client: str, url: str, streams: int, tokens: int) -> dict[str, float]:
     """Opens all streams at once and reads them to their ends."""
     origin = Origin.parse(url)
-    pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=10, now_s=time.monotonic)
+    pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=10, clock=RunClock())
     requests = Requests(Target(url=url), origin, "scripted", Dialect(ignore_eos=True))
     head, _, body = requests.encode(MESSAGES, tokens).partition(b"\r\n\r\n")
     records = [Record(number, 0, "", 0.0, tokens) for number in range(streams)]

@@ -14,6 +14,7 @@ from maitred.load.play.client.caller import PATIENT, Caller, Manners
 from maitred.load.play.client.connection import ConnectionFailed
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import Pool
+from maitred.load.play.clock import RunClock
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -75,12 +76,14 @@ class Server:
 async def calling(server: Server, *, retries: int = 0, timeout_s: float = 5.0) -> AsyncIterator[Callable]:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    clock = asyncio.get_running_loop().time
-    pool = Pool(Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, now_s=clock)
-    caller = Caller(pool, now_s=clock, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=Traffic())
+    clock = RunClock()
+    pool = Pool(Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, clock=clock)
+    caller = Caller(
+        pool, now_s=clock.now_s, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=Traffic()
+    )
 
     async def ask(manners: Manners = PATIENT) -> Record:
-        record = Record(0, 0, "default", clock(), 3)
+        record = Record(0, 0, "default", clock.now_s(), 3)
         await caller.ask(record, REQUEST, manners, keep_text=True)
         return record
 
@@ -214,6 +217,6 @@ async def test_a_task_that_is_cancelled_hangs_up():
 
 
 async def test_connections_that_cannot_be_made_say_so():
-    pool = Pool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, now_s=lambda: 0.0)
+    pool = Pool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, clock=RunClock())
     with pytest.raises(ConnectionFailed, match="No connection"):
         await pool.take()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from maitred.load.measure.record import Progress, RunData, Sample
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import Pool
+from maitred.load.play.clock import RunClock
 from maitred.load.play.conversation import Conversations
 from maitred.load.play.doors import Doors
 from maitred.load.play.monitor import Monitor
@@ -60,8 +61,8 @@ async def run(
     origin = Origin.parse(spec.target.url)
     _allow_many_files()
     address = await origin.resolve()
-    clock = _RunClock()
-    pool = Pool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, now_s=clock.now_s)
+    clock = RunClock()
+    pool = Pool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, clock=clock)
     try:
         calibration = await calibrate(spec.target, pool)
         doors = Doors(
@@ -91,19 +92,6 @@ async def run(
                 )
     finally:
         pool.close()
-
-
-class _RunClock:
-    """Seconds since the start of the run."""
-
-    def __init__(self) -> None:
-        self._zero_s = time.monotonic()
-
-    def restart(self) -> None:
-        self._zero_s = time.monotonic()
-
-    def now_s(self) -> float:
-        return time.monotonic() - self._zero_s
 
 
 class _Crowd:

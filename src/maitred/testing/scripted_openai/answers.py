@@ -31,6 +31,7 @@ class Answer:
         ending: What happens afterwards.
         end: What to call it in the log.
         takes_turn: Whether it counts as one of the concurrent requests.
+        shared: Where all sends but the last stand at their own places, for all answers of a kind; None: nowhere.
     """
 
     head: bytes
@@ -45,6 +46,7 @@ class Answer:
     user: str = ""
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    shared: list[bytes] | None = None
 
 
 class Answers:
@@ -132,7 +134,8 @@ class Answers:
         last = self._text_event(chat, before_last, tokens)
         if not faults:
             end = chunk(last) + chunk(closing) + END_OF_BODY
-            return Answer(opening, [*self._shared(chat, before_last)[:before_last], end], gaps_s, stream=True)
+            shared = self._shared(chat, before_last)
+            return Answer(opening, [*shared[:before_last], end], gaps_s, stream=True, shared=shared)
         events = [*(self._text_event(chat, index, tokens) for index in range(before_last)), last]
         odd = OddStream([Send(gap_s, event, 1) for gap_s, event in zip(gaps_s, events, strict=True)], closing)
         for fault in faults:

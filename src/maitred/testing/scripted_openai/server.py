@@ -18,6 +18,7 @@ from typing import Any
 import httptools
 
 from maitred.testing.scripted_openai.answers import Answer, Answers
+from maitred.testing.scripted_openai.chorus import Chorus
 from maitred.testing.scripted_openai.framing import response
 from maitred.testing.scripted_openai.odd_stream import Ending
 from maitred.testing.scripted_openai.script import Script
@@ -31,9 +32,10 @@ READ_BYTES = 1 << 18
 READING = select.EPOLLIN | select.EPOLLRDHUP
 LONGEST_WAIT_S = 1.0
 _NOT_NOTED = -1
+_LEFT = -1
 
 
-class _Exchange:
+class Exchange:
     """A request and its answer on their way."""
 
     __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
@@ -61,7 +63,7 @@ class _Connection:
         self.server = server
         self.socket = accepted
         self.parser: Any = httptools.HttpRequestParser(self)
-        self.exchange: _Exchange | None = None
+        self.exchange: Exchange | None = None
         self.keep_alive = True
         self._url = b""
         self._expects = False
@@ -112,11 +114,15 @@ class ScriptedServer:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}
-        self._timetable: Timetable[_Exchange] = Timetable()
-        self._line: deque[_Exchange] = deque()
+        self._timetable: Timetable[Exchange | Chorus] = Timetable()
+        self._line: deque[Exchange] = deque()
         self._running = 0
         self._least_gap_s = 0.0
-        self._exchanges: list[_Exchange] = []
+        self._exchanges: list[Exchange] = []
+        fixed = script.itl.cv == 0 and script.tokens_per_s is None and not script.faults
+        self._gap_s = script.itl.mean_s * script.itl.factor if fixed else 0.0
+        self._choruses: dict[tuple[int, int], Chorus] = {}
+        """By bucket and kind of events, for others to join; used where all gaps are the same."""
         self._pauses = sorted(script.pauses, key=lambda pause: pause.at_s)
         self._first_s: float | None = None
         self._stopped = False
@@ -168,10 +174,13 @@ class ScriptedServer:
 
     # --- time ---
 
-    def _send(self, due: list[_Exchange]) -> None:
+    def _send(self, due: "list[Exchange | Chorus]") -> None:
         """Sends what is due, and puts what follows into the timetable."""
         monotonic, add, least_gap_s = time.monotonic, self._timetable.add, self._least_gap_s
         for exchange in due:
+            if isinstance(exchange, Chorus):
+                self._sing(exchange)
+                continue
             at = exchange.at
             payload = exchange.sends[at]
             times_s = exchange.times_s
@@ -198,7 +207,56 @@ class ScriptedServer:
                 continue
             gap_s = exchange.gaps_s[at]
             exchange.due_s = due_s = exchange.due_s + (gap_s if gap_s > least_gap_s else least_gap_s)
-            add(exchange, due_s)
+            if self._gap_s and exchange.blocked is None and at < len(exchange.sends) - 1:
+                self._join(exchange)
+            else:
+                add(exchange, due_s)
+
+    def _join(self, exchange: Exchange) -> None:
+        """Puts a stream in step with those whose next event falls into the same bucket."""
+        events = exchange.answer.shared
+        if events is None:
+            self._timetable.add(exchange, exchange.due_s)
+            return
+        key = (self._timetable.bucket(exchange.due_s), id(events))
+        chorus = self._choruses.get(key)
+        if chorus is None:
+            chorus = self._choruses[key] = Chorus(events, exchange.due_s, self._gap_s)
+            self._timetable.add(chorus, exchange.due_s)
+        chorus.join(exchange)
+
+    def _sing(self, chorus: Chorus) -> None:
+        """Sends the next event of each stream of a chorus."""
+        key = (self._timetable.bucket(chorus.due_s), id(chorus.events))
+        if self._choruses.get(key) is chorus:
+            del self._choruses[key]
+        chorus.begin_round(time.monotonic())
+        events, rounds = chorus.events, chorus.rounds
+        rests: dict[Exchange, bytes] = {}
+        for send, first, exchange in chorus.voices:
+            payload = events[first + rounds]
+            try:
+                count = send(payload)
+            except BlockingIOError:
+                count = 0
+            except OSError:
+                count = _LEFT
+            if count != len(payload):
+                rests[exchange] = payload[count:] if count != _LEFT else b""
+        for exchange in chorus.end_round(list(rests)):
+            self._timetable.add(exchange, exchange.due_s)
+        for exchange, rest in rests.items():
+            if not rest:
+                del exchange.times_s[-2:]
+                exchange.at -= 1
+                self._left(exchange.connection)
+                continue
+            exchange.times_s[-1] = math.nan
+            self._block(exchange, rest, len(exchange.times_s) - 1)
+            self._timetable.add(exchange, exchange.due_s)
+        if chorus.voices:
+            self._choruses.setdefault((self._timetable.bucket(chorus.due_s), key[1]), chorus)
+            self._timetable.add(chorus, chorus.due_s)
 
     def _pause(self) -> None:
         """Is silent for as long as the script wants."""
@@ -270,7 +328,7 @@ class ScriptedServer:
         connection.socket.close()
         connection.parser = None  # it refers back
 
-    def _write(self, exchange: _Exchange, data: bytes) -> None:
+    def _write(self, exchange: Exchange, data: bytes) -> None:
         """Sends something that is no step: a head or a short response."""
         try:
             count = exchange.send(data)
@@ -282,12 +340,12 @@ class ScriptedServer:
         if count < len(data):
             self._block(exchange, data[count:], _NOT_NOTED)
 
-    def _block(self, exchange: _Exchange, rest: bytes, place: int) -> None:
+    def _block(self, exchange: Exchange, rest: bytes, place: int) -> None:
         """The client's buffer is full: keeps what follows until it reads."""
         exchange.blocked = deque([(rest, place)])
         self._epoll.modify(exchange.connection.socket, READING | select.EPOLLOUT)
 
-    def _flush(self, exchange: _Exchange) -> None:
+    def _flush(self, exchange: Exchange) -> None:
         """The client reads again."""
         blocked = exchange.blocked
         while blocked:
@@ -346,7 +404,7 @@ class ScriptedServer:
             answer_tokens=answer.answer_tokens,
             events_per_send=answer.events_per_send,
         )
-        connection.exchange = exchange = _Exchange(connection, truth, answer)
+        connection.exchange = exchange = Exchange(connection, truth, answer)
         self._exchanges.append(exchange)
         limit = self._script.max_concurrent
         if answer.takes_turn and limit is not None and self._running >= limit:
@@ -356,12 +414,12 @@ class ScriptedServer:
 
     def _reply(self, connection: _Connection, data: bytes) -> None:
         """Answers a question that is not part of the script."""
-        exchange = _Exchange(connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", takes_turn=False))
+        exchange = Exchange(connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", takes_turn=False))
         connection.exchange = exchange
         self._write(exchange, data)
         self._finish(exchange)
 
-    def _start(self, exchange: _Exchange, now_s: float) -> None:
+    def _start(self, exchange: Exchange, now_s: float) -> None:
         exchange.truth.started_s = now_s
         if exchange.answer.takes_turn:
             self._count_running(+1)
@@ -375,7 +433,7 @@ class ScriptedServer:
         exchange.due_s = now_s + exchange.gaps_s[0]
         self._timetable.add(exchange, exchange.due_s)
 
-    def _finish(self, exchange: _Exchange) -> None:
+    def _finish(self, exchange: Exchange) -> None:
         """Everything has been said; the connection becomes what the answer wants."""
         if exchange.blocked is not None:
             exchange.truth.end = "flushing"
@@ -391,7 +449,7 @@ class ScriptedServer:
                 self._close(connection, reset=ending is Ending.RESET)
         self._end(exchange, exchange.answer.end)
 
-    def _end(self, exchange: _Exchange, end: str) -> None:
+    def _end(self, exchange: Exchange, end: str) -> None:
         """Notes the end and lets the next in line begin."""
         if exchange.truth.ended_s is not None:
             return  # the client left before, and this was still in the timetable

@@ -21,13 +21,17 @@ class Timetable(Generic[Thing]):
 
     def add(self, thing: Thing, due_s: float) -> None:
         """Puts it into the bucket that ends next after it is due."""
-        number = int(due_s / BUCKET_S) + 1
+        number = self.bucket(due_s)
         bucket = self._buckets.get(number)
         if bucket is None:
             self._buckets[number] = [thing]
             heapq.heappush(self._numbers, number)
         else:
             bucket.append(thing)
+
+    def bucket(self, due_s: float) -> int:
+        """Number of the bucket that ends next after this time."""
+        return int(due_s / BUCKET_S) + 1
 
     def take(self, now_s: float) -> list[Thing]:
         """Removes and returns the first bucket that is over; empty when none is."""

@@ -8,6 +8,7 @@ import msgspec
 
 from maitred.load.measure.record import Outcome, Record
 from maitred.load.play.client.events import EventCutter
+from maitred.load.play.client.refrain import Refrain
 
 _LONGEST_QUOTE = 300
 
@@ -67,6 +68,21 @@ class AnswerReader:
         when_begun: Called once the response's head has come.
     """
 
+    __slots__ = (
+        "_add",
+        "_cutter",
+        "_done",
+        "_keep_text",
+        "_record",
+        "_refrain",
+        "_traffic",
+        "_whole",
+        "failure",
+        "headers",
+        "text",
+        "when_begun",
+    )
+
     def __init__(self, record: Record, traffic: Traffic, *, keep_text: bool) -> None:
         self.headers: dict[bytes, bytes] = {}
         self.text: list[str] = []
@@ -76,6 +92,7 @@ class AnswerReader:
         self._traffic = traffic
         self._keep_text = keep_text
         self._cutter: EventCutter | None = None
+        self._refrain = Refrain()
         self._whole = bytearray()
         self._done = False
         self._add = record.arrivals_s.append
@@ -92,10 +109,15 @@ class AnswerReader:
 
     def body(self, data: bytes, now_s: float) -> None:
         """See `ResponseReader`."""
-        if self._cutter is None:
+        cutter = self._cutter
+        if cutter is None:
             self._whole += data
             return
-        for event in self._cutter.feed(data):
+        if self._refrain.repeats(data) and cutter.idle and not self._keep_text:
+            self._add(now_s)
+            self._traffic.pieces += 1
+            return
+        for event in cutter.feed(data):
             if event == b"[DONE]":
                 self._done = True
                 continue
@@ -112,6 +134,8 @@ class AnswerReader:
                     self._traffic.pieces += 1
                     if self._keep_text and text:
                         self.text.append(text)
+                    elif text and _is_text_alone(chunk):
+                        self._refrain.learn(event, text)
                 if choice.finish_reason:
                     self._record.finish_reason = choice.finish_reason
             if chunk.usage is not None:
@@ -159,6 +183,11 @@ class AnswerReader:
         self._record.output_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
             self._record.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+
+
+def _is_text_alone(chunk: _Chunk) -> bool:
+    """Whether an event has nothing for the record but a piece of text."""
+    return len(chunk.choices) == 1 and not chunk.choices[0].finish_reason and chunk.usage is None and not chunk.error
 
 
 def said(body: bytes) -> str:

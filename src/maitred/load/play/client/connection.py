@@ -2,9 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol, cast
 
 import httptools
+
+from maitred.load.play.clock import RunClock
+
+_LONGEST_SIZE = 16
+"""Bytes in which the size of a chunk is looked for."""
 
 
 class ConnectionFailed(Exception):
@@ -27,11 +33,30 @@ class Connection(asyncio.Protocol):
     """Carries one request at a time; kept alive between them where the server agrees.
 
     Args:
-        now_s: The clock of the run.
+        clock: Of the run.
+
+    Attributes:
+        reusable: Whether another request may follow: the connection is open and idle.
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+    __slots__ = (
+        "_between_chunks",
+        "_clock",
+        "_ended",
+        "_feed",
+        "_head_seen",
+        "_headers",
+        "_parser",
+        "_read_s",
+        "_reader",
+        "_take",
+        "_transport",
+        "_until_close",
+        "reusable",
+    )
+
+    def __init__(self, clock: RunClock) -> None:
+        self._clock = clock
         self._read_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -41,11 +66,10 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head_seen = False
         self._until_close = False
+        self._between_chunks = False
+        """Whether the parser has read to the end of a chunk and waits for the next."""
         self._take: Callable[[bytes, float], None] = _nobody
         self.reusable = False
-        """Whether another request may follow: the connection is open and idle."""
-        self.used = False
-        """Whether a response has come over it before."""
 
     def request(self, data: bytes, reader: ResponseReader) -> "asyncio.Future[None]":
         """Sends a request. The future is done when the response is; `ConnectionFailed` if it never will be."""
@@ -88,8 +112,22 @@ class Connection(asyncio.Protocol):
         self.reusable = True
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        self._read_s = self._now_s()
+        """See `asyncio.Protocol`.
+
+        A stream comes nearly always as one whole chunk in one segment. Such a chunk is unwrapped right here, and the
+        parser, which waits for the next chunk, need not know of it.
+        """
+        self._read_s = monotonic() - self._clock.zero_s
+        if self._between_chunks:
+            size_end = data.find(b"\r\n", 0, _LONGEST_SIZE)
+            if 0 < size_end < len(data) - 4 and data.endswith(b"\r\n"):
+                try:
+                    whole = int(data[:size_end], 16) == len(data) - size_end - 4
+                except ValueError:
+                    whole = False
+                if whole:
+                    self._take(data[size_end + 2 : -2], self._read_s)
+                    return
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -130,10 +168,18 @@ class Connection(asyncio.Protocol):
         """Bytes of the body, without the framing of its chunks."""
         self._take(data, self._read_s)
 
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk has ended."""
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
         """The response is complete."""
+        self._between_chunks = False
         if self._head_seen:
-            self.used = True
             self.reusable = self._parser.should_keep_alive()
             self._finish()
 

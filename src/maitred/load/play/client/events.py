@@ -9,9 +9,14 @@ from maitred.wire.sse import SSEDecoder
 
 
 class EventCutter:
-    """The data of each event of one stream, as bytes."""
+    """The data of each event of one stream, as bytes.
+
+    Attributes:
+        idle: Whether all that came was whole events of the usual form, so that what comes next begins a new one.
+    """
 
     def __init__(self) -> None:
+        self.idle = True
         self._rest = b""
         self._any_form: SSEDecoder | None = None
 
@@ -31,6 +36,7 @@ class EventCutter:
         if self._rest:
             data = self._rest + data
         *events, self._rest = data.split(b"\n\n")
+        self.idle = not self._rest
         if not events and b"\r" not in data:
             return events
         for event in events:
@@ -44,4 +50,5 @@ class EventCutter:
         """Reads `data`, and all that follows, by the standard. Nothing of it has been given out yet."""
         self._any_form = SSEDecoder()
         self._rest = b""
+        self.idle = False
         return self.feed(data)

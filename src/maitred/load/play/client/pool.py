@@ -1,10 +1,10 @@
 """Connections to one server, kept while they are idle. There is no upper bound: a tester must not queue in secret."""
 
 import asyncio
-from collections.abc import Callable
 
 from maitred.load.play.client.connection import Connection, ConnectionFailed
 from maitred.load.play.client.origin import Origin
+from maitred.load.play.clock import RunClock
 
 
 class Pool:
@@ -14,16 +14,14 @@ class Pool:
         origin: The server.
         address: What its name resolved to.
         connect_timeout_s: For a connection to be made, TLS included.
-        now_s: The clock of the run.
+        clock: Of the run.
     """
 
-    def __init__(
-        self, origin: Origin, address: tuple[str, int], *, connect_timeout_s: float, now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, origin: Origin, address: tuple[str, int], *, connect_timeout_s: float, clock: RunClock) -> None:
         self.origin = origin
         self._address = address
         self._connect_timeout_s = connect_timeout_s
-        self._now_s = now_s
+        self._clock = clock
         self._tls = origin.tls()
         self._idle: list[Connection] = []
 
@@ -41,7 +39,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._now_s),
+                    lambda: Connection(self._clock),
                     *self._address,
                     ssl=self._tls,
                     server_hostname=self.origin.host if self._tls else None,
