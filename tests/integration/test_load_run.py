@@ -161,6 +161,15 @@ async def test_a_server_that_refuses_foreign_fields_is_asked_without_them():
             await run(LoadSpec(target=Target(url=server.url, exact_output="always")), questions(0.0))
 
 
+async def test_a_unix_socket_in_place_of_host_and_port():
+    with scripted_openai(Script(), unix=True) as server:
+        target = Target(url=server.url, unix_socket=server.unix_socket)
+        data = await run(LoadSpec(target=target), questions(0.0, 0.1))
+        assert [record.outcome for record in data.records] == [Outcome.COMPLETE] * 2
+    with pytest.raises(Unavailable, match=r"nothing\.sock"):
+        await run(LoadSpec(target=Target(unix_socket="/tmp/nothing.sock")), questions(0.0))
+
+
 async def test_a_target_that_is_not_there_says_so():
     with pytest.raises(Unavailable, match=r"Nothing answers at 127\.0\.0\.1:1"):
         await run(spec("http://127.0.0.1:1"), questions(0.0))

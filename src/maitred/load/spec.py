@@ -26,6 +26,9 @@ class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server under test."""
 
     url: Annotated[str, Meta(description="Address of the server, with or without `/v1`.")] = "http://127.0.0.1:8000"
+    unix_socket: Annotated[
+        str | None, Meta(description="Connect to this Unix socket instead of the URL's host and port.")
+    ] = None
     model: Annotated[str | None, Meta(description="Which model answers. Default: the first that it lists.")] = None
     endpoint: Annotated[Endpoint, Meta(description="Which API is called: `chat` or `completions`.")] = "chat"
     api_key: Annotated[Secret | None, Meta(description="Sent as a bearer token.")] = None

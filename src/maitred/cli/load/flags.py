@@ -44,6 +44,7 @@ class SpecFlag(NamedTuple):
 
 SPEC_FLAGS = (
     SpecFlag("--url", "target.url", "URL"),
+    SpecFlag("--unix-socket", "target.unix_socket", "PATH"),
     SpecFlag("--model", "target.model", "NAME"),
     SpecFlag("--endpoint", "target.endpoint", "NAME"),
     SpecFlag("--api-key-env", "target.api_key.env", "NAME", "Environment variable with the API key."),

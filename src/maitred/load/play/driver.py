@@ -60,7 +60,7 @@ async def run(
     workload = workload or make_workload(spec)
     origin = Origin.parse(spec.target.url)
     _allow_many_files()
-    address = await origin.resolve()
+    address = spec.target.unix_socket or await origin.resolve()
     clock = RunClock()
     pool = Pool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, clock=clock)
     try:

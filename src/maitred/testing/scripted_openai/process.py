@@ -29,11 +29,13 @@ class ScriptedOpenAI:
 
     Attributes:
         url: Where it listens, without a trailing slash.
+        unix_socket: The path, where it listens on a Unix socket.
         process: Its process.
     """
 
     def __init__(self, url: str, process: "subprocess.Popen[str]", log: Path) -> None:
-        self.url = url
+        self.unix_socket = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self.url = url if self.unix_socket is None else "http://localhost"
         self.process = process
         self._log = log
 
@@ -60,12 +62,15 @@ class ScriptedOpenAI:
 
 
 @contextmanager
-def scripted_openai(script: Script | None = None, *, core: int | None = None) -> Iterator[ScriptedOpenAI]:
+def scripted_openai(
+    script: Script | None = None, *, core: int | None = None, unix: bool = False
+) -> Iterator[ScriptedOpenAI]:
     """Starts a scripted server on a free loopback port, and stops it at the end.
 
     Args:
         script: What it does; by default 16 tokens, the first after 50 ms and the others every 20 ms.
         core: The only core that it may run on.
+        unix: Whether it listens on a Unix socket instead of a port: then its truth is read after it was stopped.
     """
     with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
         log = Path(folder) / "truth.json"
@@ -74,7 +79,10 @@ def scripted_openai(script: Script | None = None, *, core: int | None = None) ->
         lifeline, kept = os.pipe()  # see core.lifeline: the kernel closes our end with us
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", __package__, "--script", f"@{script_file}", "--log", str(log)],
+                [
+                    *(sys.executable, "-m", __package__, "--script", f"@{script_file}", "--log", str(log)),
+                    *(["--unix", str(Path(folder) / "http.sock")] if unix else []),
+                ],
                 stdin=lifeline,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -104,6 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     """The process: listens until SIGTERM, or until its parent has gone."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--unix", metavar="PATH", help="listen on a Unix socket instead of a port")
     parser.add_argument("--script", default="{}", help="a Script as JSON, or @ and the name of a file that holds it")
     parser.add_argument("--log", type=Path, help="file for what it did, written at its end")
     options = parser.parse_args(arguments)
@@ -116,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"The script is not one: {error}.")
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    server = ScriptedServer(script, options.port)
+    server = ScriptedServer(script, options.port, options.unix)
     wakeup, written = os.pipe()
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written)
@@ -125,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # closed connections leave no cycles, and a collection would make sends late
-    print(f"{READY}http://127.0.0.1:{server.port}", flush=True)  # noqa: T201 - what its owner waits for
+    print(f"{READY}{server.url}", flush=True)  # noqa: T201 - what its owner waits for
     server.run(wakeup)
     if options.log is not None:
         options.log.write_bytes(msgspec.json.encode(server.truth()))

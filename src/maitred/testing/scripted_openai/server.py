@@ -100,17 +100,24 @@ class ScriptedServer:
     Args:
         script: What to do.
         port: 0 takes a free one.
+        path: Of a Unix socket to listen on instead.
 
     Attributes:
-        port: Where it listens.
+        url: Where it listens.
     """
 
-    def __init__(self, script: Script, port: int = 0) -> None:
+    def __init__(self, script: Script, port: int = 0, path: str | None = None) -> None:
         self._script = script
         self._answers = Answers(script, created=int(time.time()))
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=8192)
+        if path is None:
+            self._listener = socket.create_server(("127.0.0.1", port), backlog=8192)
+            self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        else:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(path)
+            self._listener.listen(8192)
+            self.url = f"unix:{path}"
         self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}
@@ -294,7 +301,8 @@ class ScriptedServer:
             except OSError:  # no more of them, or the client has left again
                 return
             accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._connections[accepted.fileno()] = _Connection(self, accepted)
             self._epoll.register(accepted, READING)
 

@@ -12,12 +12,14 @@ class Pool:
 
     Args:
         origin: The server.
-        address: What its name resolved to.
+        address: What its name resolved to, or the path of a Unix socket.
         connect_timeout_s: For a connection to be made, TLS included.
         clock: Of the run.
     """
 
-    def __init__(self, origin: Origin, address: tuple[str, int], *, connect_timeout_s: float, clock: RunClock) -> None:
+    def __init__(
+        self, origin: Origin, address: tuple[str, int] | str, *, connect_timeout_s: float, clock: RunClock
+    ) -> None:
         self.origin = origin
         self._address = address
         self._connect_timeout_s = connect_timeout_s
@@ -35,19 +37,25 @@ class Pool:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._clock),
-                    *self._address,
-                    ssl=self._tls,
-                    server_hostname=self.origin.host if self._tls else None,
-                )
+                return await self._connect()
         except TimeoutError as error:
             raise ConnectionFailed(f"No connection within {self._connect_timeout_s:g} s.") from error
         except OSError as error:
             raise ConnectionFailed(f"No connection: {error.strerror or error}.") from error
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        name = self.origin.host if self._tls else None
+        if isinstance(self._address, str):
+            _, connection = await loop.create_unix_connection(
+                lambda: Connection(self._clock), self._address, ssl=self._tls, server_hostname=name
+            )
+        else:
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._clock), *self._address, ssl=self._tls, server_hostname=name
+            )
         return connection
 
     def give_back(self, connection: Connection) -> None:
