@@ -209,7 +209,8 @@ async def _ask_models(target: Target, pool: Pool, key: str | None) -> tuple[str,
         finally:
             pool.give_back(connection)
     except (ConnectionFailed, TimeoutError) as error:
-        raise Unavailable(f"{target.unix_socket or target.url} does not answer: {error or 'no response in time.'}") from error
+        address = target.unix_socket or target.url
+        raise Unavailable(f"{address} does not answer: {error or 'no response in time.'}") from error
     server = reader.headers.get(b"server", b"").decode("latin-1")
     if target.model is not None:
         return target.model, server
