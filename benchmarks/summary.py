@@ -25,7 +25,7 @@ def main() -> int:
 
 def render() -> str:
     """All figures, as Markdown."""
-    return "\n".join([_users(), _throughput(), _rest()])
+    return "\n".join([_users(), _loads(), _throughput(), _rest(), _tester()])
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -52,6 +52,54 @@ def _users() -> str:
             f"| {memory['gateway']:.0f} + {memory['engine']:.0f} MiB |"
         )
     return "\n".join([*lines, "", "![The same as a plot](benchmarks/results/users.svg)", ""])
+
+
+def _loads() -> str:
+    result = _load("load")
+    knee, loads = result["figures"]["knee"], result["figures"]["loads"]
+    good = knee["spec"]["objectives"]
+    lost = sum(load["summary"]["requests"] - load["summary"]["outcomes"]["complete"] for load in loads.values())
+    lines = [
+        f"**Open loops and conversations** — `{result['command']}`, the same machine. A good answer has its first "
+        f"token within {good['ttft_s']:g} s and each further one within {good['tpot_s'] * 1e3:.0f} ms on average; "
+        f"{good['attainment']:.0%} must be good. The knee is at **{knee['knee_per_s']:.2f} requests per second**. "
+        f"Answers lost or cut: {lost}. p50 / p95 / p99 in milliseconds, from when a request was due.",
+        "",
+        "| load | requests/s | output tokens/s | time to first token | between tokens | good | prompt from cache |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, load in loads.items():
+        summary = load["summary"]
+        cached = summary["cached_tokens"] / summary["prompt_tokens"]
+        lines.append(
+            f"| {name} | {summary['requests_per_s']:.2f} | {summary['output_tokens_per_s']:,.0f} "
+            f"| {_times(summary['ttft'])} | {_times(summary['itl'])} | {summary['attainment']:.1%} | {cached:.0%} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _tester() -> str:
+    result, client = _load("tester"), _load("load_client")
+    cost, compared = result["figures"]["cost"], result["figures"]["compare"]
+    unix, tcp = cost["unix socket"], cost["tcp"]
+    truth = max(bar["measured"] for bar in result["bars"] if "what was done" in bar["name"])
+    false = sum(any(row[0] in ("worse", "better") for row in rows.values()) for rows in compared["same"])
+    found = sum(rows["ttft_mean"][0] == "worse" for rows in compared["slower"])
+    sentences = [
+        f"**The load tester itself** — `{result['command']}`, against a scripted server that notes when it sent each "
+        f"event. Every percentile of 1,000 streams is within {truth:.0%} of what is tolerated (3 % or 2 ms).",
+        f"{cost['streams']:,} streams, with a core each for server and tester: over a Unix socket "
+        f"{unix['tokens_per_s_each_while_all_open']:.1f} tokens/s for each, {unix['cpu_us_per_event']:.1f} µs of "
+        f"processor time per event, {unix['tester']['peak_memory_bytes'] / 2**20:.0f} MiB; over TCP, where both cores "
+        f"are full, {tcp['tokens_per_s_each_while_all_open']:.1f} tokens/s. Events lost: "
+        f"{unix['events_lost'] + tcp['events_lost']} of {unix['events'] + tcp['events']:,}.",
+        f"Of {len(compared['same'])} comparisons of a server with itself, {false} found a difference; 10 % more time "
+        f"to the first token was found in {found} of {len(compared['slower'])}.",
+        f"`{client['command']}`: an event costs {client['figures']['us_per_event']['maitred']:.1f} µs, "
+        f"{client['figures']['aiohttp_over_ours']:.1f}× as much with aiohttp, "
+        f"{client['figures']['httpx_over_ours']:.1f}× with httpx.",
+    ]
+    return " ".join(sentences) + "\n"
 
 
 def _times(seconds: dict[str, float]) -> str:

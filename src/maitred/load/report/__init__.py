@@ -7,7 +7,8 @@
     judgement   a result  ->  the verdict, and what limits it
     outline     a result  ->  a document
     canvas      a figure  ->  SVG that sits well in a page; the one door to matplotlib
-    plots       a result  ->  its figures
+    over_time, spread         a result  ->  one figure: along the run, or of who got what
+    plots       a result  ->  all its figures
     comparison, sweep         the documents and figures of these
     markdown, html   a document  ->  text
 

@@ -39,6 +39,9 @@ WIDTH_IN = 8.4
 _STANDALONE = "#777"
 """Text colour of a figure outside of a page: readable on white and on black."""
 
+MOST_DOTS = 4_000
+"""More do not show in a scatter plot, but weigh."""
+
 
 @contextmanager
 def style() -> Iterator[None]:
@@ -201,3 +204,20 @@ def _own_ids(text: str, name: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda it: f' id="{name}-{it[1]}"' if it[1] in used else "", text)
     return re.sub(r'(url\(#|href="#)([^)"]+)', rf"\g<1>{name}-\2", text)
+
+
+def thin(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """At most `MOST_DOTS` of them; always the same."""
+    if len(numbers) <= MOST_DOTS:
+        return numbers
+    return np.sort(np.random.default_rng(0).choice(numbers, MOST_DOTS, replace=False))
+
+
+def fit_seconds(axes: "Axes", values: NDArray[np.float64]) -> None:
+    """A time axis from 0, or a logarithmic one where most values would lie at the bottom of that."""
+    known = values[~np.isnan(values) & (values > 0)]
+    if len(known) and known.max() > 15 * np.median(known):
+        seconds_axis(axes, logarithmic=True)
+    else:
+        axes.set_ylim(bottom=0)
+        seconds_axis(axes)

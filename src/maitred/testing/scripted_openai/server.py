@@ -184,6 +184,7 @@ class ScriptedServer:
     def _send(self, due: "list[Exchange | Chorus]") -> None:
         """Sends what is due, and puts what follows into the timetable."""
         monotonic, add, least_gap_s = time.monotonic, self._timetable.add, self._least_gap_s
+        joining: list[Exchange] = []
         for exchange in due:
             if isinstance(exchange, Chorus):
                 self._sing(exchange)
@@ -215,9 +216,11 @@ class ScriptedServer:
             gap_s = exchange.gaps_s[at]
             exchange.due_s = due_s = exchange.due_s + (gap_s if gap_s > least_gap_s else least_gap_s)
             if self._gap_s and exchange.blocked is None and at < len(exchange.sends) - 1:
-                self._join(exchange)
+                joining.append(exchange)
             else:
                 add(exchange, due_s)
+        for exchange in joining:  # after the choruses of this bucket have moved on to where these are going
+            self._join(exchange)
 
     def _join(self, exchange: Exchange) -> None:
         """Puts a stream in step with those whose next event falls into the same bucket."""

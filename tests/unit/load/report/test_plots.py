@@ -11,7 +11,8 @@ from maitred.core.errors import Unavailable
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.measure.result import Result
 from maitred.load.report import canvas
-from maitred.load.report.plots import MOST_DOTS, PLOTS, draw
+from maitred.load.report.canvas import MOST_DOTS
+from maitred.load.report.plots import PLOTS, draw
 from maitred.load.spec import LoadSpec, Objectives
 from tests.load_results import synthetic_result
 
