@@ -49,6 +49,15 @@ async def test_prompts_have_the_length_that_was_asked_by_the_servers_own_count(s
     assert sorted(record.prompt_tokens for record in data.records) == [10, 77, 300]
 
 
+async def test_words_are_new_in_every_run_unless_their_seed_is_given(server):
+    seeds = [
+        (await run(spec(server.url, shape=Shape(text_seed=given)), questions(0.0))).text_seed
+        for given in (None, None, 7)
+    ]
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 7
+
+
 async def test_a_closed_loop_has_one_request_per_user(server):
     most = 0
 

@@ -98,6 +98,13 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefixes: Annotated[int, Meta(ge=0, description="So many different shared prefixes (system prompts).")] = 0
     prefix_tokens: Annotated[int, Meta(ge=0, description="Length of each of them.")] = 0
     prefix_skew: Annotated[float, Meta(ge=0, description="Zipf exponent of their popularity; 0: all alike.")] = 1.0
+    text_seed: Annotated[
+        int | None,
+        Meta(
+            description="Seed of the words alone. Default: another for every run, so that no prefix cache of the server "
+            "knows the questions from a run before."
+        ),
+    ] = None
     trace: Annotated[
         str | None,
         Meta(description="`FORMAT:PATH`; formats: `mooncake`, `azure`, `servegen`, `burstgpt`, `agentic`, `recorded`."),

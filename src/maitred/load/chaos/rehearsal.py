@@ -103,15 +103,18 @@ async def rehearse(
 
 
 def load_spec(plan: Plan, url: str) -> LoadSpec:
-    """The plan's load, aimed at the installation, with answers that do not depend on chance.
+    """The plan's load, aimed at the installation, with questions and answers that do not depend on chance.
 
-    The likeliest token is taken unless the plan sets a temperature itself, and a seed goes with every request for plans
+    The words are those of the plan's seed, so that both phases ask the same. The likeliest token is taken unless the plan sets a temperature itself, and a seed goes with every request for plans
     that do.
     """
     target = plan.load.target
     fields = {"temperature": 0, "seed": plan.load.seed} | msgspec.json.decode(target.body, type=dict[str, object])
     body = msgspec.json.encode(fields).decode()
-    return msgspec.structs.replace(plan.load, target=msgspec.structs.replace(target, url=url, body=body))
+    shape = plan.load.shape
+    if shape.text_seed is None:
+        shape = msgspec.structs.replace(shape, text_seed=plan.load.seed)
+    return msgspec.structs.replace(plan.load, target=msgspec.structs.replace(target, url=url, body=body), shape=shape)
 
 
 def _clock(plan: Plan, folder: Path) -> FakeClock | None:

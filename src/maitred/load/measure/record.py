@@ -127,6 +127,7 @@ class RunData:
         server: What the target said of itself (the ``Server`` header, listed models), for the report.
         model: The model that was asked.
         tokens_per_word, template_tokens: What calibration found.
+        text_seed: That the words of the prompts were drawn with.
     """
 
     records: list[Record]
@@ -138,5 +139,6 @@ class RunData:
     model: str = ""
     tokens_per_word: float = 1.0
     template_tokens: float = 0.0
+    text_seed: int = 0
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0

@@ -38,10 +38,11 @@ class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tester found of the target's tokenizer, and made its prompts by."""
+    """What the prompts were made by: the words' seed, and what the tester found of the target's tokenizer."""
 
     tokens_per_word: float
     template_tokens: float
+    text_seed: int = 0
 
 
 class Result(msgspec.Struct, kw_only=True, dict=True):
@@ -111,7 +112,9 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
             seconds=round(data.seconds, 6),
             machine=Machine.here(),
             target=TargetSeen(url=spec.target.url, model=data.model, server=data.server),
-            calibration=Calibration(tokens_per_word=data.tokens_per_word, template_tokens=data.template_tokens),
+            calibration=Calibration(
+                tokens_per_word=data.tokens_per_word, template_tokens=data.template_tokens, text_seed=data.text_seed
+            ),
             spec=msgspec.to_builtins(spec, enc_hook=_plain),
             workload=workload,
             window_s=(round(window.from_s, 6), round(window.until_s, 6)),

@@ -40,6 +40,7 @@ class Conversations:
         ended: How many ended in which way.
         recent: The last that ended.
         traffic: What has come in.
+        text_seed: Of the words.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Conversations:
         self.ended: Counter[Outcome] = Counter()
         self.recent: deque[Record] = deque(maxlen=RECENT)
         self.traffic = Traffic()
+        given = spec.shape.text_seed
+        self.text_seed = random.SystemRandom().randrange(1 << 32) if given is None else given
         self._spec = spec
         self._doors = doors
         self._now_s = now_s
@@ -67,7 +70,7 @@ class Conversations:
             tokens_per_word=calibration.tokens_per_word,
             template_tokens=calibration.template_tokens,
             block_tokens=block_tokens,
-            seed=spec.seed,
+            seed=self.text_seed,
             tokenizer=calibration.tokenizer,
         )
         self._caller = Caller(

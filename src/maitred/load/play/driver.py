@@ -87,6 +87,7 @@ async def run(
                     model=calibration.model,
                     tokens_per_word=calibration.tokens_per_word,
                     template_tokens=calibration.template_tokens,
+                    text_seed=conversations.text_seed,
                     cpu_seconds=monitor.cpu_seconds,
                     peak_memory_bytes=monitor.peak_memory_bytes,
                 )
