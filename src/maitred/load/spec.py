@@ -101,8 +101,8 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text_seed: Annotated[
         int | None,
         Meta(
-            description="Seed of the words alone. Default: another for every run, so that no prefix cache of the server "
-            "knows the questions from a run before."
+            description="Seed of the words alone. Default: another for every run, so that no prefix cache of the "
+            "server knows the questions from a run before."
         ),
     ] = None
     trace: Annotated[

@@ -105,8 +105,8 @@ async def rehearse(
 def load_spec(plan: Plan, url: str) -> LoadSpec:
     """The plan's load, aimed at the installation, with questions and answers that do not depend on chance.
 
-    The words are those of the plan's seed, so that both phases ask the same. The likeliest token is taken unless the plan sets a temperature itself, and a seed goes with every request for plans
-    that do.
+    The words are those of the plan's seed, so that both phases ask the same. The likeliest token is taken unless the
+    plan sets a temperature itself, and a seed goes with every request for plans that do.
     """
     target = plan.load.target
     fields = {"temperature": 0, "seed": plan.load.seed} | msgspec.json.decode(target.body, type=dict[str, object])
