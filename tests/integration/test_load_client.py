@@ -125,9 +125,24 @@ async def test_a_connection_is_used_again_and_a_closed_one_replaced():
         for _ in range(3):
             assert (await ask()).outcome is Outcome.COMPLETE
         assert server.connections == 1
-        await asyncio.sleep(0)
-        assert (await ask()).outcome in (Outcome.COMPLETE, Outcome.FAILED)  # the close may still be on its way
         assert (await ask()).outcome is Outcome.COMPLETE
+        assert server.connections == 2
+
+
+async def test_a_connection_that_closes_as_it_is_used_again_is_replaced_at_once():
+    server = Server(WHOLE, [None], WHOLE)
+    async with calling(server, retries=0) as ask:
+        records = [await ask(), await ask()]
+    assert [(record.outcome, record.attempts) for record in records] == [(Outcome.COMPLETE, 1)] * 2
+    assert (server.requests, server.connections) == (3, 2)
+
+
+async def test_a_server_that_closes_every_connection_fails_in_the_end():
+    server = Server(WHOLE, [None])
+    async with calling(server, retries=0) as ask:
+        records = [await ask(), await ask()]
+    assert [record.outcome for record in records] == [Outcome.COMPLETE, Outcome.FAILED]
+    assert (records[1].attempts, server.requests) == (1, 3)
 
 
 @pytest.mark.parametrize(

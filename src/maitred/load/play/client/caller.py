@@ -79,8 +79,14 @@ class Caller:
                 return reader.text
             await asyncio.sleep(delay_s(record.attempts - 1, reader.headers, self._rng, wall_s=time.time()))
 
-    async def _attempt(self, record: Record, request: bytes, manners: Manners, keep_text: bool) -> AnswerReader:
-        """Sends the request once; the record holds what became of it."""
+    async def _attempt(
+        self, record: Record, request: bytes, manners: Manners, keep_text: bool, *, new: bool = False
+    ) -> AnswerReader:
+        """Sends the request once; the record holds what became of it.
+
+        A kept connection may be closed by the server in the moment in which it is used again. That is nobody's failure:
+        the request goes out over a new one at once.
+        """
         del record.arrivals_s[:]
         record.attempts += 1
         record.status = 0
@@ -88,7 +94,7 @@ class Caller:
         reader = AnswerReader(record, self._traffic, keep_text=keep_text)
         connection: Connection | None = None
         try:
-            connection = await self._pool.take()
+            connection = await self._pool.take(new=new)
             async with asyncio.timeout(self._timeout_s):
                 record.sent_s = self._now_s()
                 ended = connection.request(request, reader)
@@ -98,6 +104,9 @@ class Caller:
                     return self._close(record, reader, Outcome.CANCELLED, "")
             return self._close(record, reader, *reader.outcome())
         except ConnectionFailed as failure:
+            if connection is not None and connection.used and record.status == 0 and not new:
+                record.attempts -= 1
+                return await self._attempt(record, request, manners, keep_text, new=True)
             outcome = Outcome.CUT if record.status == 200 else Outcome.FAILED
             return self._close(record, reader, outcome, reader.failure or str(failure))
         except TimeoutError:

@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         reusable: Whether another request may follow: the connection is open and idle.
+        used: Whether a response has come over it before.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_until_close",
         "reusable",
+        "used",
     )
 
     def __init__(self, clock: RunClock) -> None:
@@ -70,6 +72,7 @@ class Connection(asyncio.Protocol):
         """Whether the parser has read to the end of a chunk and waits for the next."""
         self._take: Callable[[bytes, float], None] = _nobody
         self.reusable = False
+        self.used = False
 
     def request(self, data: bytes, reader: ResponseReader) -> "asyncio.Future[None]":
         """Sends a request. The future is done when the response is; `ConnectionFailed` if it never will be."""
@@ -180,6 +183,7 @@ class Connection(asyncio.Protocol):
         """The response is complete."""
         self._between_chunks = False
         if self._head_seen:
+            self.used = True
             self.reusable = self._parser.should_keep_alive()
             self._finish()
 

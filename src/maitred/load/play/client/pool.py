@@ -27,13 +27,13 @@ class Pool:
         self._tls = origin.tls()
         self._idle: list[Connection] = []
 
-    async def take(self) -> Connection:
-        """An idle connection, or a new one.
+    async def take(self, *, new: bool = False) -> Connection:
+        """An idle connection unless it must be a new one.
 
         Raises:
             ConnectionFailed: None could be made.
         """
-        while self._idle:
+        while self._idle and not new:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
