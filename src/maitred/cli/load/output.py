@@ -17,6 +17,10 @@ SUFFIXES = (".json", ".md", ".html")
 STYLES = {"good": "bold green", "care": "bold yellow", "bad": "bold red"}
 
 
+SHORTEST_WORDS = 12
+"""Characters that a column of words keeps in a narrow terminal."""
+
+
 def out_path(given: Path | None, verb: str) -> Path:
     """The files' common path without a suffix, below a folder that is there.
 
@@ -141,11 +145,17 @@ def _print_block(console: "Console", block: "Block") -> None:
         case Table():
             grid = Grid(box=None, pad_edge=False, header_style="dim")
             for number, name in enumerate(block.head):
-                grid.add_column(
-                    _plain(name), justify="left" if number < block.words else "right", no_wrap=number >= block.words
-                )
+                if number < block.words:
+                    longest = max((len(row[number]) for row in block.rows), default=0)
+                    grid.add_column(_plain(name), min_width=min(longest, SHORTEST_WORDS))
+                else:
+                    grid.add_column(_plain(name), justify="right")
+            space = "\u00a0" if console.is_terminal else " "
             for row in block.rows:
-                grid.add_row(*(_plain(cell) for cell in row))
+                # A heading may take two lines in a narrow terminal; a number and its unit stay together. A pipe gets
+                # plain spaces.
+                cells = [cell if number < block.words else cell.replace(" ", space) for number, cell in enumerate(row)]
+                grid.add_row(*map(_plain, cells))
             console.print(grid)
 
 

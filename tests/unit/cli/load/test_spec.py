@@ -48,6 +48,7 @@ def test_every_option_writes_its_setting(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("KEY", "sesame")
     values = {
         "--url": "http://box:1",
+        "--unix-socket": "/run/server.sock",
         "--model": "m",
         "--endpoint": "completions",
         "--api-key-env": "KEY",
