@@ -187,10 +187,10 @@ async def test_a_target_that_is_not_there_says_so():
 
 
 async def test_failures_are_outcomes_not_exceptions():
-    # The first request of all is a probe; 0 and 1 are calibration.
+    # 0 and 1 are calibration. A kept connection that closes is replaced at once, so closing takes two.
     kinds = [FaultKind.CUT, FaultKind.NO_DONE, FaultKind.ERROR_EVENT, FaultKind.GARBAGE, FaultKind.RESET]
     faults = [Fault(kind=kind, requests=[2 + place]) for place, kind in enumerate(kinds)]
-    faults += [Fault(kind=FaultKind.STATUS, requests=[7], status=400), Fault(kind=FaultKind.CLOSE, requests=[8])]
+    faults += [Fault(kind=FaultKind.STATUS, requests=[7], status=400), Fault(kind=FaultKind.CLOSE, requests=[8, 9])]
     with scripted_openai(Script(faults=faults)) as server:
         data = await run(
             spec(server.url, clients=Clients(retries=0)), questions(*[number * 0.1 for number in range(8)])
