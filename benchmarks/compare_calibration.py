@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.report import Report
-from maitred.load.compare import compare
+from maitred.load.analysis.compare import compare
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.measure.result import Result
 from maitred.load.measure.times import Floats

@@ -19,12 +19,12 @@ import uvloop
 
 from benchmarks.report import Report
 from benchmarks.shapes import WORK
+from maitred.load.analysis.sweep import Sweep, Trial, sweep
 from maitred.load.measure.result import Result
 from maitred.load.play.driver import run
 from maitred.load.report.html import render
 from maitred.load.report.plots import draw
 from maitred.load.spec import Arrivals, Bounds, LoadSpec, Objectives, Shape, Target
-from maitred.load.sweep import Sweep, Trial, sweep
 from maitred.load.workload.generator import make_workload
 from maitred.testing.server_process import ServerProcess, serving
 

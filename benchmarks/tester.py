@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.played import RANKS, TESTER_CORE, Floats, Played, play, quantiles
 from benchmarks.report import Report
-from maitred.load.compare import compare
+from maitred.load.analysis.compare import compare
 from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape
 from maitred.testing.scripted_openai import Pause, Script, Times

@@ -119,7 +119,10 @@ def test_a_killed_engine_is_replaced_and_its_streams_are_broken_off():
 
 def test_what_the_operator_sees():
     with scripted() as server:
-        printed = server.log.read_text()
+        deadline_s = time.monotonic() + 10  # The server answers a moment before it says so.
+        while "Ctrl-C" not in (printed := server.log.read_text()):
+            assert time.monotonic() < deadline_s, printed
+            time.sleep(0.02)
         assert f"Ready at {server.url}" in printed
         assert "65,536 KV tokens" in printed
         command = printed[printed.index("curl") : printed.index("Ctrl-C")]

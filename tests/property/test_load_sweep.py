@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.load.sweep import MOST_TRIALS, KneeSearch, Trial
+from maitred.load.analysis.sweep import MOST_TRIALS, KneeSearch, Trial
 
 
 def trial(rate: float, met: int, growth: float = 0.0) -> Trial:

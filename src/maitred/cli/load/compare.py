@@ -37,7 +37,7 @@ def compare(
     from maitred.cli.load.output import announce, print_document, write_text
 
     with needing("load", "The load tester"):
-        from maitred.load.compare import compare
+        from maitred.load.analysis.compare import compare
         from maitred.load.report import comparison as report
         from maitred.load.report import html as html_report
 

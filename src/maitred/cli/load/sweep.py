@@ -10,9 +10,9 @@ from maitred.cli.load.run import HtmlOption, OutOption, PlotsOption, SpecArgumen
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from maitred.load.analysis.sweep import Sweep, Trial
     from maitred.load.measure.result import Result
     from maitred.load.spec import LoadSpec
-    from maitred.load.sweep import Sweep, Trial
 
 EXAMPLES = """
 Examples:
@@ -65,7 +65,7 @@ def sweep(
     with needing("load", "The load tester"):
         from maitred.cli.load.session import measure, run_loop
         from maitred.cli.load.spec import read_spec
-        from maitred.load import sweep as search
+        from maitred.load.analysis import sweep as search
         from maitred.load.measure.result import Result
         from maitred.load.report import sweep as report
         from maitred.load.workload.generator import make_workload

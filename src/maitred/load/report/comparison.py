@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maitred.load.comparison import Comparison, Side, Verdict
+from maitred.load.analysis.comparison import Comparison, Side, Verdict
 from maitred.load.measure.record import Outcome
 from maitred.load.report import canvas
 from maitred.load.report.document import Block, Document, Note, Plot, Section, Table, Text, Tone

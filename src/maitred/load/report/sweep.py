@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from maitred.load.analysis.sweep import Sweep, Trial
 from maitred.load.report import canvas
 from maitred.load.report.document import Block, Code, Document, Figure, Figures, Note, Plot, Section, Table, Tone
 from maitred.load.report.quantity import NONE, duration, exact, plural, rate, share, significant
 from maitred.load.spec import LoadSpec, Objectives
-from maitred.load.sweep import Sweep, Trial
 
 
 def outline(sweep: Sweep) -> Document:

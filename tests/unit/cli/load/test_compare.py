@@ -12,7 +12,7 @@ from typer.testing import Result as Invocation
 from maitred.cli.load.compare import parse_share
 from maitred.cli.main import app
 from maitred.core.errors import InvalidRequest
-from maitred.load.comparison import Comparison
+from maitred.load.analysis.comparison import Comparison
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, LoadSpec

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
 from maitred.cli.main import app
+from maitred.load.analysis.sweep import Sweep
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.spec import LoadSpec
-from maitred.load.sweep import Sweep
 from maitred.load.workload.session import Workload
 
 HOLDS_PER_S = 6.0

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from maitred.load.comparison import FORMAT as COMPARISON
-from maitred.load.comparison import Comparison, Row, Side
+from maitred.load.analysis.comparison import FORMAT as COMPARISON
+from maitred.load.analysis.comparison import Comparison, Row, Side
+from maitred.load.analysis.sweep import FORMAT as SWEEP
+from maitred.load.analysis.sweep import Sweep, Trial
 from maitred.load.report import comparison as comparison_report
 from maitred.load.report import html, markdown
 from maitred.load.report import sweep as sweep_report
 from maitred.load.report.document import Table, Tone
-from maitred.load.sweep import FORMAT as SWEEP
-from maitred.load.sweep import Sweep, Trial
 
 SIDE = Side(
     runs=1,

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from maitred.core.errors import InvalidRequest
+from maitred.load.analysis.sweep import MOST_TRIALS, Evidence, KneeSearch, Sweep, Trial, sweep
 from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, LoadSpec, Objectives, Shape
-from maitred.load.sweep import MOST_TRIALS, Evidence, KneeSearch, Sweep, Trial, sweep
 from tests.load_results import synthetic_result
 
 

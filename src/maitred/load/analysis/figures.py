@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from maitred.load.analysis.statistics import Binned, Sorted, Weights, block_length
 from maitred.load.measure.record import Outcome
 from maitred.load.measure.result import Result
 from maitred.load.measure.times import Flags, Floats
-from maitred.load.statistics import Binned, Sorted, Weights, block_length
 
 LEAST_BEYOND = 10
 """A quantile is judged when so many requests lie beyond it; fewer do not show where it is."""
@@ -24,7 +24,7 @@ class Metric:
     """One row of a comparison.
 
     Attributes:
-        name, label, unit: See `maitred.load.comparison.Row`.
+        name, label, unit: See `maitred.load.analysis.comparison.Row`.
         lower_is_better: Direction.
         scale: Whether a change is a ratio or, of shares, a difference.
         needs: Least number of requests with the value.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from maitred.load.statistics import Binned, Sorted, block_length, draw_blocks, simultaneous
+from maitred.load.analysis.statistics import Binned, Sorted, block_length, draw_blocks, simultaneous
 
 
 def remembering(n: int, memory: float, seed: int = 0) -> np.ndarray:

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from maitred.load.compare import compare
+from maitred.load.analysis.compare import compare
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.measure.result import Result
 from maitred.load.spec import Arrivals, Bounds, LoadSpec

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.compare import compare
-from maitred.load.comparison import Comparison, Row
+from maitred.load.analysis.compare import compare
+from maitred.load.analysis.comparison import Comparison, Row
+from maitred.load.analysis.statistics import simultaneous
 from maitred.load.measure.result import Result
 from maitred.load.spec import Objectives
-from maitred.load.statistics import simultaneous
 from tests.load_results import synthetic_result
 
 OBJECTIVES = Objectives(ttft_s=0.8, tpot_s=0.05)
@@ -171,7 +171,7 @@ def test_the_bootstrap_is_not_trusted_to_the_last_percent(monkeypatch: pytest.Mo
         asked.append((confidence, float(freedom.max())))
         return simultaneous(deviations, freedom, confidence=confidence, rng=rng)
 
-    monkeypatch.setattr("maitred.load.compare.simultaneous", reach)
+    monkeypatch.setattr("maitred.load.analysis.compare.simultaneous", reach)
     unpaired, twins = compare([run(1)], [run(2)]), compare([run(1)], [run(1, ttft_s=0.48)])
     assert twins.paired
     assert not unpaired.paired

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.comparison import FORMAT, Comparison, Row, Side, Verdict
-from maitred.load.figures import METRICS, Figures, Metric
+from maitred.load.analysis.comparison import FORMAT, Comparison, Row, Side, Verdict
+from maitred.load.analysis.figures import METRICS, Figures, Metric
+from maitred.load.analysis.statistics import Weights, draw_blocks, simultaneous
 from maitred.load.measure.result import Result
 from maitred.load.measure.times import Floats
-from maitred.load.statistics import Weights, draw_blocks, simultaneous
 
 RESAMPLES = 1000
 
@@ -43,10 +43,10 @@ def compare(
 ) -> Comparison:
     """Compares the runs of two sides.
 
-    Within a run, neighbouring requests are resampled together and with all their gaps (see
-    `maitred.load.statistics`). Where both sides played the same requests, each is drawn together with its twin, so that
-    what the workload itself varies by cancels. With three runs or more the differences between runs of one side count
-    instead wherever they are larger: they hold what a single run cannot show, such as a machine that drifts.
+    Within a run, neighbouring requests are resampled together and with all their gaps (see `statistics`). Where both
+    sides played the same requests, each is drawn together with its twin, so that what the workload itself varies by
+    cancels. With three runs or more the differences between runs of one side count instead wherever they are larger:
+    they hold what a single run cannot show, such as a machine that drifts.
 
     Args:
         before: One run or more.
