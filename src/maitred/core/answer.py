@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from maitred.core.counters import Reading
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
+from maitred.core.tenancy import Principal
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -79,6 +81,13 @@ class Part(msgspec.Struct, frozen=True):
     """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """How much of its rate limits a caller has left: of each sort the tightest, None where there is none."""
+
+    requests: Reading | None = None
+    tokens: Reading | None = None
+
+
 class Outcome(StrEnum):
     """How a request ended. Each ends in exactly one of these ways."""
 
@@ -100,8 +109,14 @@ class Tally:
     started_s: float
     """Monotonic, as all times here."""
     route: str = "unmatched"
+    principal: Principal | None = None
+    """Who calls; None before that is known, and on routes that everybody may use."""
     model: str = ""
     """As resolved, so its values are bounded; empty until then."""
+    standing: Standing | None = None
+    """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
+    clamped_max_tokens: int | None = None
+    """What `max_tokens` was lowered to, because a limit had no room for more."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

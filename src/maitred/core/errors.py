@@ -6,17 +6,25 @@
     ├── CallerError           the caller must change the request
     │   ├── InvalidRequest            400  a field is missing, of the wrong type or out of range
     │   │   └── ContextLengthExceeded 400  prompt and answer do not fit the model's window
+    │   ├── Unauthenticated           401  no key, or none that is valid here
+    │   ├── Forbidden                 403  the key is valid, and not for this
     │   ├── ModelNotFound             404  no such model here
     │   ├── RouteNotFound             404  no such path
+    │   ├── ResourceNotFound          404  no such tenant, key or limit
     │   ├── MethodNotAllowed          405  the path exists, the method does not
     │   ├── BodyTooSlow               408  the body did not arrive in time
+    │   ├── Conflict                  409  what exists already does not allow it
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
-    │   └── Saturated                 429  more requests are in flight than this server takes
+    │   ├── Saturated                 429  more requests are in flight than this server takes
+    │   └── LimitReached              429
+    │       ├── RateLimited           429  a rate or a concurrency limit has no room now
+    │       └── QuotaExceeded         429  a budget has no room until its window ends
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   ├── ReplicaLost               502  the replica died while it was answering
+    │   ├── StoreUnavailable          503  the database or the shared counters are away
     │   └── Draining                  503  the server is shutting down
     └── Bug                   we must act
         └── ProtocolViolation         500  a peer broke the framed protocol
@@ -26,6 +34,8 @@ what to do. Only `maitred.api.errors` turns an error into HTTP.
 """
 
 from typing import ClassVar
+
+from maitred.core.counters import Reading
 
 
 class MaitredError(Exception):
@@ -72,6 +82,22 @@ class ContextLengthExceeded(InvalidRequest):
     default_message = "Prompt and max_tokens exceed the model's context window. Shorten one of them."
 
 
+class Unauthenticated(CallerError):
+    """No key, or none that is valid here. Never says which part of it was wrong."""
+
+    code = "invalid_api_key"
+    http_status = 401
+    default_message = "A valid API key is needed. Send it as `Authorization: Bearer sk-mtd-…`."
+
+
+class Forbidden(CallerError):
+    """The key is valid, and it may not be used for this."""
+
+    code = "permission_denied"
+    http_status = 403
+    default_message = "This key may not be used here. Ask for one with the scope that is needed."
+
+
 class ModelNotFound(CallerError):
     """No model of that name is served here."""
 
@@ -88,6 +114,14 @@ class RouteNotFound(CallerError):
     default_message = "No such path. GET /openapi.json lists the routes."
 
 
+class ResourceNotFound(CallerError):
+    """No tenant, key, limit or request of that id exists."""
+
+    code = "not_found"
+    http_status = 404
+    default_message = "There is nothing of that id."
+
+
 class MethodNotAllowed(CallerError):
     """The path exists, but not with that method."""
 
@@ -102,6 +136,14 @@ class BodyTooSlow(CallerError):
     code = "request_timeout"
     http_status = 408
     default_message = "The request body did not arrive in time. Send it again, or send a shorter one."
+
+
+class Conflict(CallerError):
+    """What exists already does not allow it: an id is taken, or something has changed in between."""
+
+    code = "conflict"
+    http_status = 409
+    default_message = "That does not fit what exists already. Look at it again, then repeat the change."
 
 
 class BodyTooLarge(CallerError):
@@ -135,6 +177,39 @@ class Saturated(Refused):
     default_message = "The server has as many requests as it can hold. Try again after the time in Retry-After."
 
 
+class LimitReached(Refused):
+    """A limit has no room.
+
+    Args:
+        message: Names the limit and the remedy.
+        subject: Whose limit it is, such as ``tenant:acme``.
+        limit: Its kind, such as ``tokens_per_minute``.
+        reading: Its state.
+        retry_after_s: When there will be room.
+    """
+
+    def __init__(
+        self, message: str, *, subject: str, limit: str, reading: Reading, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.subject = subject
+        self.limit = limit
+        self.reading = reading
+
+
+class RateLimited(LimitReached):
+    """A rate or a concurrency limit has no room now; it will have some by itself."""
+
+    code = "rate_limit_exceeded"
+
+
+class QuotaExceeded(LimitReached):
+    """A budget has no room; retrying soon cannot help."""
+
+    code = "insufficient_quota"
+    retryable = False
+
+
 class Unavailable(MaitredError):
     """Nothing is wrong with the request, but nothing here can serve it now."""
 
@@ -157,6 +232,13 @@ class ReplicaLost(Unavailable):
     code = "replica_lost"
     http_status = 502
     default_message = "The replica failed before the answer was complete. Send the request again."
+
+
+class StoreUnavailable(Unavailable):
+    """The database or the shared counters are away, and what is known without them is not enough."""
+
+    code = "store_unavailable"
+    default_message = "The store of this service is not available now. Try again shortly."
 
 
 class Draining(Unavailable):

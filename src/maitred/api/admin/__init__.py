@@ -1,0 +1,1 @@
+"""Routes of the administration: tenants, keys, limits, budgets and usage."""

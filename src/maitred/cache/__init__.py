@@ -1,0 +1,1 @@
+"""Cache: answers that need no second run."""

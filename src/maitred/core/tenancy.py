@@ -1,0 +1,89 @@
+"""Who calls: organisations have teams, teams have keys, and a request carries the whole path.
+
+Organisation and team are both a `Tenant`; an organisation is one without a parent. What is set on a tenant holds for
+everything below it unless something below is stricter. Limits and budgets name a *subject*: ``tenant:acme``,
+``key:5b1f0c9e7d2a``, ``*`` for the whole installation, or ``tenant:*`` and ``key:*`` for each one by itself.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Scope(StrEnum):
+    """What a key may be used for."""
+
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """An organisation, or a team in one."""
+
+    id: str
+    """Chosen by whoever creates it: lower-case letters, digits, ``-`` and ``_``."""
+    parent: str | None = None
+    """The organisation of a team; None for an organisation."""
+    name: str = ""
+    weight: float = 1.0
+    """Share of service relative to its siblings when they compete."""
+    models: tuple[str, ...] | None = None
+    """Models that may be used; None: all that the parent may."""
+    priority_ceiling: int | None = None
+    """Highest priority, 1 to 10, that its requests may ask for; None: as the parent."""
+    regions: tuple[str, ...] = ()
+    """Where its requests may be served; empty: as the parent."""
+    tags: tuple[str, ...] = ()
+    """Privacy and other tags, such as ``local-only``; added to the parent's."""
+    disabled: bool = False
+    """Its keys, and those of its teams, are refused."""
+
+
+class KeySecret(msgspec.Struct, frozen=True):
+    """One secret of a key. While a key is rotated it has two."""
+
+    sha256: bytes
+    """Of the secret part. The secret has 256 random bits, so that a slow hash would protect nothing."""
+    expires_s: float | None = None
+    """Wall time."""
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it is stored: everything but the secret."""
+
+    id: str
+    """The public id, the part of ``sk-mtd-<public id>-<secret>`` that may be shown and logged."""
+    tenant: str
+    name: str = ""
+    scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
+    secrets: tuple[KeySecret, ...] = ()
+    expires_s: float | None = None
+    """Wall time."""
+    revoked: bool = False
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Whoever sent a request, once known: the key with all that its tenants say, already combined."""
+
+    key: str
+    """Public id of the key; for a token of an identity provider, its subject."""
+    tenants: tuple[str, ...]
+    """From the key's own tenant up to the organisation; at least one."""
+    scopes: frozenset[Scope]
+    models: frozenset[str] | None = None
+    """Models that all of them allow; None: every model."""
+    priority_ceiling: int = 10
+    weight: float = 1.0
+    regions: frozenset[str] | None = None
+    """None: anywhere."""
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """Whose limits hold, from the narrowest to the widest."""
+        return (f"key:{self.key}", *(f"tenant:{tenant}" for tenant in self.tenants), "*")
+
+    def may_use(self, model: str) -> bool:
+        """Whether the model is open to it."""
+        return self.models is None or model in self.models

@@ -1,0 +1,1 @@
+"""Identity: which tenant a key belongs to, and what it may do."""

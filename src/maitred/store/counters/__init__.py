@@ -1,0 +1,1 @@
+"""Counters and leases: in memory for one gateway, on Redis for several."""
