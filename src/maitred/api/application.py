@@ -1,6 +1,6 @@
 """All routes of the HTTP API, put together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
@@ -8,7 +8,7 @@ from maitred.api.config import ServerConfig
 from maitred.api.edge import Edge
 from maitred.api.gate import Gate
 from maitred.api.models import ModelRoutes
-from maitred.api.routes import RouteTable
+from maitred.api.routes import Route, RouteTable
 from maitred.api.service import ServiceRoutes
 from maitred.core.answer import Answering, Observer
 from maitred.core.clock import Clock
@@ -21,6 +21,8 @@ def build(
     observers: Sequence[Observer],
     render_metrics: Callable[[], bytes],
     clock: Clock,
+    *,
+    admin: Iterable[Route] = (),
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -31,12 +33,14 @@ def build(
         observers: Told of every ended request.
         render_metrics: Everything in Prometheus' text format.
         clock: For the times in tallies.
+        admin: Routes of the administration, where there is a store to administer.
     """
     service = ServiceRoutes(answering, gate, render_metrics)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict).routes(),
         *CompletionRoutes(answering, strict=config.strict).routes(),
+        *admin,
         *service.routes(),
     ]
     service.describe(routes)

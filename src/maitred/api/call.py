@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, 
 from contextlib import asynccontextmanager
 from enum import Enum, auto
 from typing import Any
+from urllib.parse import parse_qsl
 
 from maitred.api.errors import Header, body_of, headers_of
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
-from maitred.core.errors import BodyTooLarge, MaitredError
+from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
 from maitred.wire.sse import DONE, encode_event
 
@@ -30,6 +31,8 @@ _EVENT_STREAM: Sequence[Header] = (
     # nginx and its kin would otherwise collect the stream and pass it on in lumps.
     (b"x-accel-buffering", b"no"),
 )
+_MOST_PARAMETERS = 50
+"""Of a query."""
 
 
 class Progress(Enum):
@@ -47,7 +50,7 @@ class Call:
         path: Decoded, without the query.
         method: Upper case.
         tally: What is known of this request so far.
-        parameter: The rest of the path, for a route that ends in one.
+        parameter: The part of the path that its route leaves open.
         body: What was read.
         status: The status that was sent; 0 before.
     """
@@ -60,6 +63,7 @@ class Call:
         self.status = 0
         self.progress = Progress.NOTHING_SENT
         self._headers: list[Header] = scope["headers"]
+        self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
         self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
@@ -70,6 +74,22 @@ class Call:
             if key == name:
                 return value.decode("latin-1")
         return None
+
+    @property
+    def query(self) -> list[tuple[str, str]]:
+        """The parameters of the query, decoded, in their order.
+
+        Raises:
+            InvalidRequest: They are not UTF-8, or too many.
+        """
+        try:
+            text = self._query.decode("ascii")
+            return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"The query of this address cannot be read. Send at most {_MOST_PARAMETERS} parameters, as "
+                "percent-encoded UTF-8."
+            ) from error
 
     async def read_body(self, limit_bytes: int) -> None:
         """Reads the whole body; chunked or not, no more than the limit is ever held.

@@ -18,13 +18,17 @@ _REF = "#/components/schemas/{name}"
 def describe(routes: Iterable[Route]) -> bytes:
     """The OpenAPI document for these routes, as JSON."""
     routes = list(routes)
-    structs = [struct for route in routes for struct in (route.reads, route.returns, route.streams) if struct]
+    structs = [
+        struct for route in routes for struct in (route.reads, route.returns, route.streams, route.query) if struct
+    ]
     types = list(dict.fromkeys([*structs, ErrorBody]))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
+    for query in {_name_in(schema_of[route.query]) for route in routes if route.query is not None}:
+        del components[query]  # described parameter by parameter
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -40,7 +44,7 @@ def describe(routes: Iterable[Route]) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: dict[type, Any], components: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": _operation_id(route),
@@ -52,11 +56,9 @@ def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
             },
         },
     }
-    _, brace, parameter = route.path.partition("{")
-    if brace:
-        operation["parameters"] = [
-            {"name": parameter.rstrip("}"), "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
+    parameters = _parameters(route, schema_of, components)
+    if parameters:
+        operation["parameters"] = parameters
     if route.reads is not None:
         operation["requestBody"] = {
             "required": True,
@@ -65,10 +67,33 @@ def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
     return operation
 
 
+def _parameters(route: Route, schema_of: dict[type, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = []
+    _, brace, rest = route.path.partition("{")
+    if brace:
+        parameters.append(
+            {"name": rest.partition("}")[0], "in": "path", "required": True, "schema": {"type": "string"}}
+        )
+    if route.query is not None:
+        described = components[_name_in(schema_of[route.query])]
+        for name, schema in described["properties"].items():
+            schema = dict(schema)
+            required = name in described.get("required", ())
+            text = {"description": schema.pop("description")} if "description" in schema else {}
+            parameters.append({"name": name, "in": "query", "required": required, **text, "schema": schema})
+    return parameters
+
+
+def _name_in(reference: dict[str, Any]) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
+
+
 def _answer_content(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
     if route.returns is None:
         return {route.content_type: {"schema": {"type": "string" if "text" in route.content_type else "object"}}}
     content = {"application/json": {"schema": schema_of[route.returns]}}
+    if route.also:
+        content[route.also] = {"schema": {"type": "string"}}
     if route.streams is not None:
         content["text/event-stream"] = {
             "schema": {

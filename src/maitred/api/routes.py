@@ -1,14 +1,18 @@
 """The table of routes: which handler answers which method and path.
 
-Paths are matched whole, by one dictionary look-up. A path that ends in ``{name}`` takes any rest, slashes included,
-because a model's name may hold them.
+Most paths are matched whole, by one dictionary look-up. A path may have one parameter: ``{name}`` at the end takes any
+rest, slashes included, because a model's name may hold them; in the middle it takes one segment, as in
+``/admin/v1/keys/{id}/rotate``. Where both fit, the parameter in the middle wins.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from maitred.api.call import Call
 from maitred.core.errors import MethodNotAllowed, RouteNotFound
+from maitred.core.tenancy import Scope
 
 Handler = Callable[[Call], Awaitable[None]]
 
@@ -18,11 +22,14 @@ class Route:
     """One operation, with what its description in ``/openapi.json`` needs.
 
     Attributes:
-        path: May end in one ``{name}``.
+        path: May hold one ``{name}``.
         reads: The struct of the request body. Calls with a body are work: they count as in flight, and drain.
         returns: The struct of the answer; None when it is not made from one.
         streams: The struct of a streamed chunk.
         content_type: Of an answer that is not made from a struct.
+        needs: The scope that the caller's key must have; None: everybody may.
+        query: The struct of the query's parameters, whose fields are described.
+        also: Another content type, of text, that the caller can choose.
     """
 
     method: str
@@ -33,6 +40,25 @@ class Route:
     returns: type | None = None
     streams: type | None = None
     content_type: str = "application/json"
+    needs: Scope | None = None
+    query: type[msgspec.Struct] | None = None
+    also: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """All routes of one path with a parameter."""
+
+    prefix: str
+    suffix: str
+    methods: dict[str, Route]
+
+    def parameter_in(self, path: str) -> str:
+        """What stands for the parameter; empty if the path is another one."""
+        if not path.startswith(self.prefix) or not path.endswith(self.suffix):
+            return ""
+        parameter = path[len(self.prefix) : len(path) - len(self.suffix)]
+        return "" if self.suffix and "/" in parameter else parameter
 
 
 class RouteTable:
@@ -41,28 +67,28 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._exact: dict[str, dict[str, Route]] = {}
-        self._prefixes: dict[str, dict[str, Route]] = {}
+        patterns: dict[tuple[str, str], dict[str, Route]] = {}
         for route in self.routes:
-            prefix, brace, _ = route.path.partition("{")
-            table = self._prefixes if brace else self._exact
-            table.setdefault(prefix, {})[route.method] = route
+            prefix, brace, rest = route.path.partition("{")
+            suffix = rest.partition("}")[2]
+            methods = patterns.setdefault((prefix, suffix), {}) if brace else self._exact.setdefault(route.path, {})
+            methods[route.method] = route
+        # The more a pattern says of a path, the earlier it is tried.
+        self._patterns = [
+            _Pattern(prefix, suffix, patterns[prefix, suffix])
+            for prefix, suffix in sorted(patterns, key=lambda parts: (-len(parts[1]), -len(parts[0])))
+        ]
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
-        """The route, and the rest of the path if the route takes one.
+        """The route, and the part of the path that stands for its parameter, if it has one.
 
         Raises:
             RouteNotFound: No route has this path.
             MethodNotAllowed: Routes have it, with other methods.
         """
-        methods = self._exact.get(path)
-        parameter = ""
-        if methods is None:
-            for prefix, candidates in self._prefixes.items():
-                if path.startswith(prefix) and len(path) > len(prefix):
-                    methods, parameter = candidates, path.removeprefix(prefix)
-                    break
-            else:
-                raise RouteNotFound(f"There is no path {path[:200]!r} here. GET /openapi.json lists the routes.")
+        methods, parameter = self._at(path)
+        if not methods:
+            raise RouteNotFound(f"There is no path {path[:200]!r} here. GET /openapi.json lists the routes.")
         # HEAD is GET whose body is not sent.
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
@@ -71,7 +97,13 @@ class RouteTable:
 
     def methods_of(self, path: str) -> list[str]:
         """The methods that this path takes, for the ``Allow`` header of a 405."""
-        methods = self._exact.get(path)
-        if methods is None:
-            methods = next((m for prefix, m in self._prefixes.items() if path.startswith(prefix)), {})
+        methods, _ = self._at(path)
         return [*methods, "HEAD"] if "GET" in methods else list(methods)
+
+    def _at(self, path: str) -> tuple[dict[str, Route], str]:
+        if (exact := self._exact.get(path)) is not None:
+            return exact, ""
+        for pattern in self._patterns:
+            if parameter := pattern.parameter_in(path):
+                return pattern.methods, parameter
+        return {}, ""
