@@ -4,15 +4,16 @@
 # Does something only as root on Debian or Ubuntu, and only where a server is missing; elsewhere it says what to install.
 set -euo pipefail
 
-# Program that must be on the path, and the package that brings it.
+# Program that must be on the path, or a file that must exist, and the package that brings it.
 services=(
   "redis-server redis-server"
+  "/usr/lib/postgresql/*/bin/initdb postgresql"  # Debian keeps it off the path.
 )
 
 packages=()
 for service in "${services[@]}"; do
   read -r program package <<<"$service"
-  command -v "$program" >/dev/null || packages+=("$package")
+  command -v "$program" >/dev/null || compgen -G "$program" >/dev/null || packages+=("$package")
 done
 [ ${#packages[@]} -gt 0 ] || exit 0
 

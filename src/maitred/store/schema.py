@@ -1,0 +1,178 @@
+"""The tables: who may use the service, how they are limited, what they used and what they owe.
+
+Tenants, keys and limits form the *directory*. Every change of it takes the next number from the one row of
+`directory_version`, whose lock is held until the change is committed, and marks the rows it touches with that number.
+Numbers therefore become visible in their order, and whoever asks for what is newer than a number misses nothing. What
+is deleted stays as a tombstone, so that its deletion is news as well and its id is never given to somebody else.
+
+`usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction.
+
+The migrations in `maitred.store.migrations` make these tables; a test holds the two to each other.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class StoredText(TypeDecorator[str]):
+    """Text from outside that must be stored whatever it holds.
+
+    PostgreSQL takes neither a zero character nor half a surrogate pair, and one such line would keep a whole batch of
+    usage out of the ledger; they are replaced by U+FFFD.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """What is written."""
+        if value is None or value.isprintable():
+            return value
+        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _id() -> TypeEngine[str]:
+    # Compared byte by byte on both databases, so that pages come in the same order whatever the server's language.
+    return String(63).with_variant(String(63, collation="C"), "postgresql")
+
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+directory_version = Table(
+    "directory_version",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", _id(), primary_key=True),
+    Column("parent", _id(), ForeignKey("tenants.id"), index=True),
+    Column("name", Text, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("models", JSON(none_as_null=True)),
+    Column("priority_ceiling", Integer),
+    Column("regions", JSON, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", _id(), primary_key=True),
+    Column("tenant", _id(), ForeignKey("tenants.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("expires_s", Double),
+    Column("revoked", Boolean, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+)
+
+key_secrets = Table(
+    "key_secrets",
+    metadata,
+    Column("key", _id(), ForeignKey("keys.id"), primary_key=True),
+    Column("sha256", LargeBinary(32), primary_key=True),
+    # The version that brought it: the newest secret is the one with the highest.
+    Column("made", BigInteger, nullable=False),
+    Column("expires_s", Double),
+)
+
+limits = Table(
+    "limits",
+    metadata,
+    Column("id", _id(), primary_key=True),
+    Column("subject", Text, nullable=False),
+    Column("kind", String(40), nullable=False),
+    # Empty: all models together. Not NULL, because NULLs would not count as equal in the index below.
+    Column("model", Text, nullable=False),
+    Column("value", BigInteger, nullable=False),
+    Column("burst", BigInteger),
+    Column("hard", Boolean, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    # The version that brought it: limits are listed for their subject in the order they were made.
+    Column("made", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+)
+Index(
+    "ix_limits_one_per_subject_model_kind",
+    limits.c.subject,
+    limits.c.model,
+    limits.c.kind,
+    unique=True,
+    sqlite_where=text("NOT deleted"),
+    postgresql_where=text("NOT deleted"),
+)
+
+admin_replies = Table(
+    "admin_replies",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("body_hash", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("reply", LargeBinary, nullable=False),
+    Column("time_s", Double, nullable=False, index=True),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("id", StoredText, primary_key=True),
+    Column("request_id", StoredText, nullable=False, index=True),
+    Column("time_s", Double, nullable=False, index=True),
+    Column("key", StoredText, nullable=False),
+    Column("tenant", StoredText, nullable=False),
+    Column("organisation", StoredText, nullable=False),
+    Column("model", StoredText, nullable=False),
+    Column("replica", StoredText, nullable=False),
+    Column("route", StoredText, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("price", StoredText, nullable=False),
+    Column("cost_nusd", BigInteger, nullable=False),
+    Column("ttft_s", Double),
+    Column("duration_s", Double, nullable=False),
+    Column("outcome", String(20), nullable=False),
+    Column("charges", JSON, nullable=False),
+    Index(None, "tenant", "time_s"),
+    Index(None, "key", "time_s"),
+)
+
+spend = Table(
+    "spend",
+    metadata,
+    Column("counter", StoredText, primary_key=True),
+    Column("charged_nusd", BigInteger, nullable=False),
+)
