@@ -20,6 +20,7 @@ from maitred.app.pipeline import Pipeline
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
+from maitred.core.tenancy import ANONYMOUS
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.replica.engine_link import EngineLink
 from maitred.routing.catalog import Catalog, ServedModel
@@ -30,6 +31,13 @@ from maitred.text.tokenizer import Tokenizer
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 MODEL = "tiny"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, vocab_size=TOKENIZER.vocab_size, context_tokens=512)
+
+
+class Anyone:
+    """Knows everybody, as the same one."""
+
+    async def identify(self, header):
+        return ANONYMOUS
 
 
 @dataclass
@@ -83,7 +91,7 @@ async def gateway(
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
             system = Gateway(url_of(listener), engine, link, gate, metrics, client)
             pipeline = Pipeline(Catalog([model]), clock)
-            edge = build(config, pipeline, gate, [metrics.requests, system], metrics.render, clock)
+            edge = build(config, pipeline, Anyone(), gate, [metrics.requests, system], metrics.render, clock)
             server = HttpServer(edge)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event

@@ -12,11 +12,13 @@ from maitred.api.routes import Route, RouteTable
 from maitred.api.service import ServiceRoutes
 from maitred.core.answer import Answering, Observer
 from maitred.core.clock import Clock
+from maitred.core.tenancy import Identifying
 
 
 def build(
     config: ServerConfig,
     answering: Answering,
+    identity: Identifying,
     gate: Gate,
     observers: Sequence[Observer],
     render_metrics: Callable[[], bytes],
@@ -29,6 +31,7 @@ def build(
     Args:
         config: Limits.
         answering: The system behind the API.
+        identity: Tells who calls.
         gate: Who may come in; its owner drains it.
         observers: Told of every ended request.
         render_metrics: Everything in Prometheus' text format.
@@ -46,8 +49,10 @@ def build(
     service.describe(routes)
     return Edge(
         RouteTable(routes),
+        identity,
         gate,
         observers,
+        answering.standing,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         clock=clock,

@@ -11,6 +11,7 @@ from maitred.api.routes import Route
 from maitred.core.answer import Answering, Ask, Conversation, Part, Score, TokenScore
 from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
+from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
@@ -54,6 +55,7 @@ class ChatRoutes:
                 reads=ChatRequest,
                 returns=ChatCompletion,
                 streams=ChatChunk,
+                needs=Scope.INFERENCE,
             )
         ]
 

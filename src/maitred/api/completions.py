@@ -11,6 +11,7 @@ from maitred.api.routes import Route
 from maitred.core.answer import Answering, Ask, Part, TokenScore
 from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
+from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
@@ -48,6 +49,7 @@ class CompletionRoutes:
                 reads=CompletionRequest,
                 returns=Completion,
                 streams=Completion,
+                needs=Scope.INFERENCE,
             )
         ]
 

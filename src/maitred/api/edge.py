@@ -5,24 +5,27 @@ below is the whole error policy of the HTTP edge.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from maitred.api.call import Call, Progress, Receive, Scope, Send
 from maitred.api.errors import Header, public
 from maitred.api.gate import Gate
 from maitred.api.interrupt import ClientLeft
 from maitred.api.routes import Route, RouteTable
-from maitred.core.answer import Observer, Outcome
+from maitred.core.answer import Observer, Outcome, Standing, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import (
     BodyTooSlow,
     CallerError,
     Draining,
+    Forbidden,
     MaitredError,
     MethodNotAllowed,
     Refused,
     ReplicaUnavailable,
 )
+from maitred.core.tenancy import Identifying, Principal
+from maitred.core.tenancy import Scope as KeyScope
 
 _CLIENT_LEFT_STATUS = 499
 """Never sent, only counted; the number that nginx made customary for it."""
@@ -33,8 +36,10 @@ class Edge:
 
     Args:
         table: The routes.
+        identity: Tells who calls, on routes that need a scope.
         gate: Who may come in. Health, metrics and lists pass beside it.
         observers: Told of every ended request.
+        standing: Where a caller stands with its limits, for what is refused before they were asked.
         max_body_bytes: Largest body that is read.
         body_timeout_s: Longest time that reading it may take.
         clock: For the times in the tally.
@@ -43,18 +48,22 @@ class Edge:
     def __init__(
         self,
         table: RouteTable,
+        identity: Identifying,
         gate: Gate,
         observers: Sequence[Observer],
+        standing: Callable[[Tally], Awaitable[Standing | None]],
         *,
         max_body_bytes: int,
         body_timeout_s: float,
         clock: Clock,
     ) -> None:
         self._table = table
+        self._identity = identity
         self._gate = gate
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._observers = observers
+        self._standing = standing
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +88,9 @@ class Edge:
         try:
             route, call.parameter = self._table.find(call.method, call.path)
             call.tally.route = route.path
+            if route.needs is not None:
+                # Before the body is read and before a place is taken: who is not known here costs next to nothing.
+                call.tally.principal = await self._identify(call, route.needs)
             if route.reads is None:
                 await route.handler(call)
             else:
@@ -97,9 +109,17 @@ class Edge:
         except Exception as error:
             failure = public(error, call.tally.request_id)
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT
+        if untouched and call.tally.principal is not None and call.tally.standing is None:
+            call.tally.standing = await self._standing(call.tally)
         await call.refuse(failure, headers)
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
+
+    async def _identify(self, call: Call, scope: KeyScope) -> Principal:
+        principal = await self._identity.identify(call.header)
+        if scope not in principal.scopes:
+            raise Forbidden(f"This key does not have the scope `{scope}`. Use one that has it.")
+        return principal
 
     async def _work(self, route: Route, call: Call) -> None:
         """A call that takes a place inside and that the client can abandon."""

@@ -9,6 +9,7 @@ from maitred.api.call import Call
 from maitred.api.routes import Route
 from maitred.core.answer import Answering, Conversation, Prompt
 from maitred.core.errors import ReplicaUnavailable
+from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
 from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
@@ -30,8 +31,10 @@ class ModelRoutes:
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
         return [
-            Route("GET", "/v1/models", self.list, "The models that are served.", returns=ModelList),
-            Route("GET", "/v1/models/{model}", self.get, "One model.", returns=ModelEntry),
+            Route(
+                "GET", "/v1/models", self.list, "The models that are served.", returns=ModelList, needs=Scope.INFERENCE
+            ),
+            Route("GET", "/v1/models/{model}", self.get, "One model.", returns=ModelEntry, needs=Scope.INFERENCE),
             Route(
                 "POST",
                 "/tokenize",
@@ -39,6 +42,7 @@ class ModelRoutes:
                 "A text or a conversation as token ids.",
                 reads=TokenizeRequest,
                 returns=Tokenized,
+                needs=Scope.INFERENCE,
             ),
             Route(
                 "POST",
@@ -47,38 +51,49 @@ class ModelRoutes:
                 "The text of token ids.",
                 reads=DetokenizeRequest,
                 returns=Detokenized,
+                needs=Scope.INFERENCE,
             ),
         ]
 
     async def list(self, call: Call) -> None:
         """All models."""
-        await call.respond(encode(ModelList(data=[self._entry(name) for name in self._answering.models()])))
+        await call.respond(
+            encode(ModelList(data=[self._entry(call, name) for name in self._answering.models(call.principal)]))
+        )
 
     async def get(self, call: Call) -> None:
         """One model."""
-        await call.respond(encode(self._entry(call.parameter)))
+        await call.respond(encode(self._entry(call, call.parameter)))
 
     async def tokenize(self, call: Call) -> None:
         """What the model would read."""
         request = decode_tokenize(call.body, strict=self._strict)
-        model = request.model or self._answering.models()[0]
+        model = request.model or self._first(call)
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:
             opens_turn = request.add_generation_prompt is not False
             prompt = Conversation(request.conversation(), add_generation_prompt=opens_turn)
-        tokens = await self._answering.tokenize(model, prompt, add_special_tokens=request.adds_special_tokens)
-        window = self._answering.card(model).context_tokens
+        tokens = await self._answering.tokenize(
+            call.principal, model, prompt, add_special_tokens=request.adds_special_tokens
+        )
+        window = self._answering.card(call.principal, model).context_tokens
         await call.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
 
     async def detokenize(self, call: Call) -> None:
         """What the tokens say."""
         request = decode_detokenize(call.body, strict=self._strict)
-        model = request.model or self._answering.models()[0]
-        await call.respond(encode(Detokenized(prompt=self._answering.detokenize(model, request.tokens))))
+        model = request.model or self._first(call)
+        await call.respond(
+            encode(Detokenized(prompt=self._answering.detokenize(call.principal, model, request.tokens)))
+        )
 
-    def _entry(self, name: str) -> ModelEntry:
+    def _first(self, call: Call) -> str:
+        """The model that is meant where none is named; any name at all if none is open to the caller."""
+        return next(iter(self._answering.models(call.principal)), "")
+
+    def _entry(self, call: Call, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
         # A list of models must not depend on a replica's health.
         with suppress(ReplicaUnavailable):
-            window = self._answering.card(name).context_tokens
+            window = self._answering.card(call.principal, name).context_tokens
         return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window)

@@ -13,6 +13,7 @@ from maitred.api.gate import Gate
 from maitred.api.openapi import describe
 from maitred.api.routes import Route
 from maitred.core.answer import Answering
+from maitred.core.tenancy import Scope
 
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
@@ -53,7 +54,14 @@ class ServiceRoutes:
             Route("GET", "/health/live", self.live, "Whether the process responds at all.", returns=Health),
             Route("GET", "/health/ready", self.ready, "Whether requests can run now: 200 or 503.", returns=Health),
             Route("GET", "/version", self.version, "The version of maitred.", returns=Version),
-            Route("GET", "/metrics", self.metrics, "Metrics in Prometheus' text format.", content_type="text/plain"),
+            Route(
+                "GET",
+                "/metrics",
+                self.metrics,
+                "Metrics in Prometheus' text format.",
+                content_type="text/plain",
+                needs=Scope.METRICS,
+            ),
             Route("GET", "/openapi.json", self.openapi, "This description.", content_type="application/json"),
         ]
 

@@ -15,12 +15,13 @@ from maitred.app.choice import Choice
 from maitred.app.limits import check_fits, check_sampling, check_size
 from maitred.app.merge import merged
 from maitred.app.prompts import tokens_of
-from maitred.core.answer import Answer, Ask, Part, Prompt, Tally
+from maitred.core.answer import Answer, Ask, Part, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.ids import new_request_id
 from maitred.core.ports import ModelCard, TokenStream
 from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.routing.catalog import Catalog
 
 
@@ -56,7 +57,8 @@ class Pipeline:
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
         # Who serves it?
-        model = self._catalog.resolve(ask.model)
+        principal = tally.principal or ANONYMOUS
+        model = self._catalog.resolve(ask.model, principal)
         card = model.card()
         tally.model = model.name
         # Can it do what is asked?
@@ -65,7 +67,8 @@ class Pipeline:
         # What does it read?
         prompts = await tokens_of(model, ask.prompts)
         # Does that fit, and what exactly is to be generated?
-        requests = [self._request(card, ask, prompt) for prompt in prompts]
+        scope = _cache_scope(principal)
+        requests = [self._request(card, ask, prompt, scope) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
         choices = [
             Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
@@ -78,7 +81,7 @@ class Pipeline:
             batches = await running.enter_async_context(merged(streams))
             yield _Answer(batches, streams, choices, tally, self._clock)
 
-    def _request(self, card: ModelCard, ask: Ask, prompt: list[int]) -> Request:
+    def _request(self, card: ModelCard, ask: Ask, prompt: list[int], cache_scope: str) -> Request:
         """The request as scheduler and engine see it."""
         max_tokens = check_fits(card, prompt, ask)
         seed = self._draw_seed() if ask.seed is None else ask.seed
@@ -87,28 +90,35 @@ class Pipeline:
             id=new_request_id(),
             prompt=prompt,
             sampling=msgspec.structs.replace(ask.sampling, max_tokens=max_tokens, seed=seed),
-            cache_scope=_cache_scope(),
+            cache_scope=cache_scope,
         )
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool | None) -> list[int]:
+    async def tokenize(
+        self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
+    ) -> list[int]:
         """See `Answering.tokenize`."""
-        (tokens,) = await tokens_of(self._catalog.resolve(model), [prompt], add_special_tokens=add_special_tokens)
+        served = self._catalog.resolve(model, principal)
+        (tokens,) = await tokens_of(served, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
-    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+    def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
         """See `Answering.detokenize`."""
-        tokenizer = self._catalog.resolve(model).tokenizer
+        tokenizer = self._catalog.resolve(model, principal).tokenizer
         if not all(0 <= token < tokenizer.vocab_size for token in tokens):
             raise InvalidRequest(f"Token ids run from 0 to {tokenizer.vocab_size - 1}.", param="tokens")
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def models(self) -> Sequence[str]:
+    def models(self, principal: Principal) -> Sequence[str]:
         """See `Answering.models`."""
-        return [model.name for model in self._catalog]
+        return self._catalog.open_to(principal)
 
-    def card(self, model: str) -> ModelCard:
+    def card(self, principal: Principal, model: str) -> ModelCard:
         """See `Answering.card`."""
-        return self._catalog.resolve(model).card()
+        return self._catalog.resolve(model, principal).card()
+
+    async def standing(self, tally: Tally) -> Standing | None:
+        """See `Answering.standing`."""
+        return None
 
     def ready(self) -> bool:
         """See `Answering.ready`."""
@@ -178,6 +188,6 @@ class _Answer:
             choice.last_token_s = now_s
 
 
-def _cache_scope() -> str:
-    """Who may share KV blocks with this request. There is one tenant: everybody with everybody."""
-    return ""
+def _cache_scope(principal: Principal) -> str:
+    """Who may share KV blocks with this request: the teams of one organisation. Never something that clients choose."""
+    return principal.tenants[-1]

@@ -11,6 +11,7 @@ probe sees the process alive but not ready.
 """
 
 import asyncio
+from collections.abc import Callable
 
 import uvloop
 from rich.console import Console
@@ -25,6 +26,7 @@ from maitred.app.shutdown import Shutdown
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.engine.models.source import find_model
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.observe.logs import RequestLog, set_up
@@ -67,6 +69,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         edge = build(
             config.server,
             Pipeline(Catalog([model]), clock, max_choices=config.model.max_choices),
+            _Anyone(),
             gate,
             [metrics.requests, RequestLog()],
             metrics.render,
@@ -88,6 +91,13 @@ async def _serve(config: Config, command: Command | None) -> int:
                 await asyncio.wait([serving])
         serving.result()
     return 0
+
+
+class _Anyone:
+    """Asks for no key."""
+
+    async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
+        return ANONYMOUS
 
 
 async def _is_up(engine: LocalEngine, shutdown: Shutdown) -> bool:

@@ -158,29 +158,36 @@ class Answering(Protocol):
         """Starts the work for a request; leaving the context ends whatever is unfinished.
 
         Raises:
-            ModelNotFound: Nothing of that name is served.
+            ModelNotFound: Nothing of that name is served to this caller.
             InvalidRequest: The prompt cannot be rendered or does not fit.
+            LimitReached: The caller's limits have no room for it.
             ReplicaUnavailable: Nothing can run it now.
         """
         ...
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special_tokens: bool | None) -> list[int]:
+    async def tokenize(
+        self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
+    ) -> list[int]:
         """The prompt as the model would get it; see `Answering.answer` for what it raises."""
         ...
 
-    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+    def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
         """The text of these tokens."""
         ...
 
-    def models(self) -> Sequence[str]:
-        """What is served, by the names that requests use."""
+    def models(self, principal: Principal) -> Sequence[str]:
+        """What is served to this caller, by the names that requests use."""
         ...
 
-    def card(self, model: str) -> ModelCard:
+    async def standing(self, tally: Tally) -> Standing | None:
+        """Where the caller stands with its limits, for a request that was refused before anything was reserved."""
+        ...
+
+    def card(self, principal: Principal, model: str) -> ModelCard:
         """What is known of a model.
 
         Raises:
-            ModelNotFound: Nothing of that name is served.
+            ModelNotFound: Nothing of that name is served to this caller.
             ReplicaUnavailable: Its replica has never been ready.
         """
         ...

@@ -5,7 +5,9 @@ everything below it unless something below is stricter. Limits and budgets name 
 ``key:5b1f0c9e7d2a``, ``*`` for the whole installation, or ``tenant:*`` and ``key:*`` for each one by itself.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -87,3 +89,23 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def may_use(self, model: str) -> bool:
         """Whether the model is open to it."""
         return self.models is None or model in self.models
+
+
+ANONYMOUS = Principal(key="anonymous", tenants=("anonymous",), scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
+"""Whoever sends no key to a server that asks for none."""
+
+
+class Identifying(Protocol):
+    """Tells who calls."""
+
+    async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
+        """Who sent a request with these headers.
+
+        Args:
+            header: The first value of a header, by its name in lower case.
+
+        Raises:
+            Unauthenticated: Nobody that is known here.
+            StoreUnavailable: What is known is too old to go by.
+        """
+        ...

@@ -1,6 +1,7 @@
 """The API's description of itself."""
 
 import json
+from types import SimpleNamespace
 
 import jsonschema
 
@@ -16,7 +17,7 @@ async def document():
     async def send(message):
         sent.append(message)
 
-    edge = build(ServerConfig(), None, Gate(1), [], lambda: b"", SystemClock())
+    edge = build(ServerConfig(), SimpleNamespace(standing=None), None, Gate(1), [], lambda: b"", SystemClock())
     scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": []}
     await edge(scope, None, send)
     return json.loads(sent[1]["body"])

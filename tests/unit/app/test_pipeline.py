@@ -12,6 +12,7 @@ from maitred.core.answer import Ask, Conversation, Part, Tally
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from maitred.core.tenancy import ANONYMOUS
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
 
@@ -318,10 +319,10 @@ async def test_a_replica_that_restarts_is_still_known():
     replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
     spine = pipeline(replica)
     assert spine.ready()
-    assert spine.card("m") == CARD
+    assert spine.card(ANONYMOUS, "m") == CARD
     replica.up = False
     assert not spine.ready()
-    assert spine.card("m") == CARD
+    assert spine.card(ANONYMOUS, "m") == CARD
     with pytest.raises(ContextLengthExceeded):
         async with spine.answer(ask(prompt=[[5] * 64]), Tally("req", 0.0)):
             pass
