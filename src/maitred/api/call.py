@@ -17,6 +17,7 @@ from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.wire.sse import DONE, encode_event
 
 Scope = MutableMapping[str, Any]
@@ -67,6 +68,11 @@ class Call:
         self._receive = receive
         self._send = send
         self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
+
+    @property
+    def principal(self) -> Principal:
+        """Who calls."""
+        return self.tally.principal or ANONYMOUS
 
     def header(self, name: bytes) -> str | None:
         """The first value of a header (name in lower case)."""
