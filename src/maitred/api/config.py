@@ -1,5 +1,6 @@
 """The `server` section: where the HTTP server listens and how much it takes on."""
 
+import ipaddress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -12,17 +13,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="Address to listen on. Anything but a loopback address needs `allow_unauthenticated`.",
+            description="Address to listen on. On anything but a loopback address every request needs an API key, "
+            "unless `allow_unauthenticated` says otherwise.",
         ),
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")] = 8000
     allow_unauthenticated: Annotated[
-        bool,
+        bool | None,
         Meta(
-            description="Serve other machines although this version checks no API keys: whoever reaches the port can "
-            "use the model. Set it only behind a proxy or firewall that decides who may."
+            description="Serve requests that carry no API key, as the tenant `anonymous`. Null: only on a loopback "
+            "address. True on another address lets whoever reaches the port use the model: set it only behind a proxy "
+            "or firewall that decides who may."
         ),
-    ] = False
+    ] = None
     max_in_flight: Annotated[
         int,
         Meta(
@@ -66,3 +69,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "Finds misspelt parameters."
         ),
     ] = False
+
+    @property
+    def serves_anyone(self) -> bool:
+        """Whether a request without a key is served."""
+        return is_loopback(self.host) if self.allow_unauthenticated is None else self.allow_unauthenticated
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, which may resolve to anything

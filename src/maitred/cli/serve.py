@@ -39,7 +39,7 @@ def serve(
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Serve other machines too, although no API keys are checked."),
+        typer.Option("--allow-unauthenticated", help="Serve requests without an API key on any address, not only on a loopback one."),
     ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

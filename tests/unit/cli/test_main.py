@@ -80,10 +80,10 @@ def test_serve_hands_its_flags_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_wrong_flags_are_named_in_one_run() -> None:
-    result = run("serve", "--port", "http", "--device", "tpu", "--host", "0.0.0.0", "--set", "engine.thread=1")
+    result = run("serve", "--port", "http", "--device", "tpu", "--threads", "-1", "--set", "engine.thread=1")
     assert result.exit_code == 2
     assert "The configuration has 4 faults:" in result.stderr
-    for flag in ("--port: server.port", "--device: engine.device", "--host: server.host", "--set: engine.thread"):
+    for flag in ("--port: server.port", "--device: engine.device", "--threads: engine.threads", "--set: engine.thread"):
         assert f"  {flag}: " in result.stderr
     assert result.stdout == ""
 

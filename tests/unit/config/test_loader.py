@@ -127,16 +127,15 @@ def test_numbers_are_finite_and_in_range(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_other_machines_are_served_only_on_purpose(host: str) -> None:
-    (fault,) = faults(f"server:\n  host: '{host}'\n")
-    assert fault.startswith("maitred.yaml:2: server.host: ")
-    assert "server.allow_unauthenticated: true" in fault
-    assert loaded(f"server:\n  host: '{host}'\n  allow_unauthenticated: true\n").config.server.host == host
+def test_other_machines_are_served_without_a_key_only_on_purpose(host: str) -> None:
+    assert not loaded(f"server:\n  host: '{host}'\n").config.server.serves_anyone
+    assert loaded(f"server:\n  host: '{host}'\n  allow_unauthenticated: true\n").config.server.serves_anyone
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_needs_no_permission(host: str) -> None:
-    assert loaded(f"server:\n  host: '{host}'\n").config.server.host == host
+def test_this_machine_needs_no_key_unless_told(host: str) -> None:
+    assert loaded(f"server:\n  host: '{host}'\n").config.server.serves_anyone
+    assert not loaded(f"server:\n  host: '{host}'\n  allow_unauthenticated: false\n").config.server.serves_anyone
 
 
 def test_a_step_has_a_token_for_every_sequence() -> None:
