@@ -1,10 +1,17 @@
 """What every test may rely on."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Servers keep tenants, keys and usage in the user's data folder; those of tests have one of their own.
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="maitred-test-data-")
+atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
 # A shell that starts a job in the background lets it ignore Ctrl-C, and children inherit that. The tests that press
 # Ctrl-C on a child need it to listen, however they were started themselves.
