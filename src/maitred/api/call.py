@@ -54,6 +54,8 @@ class Call:
         parameter: The part of the path that its route leaves open.
         body: What was read.
         status: The status that was sent; 0 before.
+        answer_headers: Sent with the answer, whatever it will be.
+        on_left: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_s: float) -> None:
@@ -62,6 +64,8 @@ class Call:
         self.parameter = ""
         self.body = b""
         self.status = 0
+        self.answer_headers: list[Header] = []
+        self.on_left: Callable[[], None] | None = None
         self.progress = Progress.NOTHING_SENT
         self._headers: list[Header] = scope["headers"]
         self._query: bytes = scope.get("query_string", b"")
@@ -131,7 +135,10 @@ class Call:
                 pass
             # Servers say the same when the answer has been sent and there is nothing more to hear.
             if self.progress is not Progress.COMPLETE:
-                block.interrupt(ClientLeft())
+                if self.on_left is None:
+                    block.interrupt(ClientLeft())
+                else:
+                    self.on_left()
 
         watcher = asyncio.create_task(watch())
         try:
@@ -180,7 +187,7 @@ class Call:
 
     async def _start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
-        identified = [*headers, (b"x-request-id", self.tally.request_id.encode("ascii"))]
+        identified = [*headers, *self.answer_headers, (b"x-request-id", self.tally.request_id.encode("ascii"))]
         await self._send({"type": "http.response.start", "status": status, "headers": identified})
 
 

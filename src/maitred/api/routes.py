@@ -30,6 +30,7 @@ class Route:
         needs: The scope that the caller's key must have; None: everybody may.
         query: The struct of the query's parameters, whose fields are described.
         also: Another content type, of text, that the caller can choose.
+        idempotent: Takes an ``Idempotency-Key``.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Route:
     needs: Scope | None = None
     query: type[msgspec.Struct] | None = None
     also: str = ""
+    idempotent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

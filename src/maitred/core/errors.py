@@ -14,6 +14,7 @@
     │   ├── MethodNotAllowed          405  the path exists, the method does not
     │   ├── BodyTooSlow               408  the body did not arrive in time
     │   ├── Conflict                  409  what exists already does not allow it
+    │   │   └── IdempotencyConflict   409  the Idempotency-Key stands for something else, or for what was not kept
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
@@ -144,6 +145,13 @@ class Conflict(CallerError):
     code = "conflict"
     http_status = 409
     default_message = "That does not fit what exists already. Look at it again, then repeat the change."
+
+
+class IdempotencyConflict(Conflict):
+    """The Idempotency-Key stands for another request, or for an answer that could not be kept."""
+
+    code = "idempotency_conflict"
+    default_message = "This Idempotency-Key was used for another request. Take a new key for each new request."
 
 
 class BodyTooLarge(CallerError):
