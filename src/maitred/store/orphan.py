@@ -1,0 +1,121 @@
+"""Journals whose processes are dead: read to the last entry that holds, then removed.
+
+Whoever gets the lock of an orphan reads it; whoever does not leaves it alone. The lock saves work and is not needed for
+the truth: an event that two adopters write, or one adopter twice because it died in between, is in the ledger once.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from maitred.core.answer import Outcome
+from maitred.core.usage import UsageEvent
+from maitred.store.journal import DAMAGED, lock
+from maitred.store.segment import SUFFIX, Begun, Damage, Recorded, Segment
+
+log = logging.getLogger(__name__)
+
+
+class Orphan:
+    """One orphaned journal, whose lock is held.
+
+    Args:
+        folder: Of the dead process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._segments = sorted(folder.glob(f"*{SUFFIX}"))
+        self.damages: list[Damage] = []
+        """Complete once `batches` has ended."""
+        self.interrupted = 0
+        """Requests that had begun and were never recorded."""
+
+    def batches(self, most: int) -> Iterator[list[UsageEvent]]:
+        """Every event that was recorded, then one for each request that had only begun; at most `most` at a time.
+
+        Raises:
+            StoreUnavailable: A file cannot be read at all.
+        """
+        batch: list[UsageEvent] = []
+        for event in self._events():
+            batch.append(event)
+            if len(batch) == most:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def remove(self) -> None:
+        """Deletes the journal, now that everything in it is in the database; damaged segments are put aside."""
+        damaged = {damage.path for damage in self.damages}
+        for path in self._segments:
+            if path in damaged:
+                aside = self._folder.parent / DAMAGED
+                aside.mkdir(exist_ok=True, mode=0o700)
+                path.rename(aside / f"{self._folder.name}-{path.name}")
+            else:
+                path.unlink(missing_ok=True)
+        self._folder.rmdir()
+
+    def _events(self) -> Iterator[UsageEvent]:
+        self.damages, self.interrupted = [], 0
+        begun: dict[str, Begun] = {}
+        last_sign_s = 0.0  # of life
+        for path in self._segments:
+            segment = Segment(path)
+            for entry, _ in segment:
+                if isinstance(entry, Recorded):
+                    begun.pop(entry.event.id, None)
+                    last_sign_s = max(last_sign_s, entry.event.time_s)
+                    yield entry.event
+                else:
+                    begun[entry.event.id] = entry
+                    last_sign_s = max(last_sign_s, entry.time_s)
+            if segment.damage is not None:
+                self.damages.append(segment.damage)
+                log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED, segment.damage)
+        for entry in begun.values():
+            self.interrupted += 1
+            yield _interrupted(entry, last_sign_s)
+
+
+def orphans(folder: Path) -> list[Path]:
+    """Where the journals of all processes are; most of them belong to living ones."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != DAMAGED)
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def adopt(folder: Path) -> Iterator[Orphan | None]:
+    """Holds the lock of a dead process's journal; None when its process lives or somebody else adopts it."""
+    descriptor = lock(folder)
+    if descriptor is None:
+        yield None
+        return
+    try:
+        yield Orphan(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _interrupted(begun: Begun, last_sign_s: float) -> UsageEvent:
+    """What a request leaves that nobody could end. Nothing is known of what it used, so nothing is claimed."""
+    return replace(
+        begun.event,
+        time_s=last_sign_s,
+        duration_s=last_sign_s - begun.time_s,
+        prompt_tokens=0,
+        cached_tokens=0,
+        output_tokens=0,
+        cost_nusd=0,
+        ttft_s=None,
+        outcome=Outcome.FAILED,
+        charges={},
+    )

@@ -1,0 +1,112 @@
+"""One file of the usage journal: how entries are framed, and how they are read back after anything may have happened.
+
+An entry is ``length (4 bytes) | CRC-32 (4 bytes) | MessagePack``, all integers little-endian. The checksum is seeded
+with the length, so that it vouches for both, and no entry is empty, so that a run of zeros (what a lost page leaves
+behind) is never one.
+
+Reading stops at the first frame that does not hold. It could search for the next one, but entries carry text that
+clients chose, and a search would find whatever frames somebody hid in theirs.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from maitred.core.errors import StoreUnavailable
+from maitred.core.usage import UsageEvent
+
+SUFFIX = ".segment"
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Work has begun under a lease; the event is as much as was known then."""
+
+    lease: str
+    time_s: float
+    """Wall time."""
+    event: UsageEvent
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """What was used, as it goes to the ledger."""
+
+    event: UsageEvent
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Where a segment could not be read any further."""
+
+    path: Path
+    offset: int
+    lost_bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.offset}: {self.reason}; {self.lost_bytes} bytes were not read"
+
+
+_HEADER = struct.Struct("<II")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Begun | Recorded).decode
+_crc32 = zlib.crc32
+_pack = _HEADER.pack
+
+
+def frame(entry: Begun | Recorded) -> bytes:
+    """The bytes that an entry is in a segment."""
+    payload = _encode(entry)
+    length = len(payload)
+    return _pack(length, _crc32(payload, length)) + payload
+
+
+class Segment:
+    """Reads one segment from some offset on; iterate once.
+
+    Never raises for what the file holds: after the iteration, `damage` says whether all of it could be read.
+
+    Args:
+        path: The file.
+        offset: Of a frame; as iteration gave it.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+        self.damage: Damage | None = None
+
+    def __iter__(self) -> Iterator[tuple[Begun | Recorded, int]]:
+        """Each entry with the offset at which it ends.
+
+        Raises:
+            StoreUnavailable: The file cannot be read at all; its contents may be sound.
+        """
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(self._offset)
+                while self._offset < size:
+                    if size - self._offset < _HEADER.size:
+                        return self._stop(size, "it ends within a header")
+                    length, checksum = _HEADER.unpack(file.read(_HEADER.size))
+                    if not 0 < length <= size - self._offset - _HEADER.size:
+                        return self._stop(size, "it ends within an entry, or the entry's length is wrong")
+                    payload = file.read(length)
+                    if _crc32(payload, length) != checksum:
+                        return self._stop(size, "the checksum is wrong")
+                    try:
+                        entry = _decode(payload)
+                    except msgspec.MsgspecError as error:
+                        return self._stop(size, f"the entry is not one that this version knows ({error})")
+                    self._offset += _HEADER.size + length
+                    yield entry, self._offset
+        except OSError as error:
+            raise StoreUnavailable(
+                f"The usage journal {self._path} cannot be read ({error.strerror}). Repair what keeps it from being "
+                "read; what is in it is not lost."
+            ) from error
+
+    def _stop(self, size: int, reason: str) -> None:
+        self.damage = Damage(self._path, self._offset, size - self._offset, reason)
