@@ -17,6 +17,8 @@ from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.cache.config import IdempotencyConfig
+from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
@@ -50,6 +52,7 @@ class Gateway:
     gate: Gate
     metrics: Metrics
     client: httpx.AsyncClient
+    kept: MemoryAnswers
     tallies: list[Tally] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,7 +79,11 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(
-    answers: Sequence[Answer] | Callable[..., Answer] = (ECHO,), *, step_s: float = 0.0, **limits: object
+    answers: Sequence[Answer] | Callable[..., Answer] = (ECHO,),
+    *,
+    step_s: float = 0.0,
+    idempotency: IdempotencyConfig | None = None,
+    **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
     config = msgspec.structs.replace(ServerConfig(port=0), **limits)
@@ -88,10 +95,12 @@ async def gateway(
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, TOKENIZER)
         metrics = Metrics(lambda: gate.inside, lambda: {MODEL: EngineState(link.ready, 0, link.load(), CARD)})
+        kept = MemoryAnswers(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
-            system = Gateway(url_of(listener), engine, link, gate, metrics, client)
+            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept)
             pipeline = Pipeline(Catalog([model]), clock)
-            edge = build(config, pipeline, Anyone(), gate, [metrics.requests, system], metrics.render, clock)
+            observers = [metrics.requests, system]
+            edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event

@@ -7,9 +7,13 @@ from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
 from maitred.api.edge import Edge
 from maitred.api.gate import Gate
+from maitred.api.idempotent import Idempotency
 from maitred.api.models import ModelRoutes
 from maitred.api.routes import Route, RouteTable
 from maitred.api.service import ServiceRoutes
+from maitred.cache.config import IdempotencyConfig
+from maitred.cache.idempotency import AnswerStore
+from maitred.cache.memory import MemoryAnswers
 from maitred.core.answer import Answering, Observer
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Identifying
@@ -25,6 +29,7 @@ def build(
     clock: Clock,
     *,
     admin: Iterable[Route] = (),
+    answers: AnswerStore | None = None,
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -37,6 +42,7 @@ def build(
         render_metrics: Everything in Prometheus' text format.
         clock: For the times in tallies.
         admin: Routes of the administration, where there is a store to administer.
+        answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
     """
     service = ServiceRoutes(answering, gate, render_metrics)
     routes = [
@@ -47,8 +53,11 @@ def build(
         *service.routes(),
     ]
     service.describe(routes)
+    if answers is None:
+        answers = MemoryAnswers(IdempotencyConfig(), clock)
+    idempotency = Idempotency(answers, answering.standing)
     return Edge(
-        RouteTable(routes),
+        RouteTable(map(idempotency.guard, routes)),
         identity,
         gate,
         observers,

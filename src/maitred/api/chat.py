@@ -56,6 +56,7 @@ class ChatRoutes:
                 returns=ChatCompletion,
                 streams=ChatChunk,
                 needs=Scope.INFERENCE,
+                idempotent=True,
             )
         ]
 

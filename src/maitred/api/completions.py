@@ -50,6 +50,7 @@ class CompletionRoutes:
                 returns=Completion,
                 streams=Completion,
                 needs=Scope.INFERENCE,
+                idempotent=True,
             )
         ]
 

@@ -12,6 +12,13 @@ from maitred import __version__
 from maitred.api.routes import Route
 from maitred.wire.openai.responses import ErrorBody
 
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Repeats of a request with the same key and body get its answer, and run nothing.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+}
 _REF = "#/components/schemas/{name}"
 
 
@@ -81,6 +88,8 @@ def _parameters(route: Route, schema_of: dict[type, Any], components: dict[str, 
             required = name in described.get("required", ())
             text = {"description": schema.pop("description")} if "description" in schema else {}
             parameters.append({"name": name, "in": "query", "required": required, **text, "schema": schema})
+    if route.idempotent:
+        parameters.append(_IDEMPOTENCY_KEY)
     return parameters
 
 

@@ -1,0 +1,166 @@
+"""Requests with an `Idempotency-Key`: the first one does the work, its repeats get the same answer.
+
+The first request's handler runs as always, in the request's own task and with its place inside: it counts as in flight,
+drains, is cancelled when the server must stop, and leaves one tally. But what it says goes into a recording, from which
+a child task sends to the client. So when the client leaves, only that child ends, and the work goes on for whoever asks
+again. A repeat is a request of its own, with a place, an id and an outcome, that does no work: it sends the recording.
+
+A failure is not recorded. It reaches everybody who is attached as the error that it is, and each answers it for
+itself, with its own request id.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+
+from maitred.api.call import JSON, Call, Progress
+from maitred.api.errors import Header
+from maitred.api.interrupt import ClientLeft
+from maitred.api.routes import Handler, Route
+from maitred.cache.idempotency import AnswerStore, Head, Reader, Recording, RepeatKey
+from maitred.core.answer import Standing, Tally
+from maitred.core.errors import Draining, InvalidRequest
+
+_VALUE = re.compile(r"[\x20-\x7e]{1,255}")
+
+
+class Idempotency:
+    """Answers calls with an `Idempotency-Key`.
+
+    Args:
+        store: Keeps what was answered.
+        standing: Where the caller of a repeat stands with its limits, none of which a repeat uses.
+    """
+
+    def __init__(self, store: AnswerStore, standing: Callable[[Tally], Awaitable[Standing | None]]) -> None:
+        self._store = store
+        self._standing = standing
+
+    def guard(self, route: Route) -> Route:
+        """The route, with a handler that minds the header; as it is, if it takes none."""
+        if not route.idempotent:
+            return route
+
+        async def handler(call: Call) -> None:
+            value = call.header(b"idempotency-key")
+            if value is None:
+                await route.handler(call)
+            else:
+                await self._answer(call, route, value)
+
+        return dataclasses.replace(route, handler=handler)
+
+    async def _answer(self, call: Call, route: Route, value: str) -> None:
+        if not _VALUE.fullmatch(value):
+            raise InvalidRequest(
+                "An Idempotency-Key has 1 to 255 characters of printable ASCII. A random UUID does well.",
+                param="Idempotency-Key",
+            )
+        principal = call.principal
+        key = RepeatKey(f"{principal.tenants[0]}/{principal.key}", route.path, value)
+        claim = await self._store.claim(key, hashlib.sha256(call.body).digest(), call.tally.request_id)
+        with claim.recording.reader() as reader:
+            if claim.fresh:
+                await _perform(call, route.handler, claim.recording, reader)
+                return
+            call.answer_headers += [
+                (b"x-maitred-idempotent-replay", b"true"),
+                (b"x-maitred-original-request-id", claim.recording.request_id.encode("ascii")),
+            ]
+            call.tally.standing = await self._standing(call.tally)
+            await _send(reader, call)
+
+
+async def _perform(call: Call, handler: Handler, recording: Recording, reader: Reader) -> None:
+    """Does the work, for the client and for everybody who asks again, whether or not the client stays."""
+    sending = asyncio.create_task(_send(reader, call))
+    left = False
+
+    def leave() -> None:
+        nonlocal left
+        left = True
+        reader.close()
+        sending.cancel()
+
+    call.on_left = leave
+    try:
+        failure = await _record(call, handler, recording)
+        await asyncio.wait([sending])
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+        error = None if sending.cancelled() else sending.exception()
+    if left:
+        raise failure or ClientLeft
+    if error is not None:
+        raise error
+
+
+async def _record(call: Call, handler: Handler, recording: Recording) -> Exception | None:
+    """Runs the handler into the recording; returns its failure, which readers get as well."""
+    try:
+        await handler(RecordedCall(call, recording))
+    except ClientLeft as left:
+        # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.
+        await recording.finish()
+        return left
+    except Exception as error:
+        await recording.fail(error)
+        return error
+    except BaseException:
+        await recording.fail(Draining("The server shut down before the answer was complete. Send the request again."))
+        raise
+    await recording.finish()
+    return None
+
+
+async def _send(reader: Reader, call: Call) -> None:
+    """Sends what is read to a client."""
+    with reader:  # who is broken off must not count as a reader while the work goes on
+        head = await reader.head()
+        if head.streams:
+            while piece := await reader.piece():
+                await call.stream(piece)
+            await call.finish()
+            return
+        pieces = []
+        while piece := await reader.piece():
+            pieces.append(piece)
+    await call.respond(b"".join(pieces), status=head.status, content_type=head.content_type, headers=head.headers)
+
+
+class RecordedCall(Call):
+    """The same call, tally and all, with its answer going into a recording."""
+
+    def __init__(self, call: Call, recording: Recording) -> None:
+        vars(self).update(vars(call))
+        self._recording = recording
+
+    async def respond(
+        self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
+    ) -> None:
+        """See `Call.respond`."""
+        self.status, self.progress = status, Progress.COMPLETE
+        await self._recording.begin(Head(status, content_type, tuple(headers), streams=False))
+        await self._recording.add(body)
+
+    async def stream(self, events: bytes) -> None:
+        """See `Call.stream`; waits for nobody, unless the answer is too large to keep.
+
+        Raises:
+            ClientLeft: Going on would be for nobody.
+        """
+        if self.progress is Progress.NOTHING_SENT:
+            self.status, self.progress = 200, Progress.STREAMING
+            await self._recording.begin(Head(200, b"text/event-stream", (), streams=True))
+        await self._recording.add(events)
+        if self._recording.unwanted:
+            raise ClientLeft
+
+    async def finish(self, events: bytes = b"") -> None:
+        """See `Call.finish`; whoever sends the recording ends it."""
+        if events:
+            await self.stream(events)
+        self.progress = Progress.COMPLETE

@@ -1,0 +1,38 @@
+"""The `idempotency` section: for how long, and how much, of answers is kept for those who ask again."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class IdempotencyConfig(Struct, frozen=True, kw_only=True):
+    """For how long, and how much, of answers is kept for those who repeat a request with its Idempotency-Key."""
+
+    ttl_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="How long an answer is kept after its end. A repeat that comes later runs anew.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 600.0
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Memory for all kept answers together; when it is full, the one that ended first goes first.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 256 << 20
+    max_answer_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 10,
+            le=1 << 34,
+            description="Largest answer that is kept. A longer one reaches who is connected, but cannot be repeated: "
+            "its Idempotency-Key is refused with 409 until `ttl_s` is over.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 8 << 20

@@ -1,0 +1,124 @@
+"""Doing work once for a request that is sent several times: the words for it.
+
+A client that lost its connection cannot know whether its request ran. With an ``Idempotency-Key`` it sends the request
+again without fear: whoever comes first *claims* the key and does the work, and what the work says goes into a
+*recording*; everybody else, the first one's own connection included, only reads the recording, from its beginning and
+then live. So there is one kind of reader, a reader that is slow or leaves concerns nobody else, and all of them see the
+same bytes.
+
+A recording that ends well is kept for a while. One that fails is forgotten at once, because nothing was delivered or
+billed as an answer: the next one with the key claims it anew.
+
+`maitred.cache.memory` keeps recordings in this process. A store that several gateways share has to offer the same two
+protocols.
+"""
+
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+
+class RepeatKey(NamedTuple):
+    """What two requests must have in common for one to be a repeat of the other."""
+
+    caller: str
+    """Tenant and key; nobody can name a recording of somebody else's."""
+    route: str
+    value: str
+    """The ``Idempotency-Key``."""
+
+
+class Head(NamedTuple):
+    """How an answer begins."""
+
+    status: int
+    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    """Of this answer; what belongs to one request, such as its id, is not recorded."""
+    streams: bool
+    """Comes as events, piece by piece."""
+
+
+class Reader(Protocol):
+    """One who reads a recording from its beginning. Leaving the block ends the reading."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    async def head(self) -> Head:
+        """Waits for the beginning.
+
+        Raises:
+            Exception: The work failed before that; this is its failure.
+        """
+        ...
+
+    async def piece(self) -> bytes:
+        """What comes next, at most some 64 KiB; empty at the end.
+
+        Raises:
+            Exception: The work failed; this is its failure, after everything that came before it.
+            IdempotencyConflict: What comes next is not held any more, because this reader is far behind the others in
+                an answer that is too large to keep.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the reading."""
+        ...
+
+
+class Recording(Protocol):
+    """What the work for one key has said so far. One writes, any number read."""
+
+    @property
+    def request_id(self) -> str:
+        """Of the request that did the work."""
+        ...
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether going on is pointless: the answer is too large to keep, and nobody reads it."""
+        ...
+
+    def reader(self) -> Reader:
+        """Someone new who reads from the beginning."""
+        ...
+
+    async def begin(self, head: Head) -> None:
+        """The answer begins; once."""
+        ...
+
+    async def add(self, data: bytes) -> None:
+        """The answer goes on. Waits for readers only if it is too large to keep, and then for the fastest alone."""
+        ...
+
+    async def finish(self) -> None:
+        """The answer is whole."""
+        ...
+
+    async def fail(self, error: Exception) -> None:
+        """There is no whole answer, and none to keep. Readers get `error` after what was said so far."""
+        ...
+
+
+class Claim(NamedTuple):
+    """What a request with a key has to do."""
+
+    recording: Recording
+    fresh: bool
+    """The work is its own to do, and to record; exactly one of `finish` and `fail` must follow. Else: only read."""
+
+
+class AnswerStore(Protocol):
+    """Keeps recordings."""
+
+    async def claim(self, key: RepeatKey, body_hash: bytes, request_id: str) -> Claim:
+        """Takes the key for a new recording, or finds the one that it has.
+
+        Raises:
+            IdempotencyConflict: The key's recording is of another body, or of an answer that was not kept.
+        """
+        ...
