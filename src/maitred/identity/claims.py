@@ -1,0 +1,70 @@
+"""What the claims of a token say of its bearer, by the rules of the configuration. Nothing here checks a signature."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+
+from maitred.core.tenancy import Scope
+from maitred.identity.config import OidcConfig
+
+_SAFE_SUBJECT = re.compile(r"[A-Za-z0-9_.:@|+=/-]{1,128}")
+_FARTHEST_S = 1e15
+Claims = Mapping[str, object]
+
+
+def live(claims: Claims, now_s: float, leeway_s: float) -> bool:
+    """Whether the token has begun and not ended; one without an end is not taken."""
+    ends_s = _time(claims.get("exp"))
+    begins_s = _time(claims["nbf"]) if "nbf" in claims else -math.inf
+    return ends_s is not None and begins_s is not None and begins_s - leeway_s <= now_s < ends_s + leeway_s
+
+
+def tenants_of(claims: Claims, config: OidcConfig) -> list[str]:
+    """The tenants that the bearer may belong to, the first choice first; whether there are such is not looked at."""
+    claimed = _claim(claims, config.tenant_claim)
+    if claimed is None:
+        return [] if config.default_tenant is None else [config.default_tenant]
+    values = claimed if isinstance(claimed, list) else [claimed]
+    names = [value for value in values if isinstance(value, str)]
+    return [config.tenants[name] for name in names if name in config.tenants] if config.tenants else names
+
+
+def scopes_of(claims: Claims, config: OidcConfig) -> frozenset[Scope]:
+    """What the bearer may do."""
+    claimed = _claim(claims, config.scope_claim)
+    words = claimed.split() if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
+    given = {config.scopes[word] for word in words if isinstance(word, str) and word in config.scopes}
+    return frozenset(Scope(scope) for scope in given or config.default_scopes)
+
+
+def key_of(issuer: str, claims: Claims) -> str | None:
+    """Whom usage and limits are counted for: ``<issuer>:<subject>``, short and printable; None without a subject.
+
+    A subject that is long or odd is replaced by its hash, never cut: two bearers must not become one.
+    """
+    subject = claims.get("sub")
+    if not isinstance(subject, str) or not subject:
+        return None
+    if not _SAFE_SUBJECT.fullmatch(subject):
+        subject = "~" + hashlib.sha256(subject.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{issuer}:{subject}"
+
+
+def _claim(claims: Claims, name: str) -> object:
+    """A claim by its name, which may have dots itself, or by its path."""
+    if name in claims:
+        return claims[name]
+    value: object = claims
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _time(value: object) -> float | None:
+    """Seconds since 1970; None for what is no date at all, such as NaN or a number with a thousand digits."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and -_FARTHEST_S < value < _FARTHEST_S:
+        return value
+    return None

@@ -1,0 +1,100 @@
+"""The `tenants` section: organisations, their teams, their keys and the limits of each, kept in a file."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from maitred.core.secret import Secret
+
+Count = Annotated[int, Meta(ge=0, le=1 << 52)] | None
+Dollars = Annotated[float, Meta(ge=0, le=9e6)] | None
+"""Up to nine million: as nano-dollars that is below 2^53, exact wherever it is counted."""
+
+
+class BurstConfig(Struct, frozen=True, kw_only=True):
+    """How much may come at once after a pause. Unset: a minute's worth."""
+
+    requests_per_minute: Annotated[Count, Meta(description="Requests at once.")] = None
+    tokens_per_minute: Annotated[Count, Meta(description="Tokens at once, prompt and output together.")] = None
+    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens at once.")] = None
+    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens at once.")] = None
+
+
+class SoftConfig(Struct, frozen=True, kw_only=True):
+    """Budgets that only warn when they are passed."""
+
+    usd_per_day: Annotated[Dollars, Meta(description="Dollars in a day, from midnight UTC.")] = None
+    usd_per_week: Annotated[Dollars, Meta(description="Dollars in a week, from Monday, UTC.")] = None
+    usd_per_month: Annotated[Dollars, Meta(description="Dollars in a calendar month, UTC.")] = None
+    usd_total: Annotated[Dollars, Meta(description="Dollars in all.")] = None
+
+
+class ModelLimitsConfig(Struct, frozen=True, kw_only=True):
+    """Limits and budgets. Several can hold for one request; each must have room, so the tightest rules."""
+
+    requests_per_minute: Annotated[Count, Meta(description="Requests in a minute.")] = None
+    tokens_per_minute: Annotated[Count, Meta(description="Tokens in a minute, prompt and output together.")] = None
+    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens in a minute.")] = None
+    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens in a minute.")] = None
+    concurrent_requests: Annotated[Count, Meta(description="Requests that run at one time.")] = None
+    concurrent_tokens: Annotated[
+        Count, Meta(description="Prompt tokens and reserved output of the requests that run at one time.")
+    ] = None
+    context_tokens: Annotated[Count, Meta(description="Prompt and output of one request.")] = None
+    output_tokens: Annotated[Count, Meta(description="Output of one request, per choice.")] = None
+    usd_per_day: Annotated[Dollars, Meta(description="Dollars in a day, from midnight UTC; no more is spent.")] = None
+    usd_per_week: Annotated[Dollars, Meta(description="Dollars in a week, from Monday, UTC; no more is spent.")] = None
+    usd_per_month: Annotated[Dollars, Meta(description="Dollars in a calendar month, UTC; no more is spent.")] = None
+    usd_total: Annotated[Dollars, Meta(description="Dollars in all; no more is spent.")] = None
+    burst: Annotated[BurstConfig, Meta(description="For the limits per minute.")] = BurstConfig()
+    soft: Annotated[SoftConfig, Meta(description="They refuse nothing.")] = SoftConfig()
+
+
+class LimitsConfig(ModelLimitsConfig, frozen=True, kw_only=True):
+    """Limits and budgets over all models together, and below `models` those of one model."""
+
+    models: Annotated[
+        dict[str, ModelLimitsConfig], Meta(description="Name of a model: limits that count its requests only.")
+    ] = {}
+
+
+class KeyConfig(Struct, frozen=True, kw_only=True):
+    """A key. It is made elsewhere and given by reference; what is stored is a hash."""
+
+    secret: Annotated[Secret, Meta(description="The whole key, `sk-mtd-…`.")]
+    scopes: Annotated[
+        tuple[Literal["inference", "metrics", "admin"], ...], Meta(description="What it may be used for.")
+    ] = ("inference",)
+    limits: Annotated[LimitsConfig, Meta(description="For this key.")] = LimitsConfig()
+
+
+class TeamConfig(Struct, frozen=True, kw_only=True):
+    """A team in an organisation."""
+
+    name: Annotated[str, Meta(max_length=256, description="For people; empty: the id.")] = ""
+    weight: Annotated[
+        float,
+        Meta(gt=0, le=1_000_000, description="Share of service relative to its siblings when they compete."),
+    ] = 1.0
+    models: Annotated[
+        tuple[str, ...] | None, Meta(description="Models that may be used; null: all that are open to what is above.")
+    ] = None
+    priority_ceiling: Annotated[
+        Annotated[int, Meta(ge=1, le=10)] | None,
+        Meta(description="Highest priority that its requests may ask for; null: as what is above."),
+    ] = None
+    regions: Annotated[
+        tuple[str, ...], Meta(description="Where its requests may be served; empty: as what is above.")
+    ] = ()
+    tags: Annotated[
+        tuple[str, ...], Meta(description="Privacy and other tags, such as `local-only`; added to those from above.")
+    ] = ()
+    disabled: Annotated[bool, Meta(description="Refuse its keys, and those of what is below.")] = False
+    limits: Annotated[LimitsConfig, Meta(description="For all of its keys together.")] = LimitsConfig()
+    keys: Annotated[dict[str, KeyConfig], Meta(description="One entry per key, under a name for people.")] = {}
+
+
+class OrganisationConfig(TeamConfig, frozen=True, kw_only=True):
+    """An organisation, under its id. Ids have lower-case letters, digits, `-` and `_`, and no two are the same."""
+
+    teams: Annotated[dict[str, TeamConfig], Meta(description="Its teams, each under an id of its own.")] = {}

@@ -1,0 +1,154 @@
+"""Tokens of identity providers in place of keys: signed JWTs, checked here, by each provider's public keys.
+
+What a token says before its signature is checked only picks the key that must have signed it, out of those that the
+provider publishes, and only for algorithms that the configuration allows: a token cannot talk its way to ``none`` or to
+an HMAC. Which tenant its claims name is looked up afresh for every request, so a tenant that is disabled is disabled
+for tokens too.
+"""
+
+import base64
+import hashlib
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import jwt
+import msgspec
+
+from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid
+from maitred.core.tenancy import Principal
+from maitred.identity.claims import Claims, key_of, live, scopes_of, tenants_of
+from maitred.identity.config import OidcConfig
+from maitred.identity.directory import Directory
+from maitred.identity.jwks import Fetch, SigningKeys
+
+log = logging.getLogger(__name__)
+
+_LONGEST_TOKEN = 16_384
+_MOST_VERIFIED = 4_096
+Document = TypeVar("Document")
+
+
+class _Header(msgspec.Struct):
+    alg: str
+    kid: str | None = None
+
+
+class _Issuer(msgspec.Struct):
+    iss: str
+
+
+class _Verified(msgspec.Struct, frozen=True):
+    """A token whose signature, issuer and audience were found good."""
+
+    key: jwt.PyJWK
+    claims: Claims
+
+
+class OidcIssuers:
+    """All configured providers. Implements `maitred.identity.identity.TokenIssuers`; use it as a context manager.
+
+    Args:
+        configs: The providers by the names that the configuration gives them.
+        directory: Their callers' tenants.
+        clock: For the times in tokens, and the age of keys.
+        fetch: See `SigningKeys`.
+
+    Raises:
+        ConfigInvalid: The address of one is not fit, or two are the same.
+    """
+
+    def __init__(
+        self, configs: Mapping[str, OidcConfig], directory: Directory, clock: Clock, fetch: Fetch | None = None
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        by_issuer: dict[str, str] = {}
+        for name, config in configs.items():
+            if by_issuer.setdefault(config.issuer, name) != name:
+                raise ConfigInvalid(
+                    f"identity.oidc.{name}.issuer: this is the issuer of {by_issuer[config.issuer]!r} too, and a token "
+                    "says no more than its issuer. Keep one of them."
+                )
+        self._configs = {config.issuer: (name, config) for name, config in configs.items()}
+        self._keys = {config.issuer: SigningKeys(name, config, clock, fetch) for name, config in configs.items()}
+        # Checking a signature takes longer than everything else here, and clients send the same token for an hour.
+        self._verified: dict[bytes, _Verified] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for keys in self._keys.values():
+            await keys.close()
+
+    def issued(self, token: str) -> bool:
+        """See `TokenIssuers`."""
+        return _issuer_of(token) in self._configs
+
+    async def principal_of(self, token: str) -> Principal | None:
+        """See `TokenIssuers`."""
+        issuer = _issuer_of(token)
+        header = _decoded(token.partition(".")[0], _Header)
+        if issuer not in self._configs or header is None:
+            return None
+        name, config = self._configs[issuer]
+        if header.alg not in config.algorithms:
+            return None
+        key = await self._keys[issuer].find(header.kid, header.alg)
+        if key is None:
+            return None
+        claims = self._claims_of(token, header.alg, key, config)
+        if claims is None or not live(claims, self._clock.wall_s(), config.leeway_s):
+            return None
+        subject = key_of(name, claims)
+        # A list of groups usually has some that mean nothing here.
+        tenant = next((name for name in tenants_of(claims, config) if self._directory.tenant(name) is not None), None)
+        if subject is None or tenant is None:
+            return None
+        return self._directory.principal_in(tenant, key=subject, scopes=scopes_of(claims, config))
+
+    def _claims_of(self, token: str, algorithm: str, key: jwt.PyJWK, config: OidcConfig) -> Claims | None:
+        """The claims, if `key` signed them for us; when they hold is not looked at."""
+        digest = hashlib.sha256(token.encode("ascii")).digest()
+        known = self._verified.get(digest)
+        if known is not None and known.key is key:
+            return known.claims
+        try:
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],
+                audience=config.audience,
+                issuer=config.issuer,
+                # Times are checked by our own clock.
+                options={"require": ["exp", "sub"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            log.debug("A token of %s was not accepted: %s", config.issuer, type(error).__name__)
+            return None
+        self._verified.pop(digest, None)
+        if len(self._verified) >= _MOST_VERIFIED:
+            del self._verified[next(iter(self._verified))]
+        self._verified[digest] = _Verified(key, claims)
+        return claims
+
+
+def _issuer_of(token: str) -> str | None:
+    """Who a token says that it is of; None if it is none."""
+    if len(token) > _LONGEST_TOKEN or not token.isascii() or token.count(".") != 2:
+        return None
+    document = _decoded(token.split(".")[1], _Issuer)
+    return document.iss if document is not None else None
+
+
+def _decoded(segment: str, kind: type[Document]) -> Document | None:
+    try:
+        raw = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
