@@ -1,0 +1,224 @@
+"""The ledger: from the journal into the database, off the path of requests, every event exactly once.
+
+`record` appends to the journal and returns; `run` writes what has come together every half second, or sooner when a
+batch is full. A batch is one transaction: its events are inserted unless their ids are there already, and the charges
+of those that were new are added to `spend`. So a batch may be written again after a crash, from an orphaned journal, or
+by two adopters at once, and `spend` stays the exact sum of the charges in `usage`.
+
+While the database is away, events go on being journaled; the backlog grows on disk, not in memory, and is written once
+the database is back.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from maitred.core.clock import Clock
+from maitred.core.errors import StoreUnavailable
+from maitred.core.request import Usage
+from maitred.core.usage import UsageEvent
+from maitred.store.backlog import Backlog
+from maitred.store.database import Database
+from maitred.store.journal import Journal
+from maitred.store.orphan import adopt, orphans
+from maitred.store.schema import StoredText, spend, usage
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Events in one transaction, at most."""
+_INTERVAL_S = 0.5
+_ADOPT_EVERY_S = 30.0
+_FIRST_RETRY_S = 0.2
+_MOST_RETRY_S = 10.0
+_STORED = StoredText()
+
+
+class UsageLedger:
+    """Implements `maitred.core.usage.Ledger`. Belongs to one event loop.
+
+    Args:
+        database: Where events go.
+        journal: Owned, and closed by `close`.
+        clock: Tells the age of the backlog, and when to look for orphans.
+        most_events: Events of the backlog that are kept in memory.
+    """
+
+    def __init__(self, database: Database, journal: Journal, clock: Clock, *, most_events: int = 10_000) -> None:
+        self._database = database
+        self._journal = journal
+        self._clock = clock
+        self._backlog = Backlog(journal, most_events=most_events)
+        self._writing = asyncio.Lock()  # between the commit of a batch and its leaving the backlog it counts twice
+        self._full = asyncio.Event()
+        self._tokens: dict[str, tuple[int, int, int]] = {}
+        dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
+        self._insert = dialect.insert(usage).on_conflict_do_nothing().returning(usage.c.id)
+        charge = dialect.insert(spend)
+        self._charge = charge.on_conflict_do_update(
+            index_elements=[spend.c.counter],
+            set_={"charged_nusd": spend.c.charged_nusd + charge.excluded.charged_nusd},
+        )
+
+    def begin(self, lease: str, event: UsageEvent) -> None:
+        """See `Ledger`. The event that `record` gets for this work must have the same id.
+
+        Raises:
+            StoreUnavailable: The journal cannot be written; do not begin.
+        """
+        self._journal.begin(lease, event)
+
+    def record(self, event: UsageEvent) -> None:
+        """See `Ledger`.
+
+        Raises:
+            StoreUnavailable: The journal cannot be written: the answer must not be ended as if it were billed.
+        """
+        self._backlog.add(event)
+        prompt, output, cached = self._tokens.get(event.model, (0, 0, 0))
+        self._tokens[event.model] = (
+            prompt + event.prompt_tokens,
+            output + event.output_tokens,
+            cached + event.cached_tokens,
+        )
+        if len(self._backlog) >= BATCH:
+            self._full.set()
+
+    @property
+    def backlog(self) -> int:
+        """Events that are journaled and not in the database yet."""
+        return len(self._backlog)
+
+    @property
+    def backlog_age_s(self) -> float:
+        """How long the oldest of them has been waiting."""
+        oldest_s = self._backlog.oldest_s
+        return 0.0 if oldest_s is None else max(0.0, self._clock.wall_s() - oldest_s)
+
+    def totals(self) -> dict[str, Usage]:
+        """Model -> tokens recorded since this process started, to be held against the engine's own counters."""
+        return {model: Usage(*tokens) for model, tokens in self._tokens.items()}
+
+    async def spent(self, counters: Sequence[str]) -> dict[str, int]:
+        """What has been charged to budget counters so far, in nano-dollars.
+
+        What this gateway has journaled is included, written or not. What others have journaled and not written yet is
+        not: with several gateways on one database that is some half a second of theirs.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        stored = {counter: _STORED.process_bind_param(counter, self._database.engine.dialect) for counter in counters}
+        query = select(spend.c.counter, spend.c.charged_nusd).where(spend.c.counter.in_(counters))
+        async with self._writing:
+            async with self._database.reading() as connection:
+                written = {counter: charged for counter, charged in await connection.execute(query)}  # noqa: C416 - typed
+            waiting = self._backlog.charged(counters)
+        return {counter: written.get(stored[counter], 0) + waiting[counter] for counter in counters}
+
+    async def replay(self) -> int:
+        """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
+
+        Returns:
+            How many events were found; some may have been in the database already.
+
+        Raises:
+            StoreUnavailable: The database cannot be written, or a journal not be read. Nothing is lost by that.
+        """
+        found = 0
+        for folder in orphans(self._journal.folder):
+            with adopt(folder) as orphan:
+                if orphan is None:
+                    continue
+                count = 0
+                for batch in orphan.batches(BATCH):
+                    await self._write(batch)
+                    count += len(batch)
+                orphan.remove()
+                if count:
+                    log.warning(
+                        "Took %d usage events from the journal of a dead gateway; %d of its requests were interrupted.",
+                        count,
+                        orphan.interrupted,
+                    )
+                found += count
+        return found
+
+    async def flush(self) -> None:
+        """Writes the backlog.
+
+        Raises:
+            StoreUnavailable: The database is away; what is not written stays.
+        """
+        while True:
+            async with self._writing:
+                batch = self._backlog.oldest(BATCH)
+                if not batch:
+                    break
+                await self._write(batch)
+                self._backlog.written(len(batch))
+        self._full.clear()
+
+    async def run(self) -> None:
+        """Writes until it is cancelled; then call `close`."""
+        retry_s = _FIRST_RETRY_S
+        adopt_at_s = self._clock.monotonic_s() + _ADOPT_EVERY_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_INTERVAL_S):
+                    await self._full.wait()
+            try:
+                await self.flush()
+                if self._clock.monotonic_s() >= adopt_at_s:
+                    adopt_at_s = self._clock.monotonic_s() + _ADOPT_EVERY_S
+                    await self.replay()
+                retry_s = _FIRST_RETRY_S
+            except Exception as error:  # whatever it is, usage must go on being written once it has passed
+                log.warning(
+                    "Usage cannot be written to the database now; %d events wait in the journal: %s",
+                    self.backlog,
+                    error,
+                    exc_info=not isinstance(error, StoreUnavailable),
+                )
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))  # not in step with other gateways
+                retry_s = min(2 * retry_s, _MOST_RETRY_S)
+
+    async def close(self, deadline_s: float = 5.0) -> None:
+        """Writes what is left, as far as the deadline allows; the next start finds the rest in the journal."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.flush()
+        except (TimeoutError, StoreUnavailable):
+            log.warning("%d usage events stay in the journal; the next start writes them.", self.backlog)
+        finally:
+            self._backlog.close()
+
+    async def _write(self, events: Sequence[UsageEvent]) -> None:
+        unique: dict[str, UsageEvent] = {}
+        for event in events:
+            unique.setdefault(event.id, event)
+        # Everybody takes rows in the same order, so that two writers of the same events never wait for each other.
+        rows = [_row(unique[identity]) for identity in sorted(unique)]
+        if not rows:
+            return
+        async with self._database.begin() as connection:
+            charges: Counter[str] = Counter()
+            for identity in await connection.scalars(self._insert, rows):
+                charges.update(unique[identity].charges)
+            if charges:
+                changes = [{"counter": counter, "charged_nusd": charges[counter]} for counter in sorted(charges)]
+                await connection.execute(self._charge, changes)
+
+
+def _row(event: UsageEvent) -> dict[str, object]:
+    return {
+        **{name: getattr(event, name) for name in event.__struct_fields__},
+        "outcome": event.outcome.value,
+        "charges": dict(event.charges),
+    }
