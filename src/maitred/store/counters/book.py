@@ -1,0 +1,229 @@
+"""All counters of one process and the leases on them. Pure: time is an argument.
+
+Nothing runs in the background. Each call first ends the leases whose time is over, and looks at a few counters that
+may be forgotten: buckets that are full again, and budgets whose window has passed. So what is kept is bounded by the
+counters in use and the leases that run, not by all that were ever met.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reading, Reservation
+from maitred.store.counters.tallies import Bucket, Budget, Pool, Tally, new_tally
+
+REMEMBER_S = 3600.0
+"""So long after its end a lease can still be settled; later, only the ledger counts what it used."""
+
+_LOOK_AFTER_US = 60_000_000
+"""How soon a counter is looked at again."""
+_LOOKS = 16
+"""Counters that one call looks at: many windows end at one midnight, and no request shall wait for all of them."""
+_SPARE_ENDS = 64
+
+_BUDGET = CounterKind.BUDGET
+_BUCKET = CounterKind.BUCKET
+
+
+class BookSize(msgspec.Struct, frozen=True):
+    """How much is kept."""
+
+    counters: int
+    leases: int
+    """That run."""
+    expired: int
+    """Leases that ended without being settled, and may yet be."""
+    ends: int
+    """Notes of when a lease ends."""
+
+
+class _Lease:
+    __slots__ = ("ends_us", "held", "noted_us")
+
+    def __init__(self, ends_us: int, held: list[tuple[Claim, Tally, int]]) -> None:
+        self.ends_us = ends_us
+        self.noted_us = ends_us
+        """When the book will look at it. Renewing moves the end, and not the note, unless the end comes sooner."""
+        self.held = held
+
+
+class Book:
+    """Counts. Every method is one atomic step; times must not go backwards."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._ends: list[tuple[int, str]] = []
+        self._expired: dict[str, _Lease] = {}
+        self._expired_until: deque[tuple[int, str]] = deque()
+        self._due: list[tuple[int, str]] = []
+        """When to look at which counter: one entry for each that is forgotten some time after it was used last."""
+
+    def size(self) -> BookSize:
+        """How much is kept now."""
+        return BookSize(len(self._tallies), len(self._leases), len(self._expired), len(self._ends))
+
+    def unseen(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Those whose budgets are not known. Reserving on them all the same takes them as never charged."""
+        return [claim for claim in claims if claim.kind is _BUDGET and claim.counter not in self._tallies]
+
+    def open(self, claim: Claim, charged: int, now_us: int) -> None:
+        """Begins a budget, new here, with what it was charged before."""
+        self._keep(claim.counter, Budget(claim, charged), now_us)
+
+    def reserve(self, reservation: Reservation, now_us: int, wall_s: float) -> Granted | Denied:
+        """See `core.counters.Counters.reserve`.
+
+        Raises:
+            ValueError: The lease exists, or two claims are on one counter.
+        """
+        self._pass_time(now_us, wall_s)
+        claims = reservation.claims
+        lease = reservation.lease
+        if lease in self._leases or lease in self._expired:
+            raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
+        if len({claim.counter for claim in claims}) < len(claims):
+            raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
+
+        known = self._tallies.get
+        tallies = [known(claim.counter) or new_tally(claim, now_us) for claim in claims]
+        wanted = output = reservation.output
+        has_room = True
+        for claim, tally in zip(claims, tallies, strict=True):
+            room = tally.room(claim, now_us)
+            if not claim.hard:
+                continue
+            room = max(room, 0)  # What takes nothing fits even where less than nothing is left.
+            if -(-(claim.fixed + claim.per_output * wanted) // claim.divisor) <= room:
+                continue
+            if claim.clamps and claim.per_output:
+                output = min(output, (room * claim.divisor - claim.fixed) // claim.per_output)
+            else:
+                has_room = False
+        if not has_room or output < reservation.least_output:
+            return _denied(reservation, tallies, now_us, wall_s)
+
+        held = []
+        readings = []
+        for claim, tally in zip(claims, tallies, strict=True):
+            amount = -(-(claim.fixed + claim.per_output * output) // claim.divisor)
+            if not tally.holders and claim.counter not in self._tallies:
+                self._keep(claim.counter, tally, now_us)
+            tally.take(amount)
+            held.append((claim, tally, amount))
+            readings.append(tally.reading(claim, wall_s))
+        ends_us = now_us + int(reservation.lease_s * 1e6)
+        self._leases[lease] = _Lease(ends_us, held)
+        heappush(self._ends, (ends_us, lease))
+        return Granted(output, readings)
+
+    def settle(self, lease: str, amounts: Mapping[str, int], now_us: int, wall_s: float) -> None:
+        """See `core.counters.Counters.settle`."""
+        self._pass_time(now_us, wall_s)
+        running = self._leases.pop(lease, None)
+        if running is not None:
+            self._release(running, amounts, now_us)
+            if len(self._ends) > 2 * len(self._leases) + _SPARE_ENDS:
+                self._ends = [(kept.noted_us, id_) for id_, kept in self._leases.items()]
+                heapify(self._ends)
+            return
+        expired = self._expired.pop(lease, None)
+        if expired is not None:
+            self._charge_late(expired, amounts, now_us)
+
+    def renew(self, leases: Sequence[str], lease_s: float, now_us: int, wall_s: float) -> None:
+        """See `core.counters.Counters.renew`."""
+        self._pass_time(now_us, wall_s)
+        ends_us = now_us + int(lease_s * 1e6)
+        for id_ in leases:
+            lease = self._leases.get(id_)
+            if lease is None:
+                continue
+            lease.ends_us = ends_us
+            if ends_us < lease.noted_us:
+                lease.noted_us = ends_us
+                heappush(self._ends, (ends_us, id_))
+
+    def read(self, claims: Sequence[Claim], now_us: int, wall_s: float) -> list[Reading]:
+        """See `core.counters.Counters.read`."""
+        self._pass_time(now_us, wall_s)
+        tallies = [self._tallies.get(claim.counter) or new_tally(claim, now_us) for claim in claims]
+        return _readings(claims, tallies, now_us, wall_s)
+
+    def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
+        self._tallies[counter] = tally
+        # A pool goes when it is free, and a budget without end stays.
+        if isinstance(tally, Bucket) or (isinstance(tally, Budget) and tally.ends_s is not None):
+            heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
+
+    def _release(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
+        for claim, tally, amount in lease.held:
+            tally.settle(amount, amounts.get(claim.counter, 0), now_us)
+            if not tally.holders and isinstance(tally, Pool):
+                del self._tallies[claim.counter]
+
+    def _charge_late(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
+        for claim, _, _ in lease.held:
+            used = amounts.get(claim.counter, 0)
+            tally = self._tallies.get(claim.counter)
+            if tally is None and used and claim.kind is _BUCKET:
+                tally = new_tally(claim, now_us)
+                self._keep(claim.counter, tally, now_us)
+            # A budget that is not here ended with its window; a pool had only to be freed.
+            if tally is not None:
+                tally.charge(used, now_us)
+
+    def _pass_time(self, now_us: int, wall_s: float) -> None:
+        ends = self._ends
+        while ends and ends[0][0] <= now_us:
+            noted_us, id_ = heappop(ends)
+            lease = self._leases.get(id_)
+            if lease is None or lease.noted_us != noted_us:
+                continue
+            if lease.ends_us > now_us:
+                lease.noted_us = lease.ends_us
+                heappush(ends, (lease.ends_us, id_))
+                continue
+            del self._leases[id_]
+            self._release(lease, {}, now_us)
+            self._expired[id_] = lease
+            self._expired_until.append((now_us + int(REMEMBER_S * 1e6), id_))
+        while self._expired_until and self._expired_until[0][0] <= now_us:
+            self._expired.pop(self._expired_until.popleft()[1], None)
+        due = self._due
+        for _ in range(_LOOKS):
+            if not due or due[0][0] > now_us:
+                break
+            counter = heappop(due)[1]
+            idle_in_us = self._tallies[counter].idle_in_us(now_us, wall_s)
+            if idle_in_us is None:
+                del self._tallies[counter]
+            else:
+                heappush(due, (now_us + max(idle_in_us, _LOOK_AFTER_US), counter))
+
+
+def _readings(claims: Sequence[Claim], tallies: Sequence[Tally], now_us: int, wall_s: float) -> list[Reading]:
+    readings = []
+    for claim, tally in zip(claims, tallies, strict=True):
+        tally.room(claim, now_us)
+        readings.append(tally.reading(claim, wall_s))
+    return readings
+
+
+def _denied(reservation: Reservation, tallies: Sequence[Tally], now_us: int, wall_s: float) -> Denied:
+    last = 0
+    longest_s = -math.inf
+    for index, (claim, tally) in enumerate(zip(reservation.claims, tallies, strict=True)):
+        amount = claim.amount(reservation.least_output if claim.clamps else reservation.output)
+        if not claim.hard or amount <= max(tally.room(claim, now_us), 0):
+            continue
+        wait_s = tally.wait_s(claim, amount, wall_s)
+        # What nobody knows is named only when nothing else denies.
+        rank_s = -1.0 if wait_s is None else wait_s
+        if rank_s > longest_s:
+            last, longest_s = index, rank_s
+    retry_after_s = longest_s if 0.0 <= longest_s < math.inf else None
+    return Denied(last, _readings(reservation.claims, tallies, now_us, wall_s), retry_after_s)

@@ -1,0 +1,100 @@
+"""Counters in the memory of one gateway.
+
+A step is a synchronous function of a `Book`, so nothing can come between what it sees and what it takes. Only a budget
+that is met for the first time needs more: what the ledger has already charged to it is asked for, once however many
+requests meet it together, and the step is begun anew when that is known.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from maitred.core.clock import Clock
+from maitred.core.counters import Claim, Denied, Granted, Reading, Reservation
+from maitred.store.counters.book import Book, BookSize
+
+Spent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
+"""What these budgets have been charged so far; one that is missing: nothing."""
+
+
+class MemoryCounters:
+    """Implements `core.counters.Counters` for a gateway that is alone.
+
+    Args:
+        clock: Leases and buckets go by its monotonic time, budgets by its wall time.
+        spent: Asked once for each budget that is met. Without it budgets begin with nothing.
+    """
+
+    def __init__(self, clock: Clock, spent: Spent | None = None) -> None:
+        self._clock = clock
+        self._spent = spent
+        self._book = Book()
+        self._opening: dict[str, _Opening] = {}
+
+    def size(self) -> BookSize:
+        """How much is kept in memory."""
+        return self._book.size()
+
+    async def reserve(self, reservation: Reservation) -> Granted | Denied:
+        """See `core.counters.Counters.reserve`.
+
+        Raises:
+            StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
+        """
+        await self._meet(reservation.claims)
+        return self._book.reserve(reservation, self._now_us(), self._clock.wall_s())
+
+    async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
+        """See `core.counters.Counters.settle`."""
+        self._book.settle(lease, amounts, self._now_us(), self._clock.wall_s())
+
+    async def renew(self, leases: Sequence[str], lease_s: float) -> None:
+        """See `core.counters.Counters.renew`."""
+        self._book.renew(leases, lease_s, self._now_us(), self._clock.wall_s())
+
+    async def read(self, claims: Sequence[Claim]) -> list[Reading]:
+        """See `core.counters.Counters.read`.
+
+        Raises:
+            StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
+        """
+        await self._meet(claims)
+        return self._book.read(claims, self._now_us(), self._clock.wall_s())
+
+    def _now_us(self) -> int:
+        return int(self._clock.monotonic_s() * 1e6)
+
+    async def _meet(self, claims: Sequence[Claim]) -> None:
+        """Returns without a pause once all budgets are known: nothing can happen until the caller's next step."""
+        while self._spent is not None and (unseen := self._book.unseen(claims)):
+            ours = {claim.counter: claim for claim in unseen if claim.counter not in self._opening}
+            if ours:
+                await self._open(ours, self._spent)
+                continue
+            opening = self._opening[unseen[0].counter]
+            await opening.over.wait()
+            if opening.error is not None:
+                raise opening.error
+
+    async def _open(self, claims: Mapping[str, Claim], spent: Spent) -> None:
+        opening = _Opening()
+        self._opening.update(dict.fromkeys(claims, opening))
+        try:
+            charged = await spent(list(claims))
+            for counter, claim in claims.items():
+                self._book.open(claim, charged.get(counter, 0), self._now_us())
+        except Exception as error:
+            # Those who wait fail with this one. Should it be cancelled instead, the next of them asks.
+            opening.error = error
+            raise
+        finally:
+            for counter in claims:
+                del self._opening[counter]
+            opening.over.set()
+
+
+class _Opening:
+    """Somebody asks what was spent."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.error: Exception | None = None
