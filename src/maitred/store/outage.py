@@ -1,0 +1,57 @@
+"""Which errors of a database mean that it is away, rather than that it was asked something wrong."""
+
+import sqlite3
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+
+_SQLSTATES = (
+    "08",  # The connection broke, or was never made.
+    "25006",  # Read-only: a standby that has not taken over yet.
+    "28",  # It does not let us in.
+    "3D",  # There is no such database.
+    "40",  # Two transactions were in each other's way; the same one may succeed now.
+    "53",  # Too many connections, or no room on the disk.
+    "55P03",  # A lock was not to be had in time.
+    "57",  # It is starting or stopping, or has cancelled what took too long.
+    "58",  # Its files cannot be read.
+)
+"""How the codes of PostgreSQL's errors begin."""
+
+_SQLITE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the database is away; otherwise the error is a fault of the statement, and ours."""
+    if isinstance(error, OSError | NoConnectionLeft):  # Among them TimeoutError, and a refused connection.
+        return True
+    if not isinstance(error, DBAPIError):
+        return _of_driver(error)
+    return error.connection_invalidated or (error.orig is not None and _of_driver(error.orig))
+
+
+def _of_driver(error: BaseException) -> bool:
+    """An error of the driver itself, or SQLAlchemy's version of it with the driver's as its cause."""
+    sqlstate = getattr(error, "sqlstate", None)
+    if isinstance(sqlstate, str):
+        return sqlstate.startswith(_SQLSTATES)
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return code & 0xFF in _SQLITE_CODES
+    cause = error.__cause__
+    return cause is not None and is_outage(cause)

@@ -1,0 +1,75 @@
+"""Where the database is: from the configuration to what SQLAlchemy is told."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from maitred.core.errors import ConfigInvalid
+from maitred.store.config import StoreConfig
+
+_POSTGRES = {"postgresql", "postgres", "postgresql+asyncpg"}
+_SQLITE = {"sqlite", "sqlite+aiosqlite"}
+_FILE = "maitred.db"
+
+
+def data_folder(config: StoreConfig) -> Path:
+    """The folder of what this gateway keeps itself. Whoever writes there makes it, with `make_folder`."""
+    if config.folder:
+        return Path(config.folder).expanduser()
+    data = os.environ.get("XDG_DATA_HOME", "")
+    # The specification says that a relative path counts as none.
+    return (Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share") / "maitred"
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that only its owner can look into: who used what, and when, is nobody else's business.
+
+    Raises:
+        ConfigInvalid: It cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid(
+            f"store.folder: {folder} cannot be made ({error.strerror}). Name a folder that this user may write to."
+        ) from None
+
+
+def database_url(config: StoreConfig) -> URL:
+    """The address of the database, with the driver that is used.
+
+    Raises:
+        ConfigInvalid: It is no address, or one of a database that is not supported. The message never shows it, for it
+            may hold a password.
+    """
+    if config.url is None:
+        return URL.create("sqlite+aiosqlite", database=str(data_folder(config) / _FILE))
+    try:
+        url = make_url(config.url.reveal().strip())
+    except (ArgumentError, ValueError):
+        raise ConfigInvalid(
+            "store.url is not the address of a database. Write it as `postgresql://user:password@host:5432/name`, and "
+            "escape special characters of the password, such as %40 for @."
+        ) from None
+    if url.drivername in _POSTGRES:
+        return _with_asyncpg(url)
+    if url.drivername in _SQLITE:
+        if url.database in (None, "", ":memory:"):
+            raise ConfigInvalid("store.url: SQLite needs a file, such as `sqlite:////var/lib/maitred/maitred.db`.")
+        return url.set(drivername="sqlite+aiosqlite")
+    raise ConfigInvalid(
+        f"store.url: {url.drivername} is not supported. Use `postgresql://…`, or omit it for SQLite in `store.folder`."
+    )
+
+
+def _with_asyncpg(url: URL) -> URL:
+    if find_spec("asyncpg") is None:
+        raise ConfigInvalid("store.url: PostgreSQL needs a driver. Install it with `pip install 'maitred[postgres]'`.")
+    query = dict(url.query)
+    # The name that other PostgreSQL clients, and so the URLs that hosting services give out, use for it.
+    if "sslmode" in query:
+        query["ssl"] = query.pop("sslmode")
+    return url.set(drivername="postgresql+asyncpg", query=query)
