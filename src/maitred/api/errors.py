@@ -9,8 +9,22 @@ happened is in our log, under that id.
 import logging
 import math
 
-from maitred.core.errors import Bug, CallerError, ConfigInvalid, MaitredError, Refused
-from maitred.wire.openai.responses import ErrorBody, ErrorDetail, encode
+from msgspec import UNSET, UnsetType
+
+from maitred.core.answer import Standing
+from maitred.core.counters import Reading
+from maitred.core.errors import (
+    Bug,
+    CallerError,
+    ConfigInvalid,
+    LimitReached,
+    MaitredError,
+    QuotaExceeded,
+    Refused,
+    Unauthenticated,
+)
+from maitred.core.limits import LimitKind
+from maitred.wire.openai.responses import ErrorBody, ErrorDetail, LimitDetail, encode
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +44,82 @@ def public(error: Exception, request_id: str) -> MaitredError:
 
 def body_of(error: MaitredError) -> bytes:
     """The error as JSON."""
-    detail = ErrorDetail(message=error.message, type=_type_of(error), param=error.param, code=error.code)
+    detail = ErrorDetail(
+        message=error.message, type=_type_of(error), param=error.param, code=error.code, limit=_limit_of(error)
+    )
     return encode(ErrorBody(error=detail))
 
 
 def headers_of(error: MaitredError) -> list[Header]:
-    """When and whether to come back, for errors that pass by themselves."""
+    """When and whether to come back, and how to say who one is."""
     headers: list[Header] = []
     if error.retry_after_s is not None:
         # Rounded up: who comes back early is refused again.
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)))
+    if isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable):
+        # Official clients retry every 429 unless they are told that it cannot help.
+        headers.append((b"x-should-retry", b"false"))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     return headers
+
+
+def standing_headers(standing: Standing | None) -> list[Header]:
+    """How much of its rates a caller has left, as OpenAI writes it."""
+    if standing is None:
+        return []
+    return [*_rate_headers(b"requests", standing.requests), *_rate_headers(b"tokens", standing.tokens)]
+
+
+def clamped_headers(max_tokens: int | None) -> list[Header]:
+    """Says that `max_tokens` was lowered to this; nothing if it was not."""
+    return [] if max_tokens is None else [(b"x-maitred-max-tokens-clamped", b"%d" % max_tokens)]
+
+
+def _rate_headers(what: bytes, reading: Reading | None) -> list[Header]:
+    if reading is None:
+        return []
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % reading.capacity),
+        # Settling an estimate that was too low leaves less than nothing, for which clients are not prepared.
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, reading.remaining)),
+        (b"x-ratelimit-reset-" + what, _span(reading.reset_s)),
+    ]
+
+
+def _span(seconds: float) -> bytes:
+    """A time span as Go writes it, which is what OpenAI sends: ``20ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
+    milliseconds = max(0, math.ceil(seconds * 1000))
+    if milliseconds < 1000:
+        return b"%dms" % milliseconds if milliseconds else b"0s"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    hours, minutes_left = divmod(minutes, 60)
+    text = f"{rest_ms / 1000:g}s"
+    if minutes:
+        text = f"{minutes_left}m{text}"
+    return f"{hours}h{text}".encode("ascii") if hours else text.encode("ascii")
+
+
+def _limit_of(error: MaitredError) -> LimitDetail | UnsetType:
+    if not isinstance(error, LimitReached):
+        return UNSET
+    reading = error.reading
+    return LimitDetail(
+        scope=error.subject,
+        limit=error.limit,
+        value=error.value,
+        used=reading.used,
+        remaining=max(0, reading.remaining),
+        reset_s=None if error.limit == LimitKind.USD_TOTAL else round(reading.reset_s, 3),
+    )
 
 
 def _type_of(error: MaitredError) -> str:
     """OpenAI's coarse class of an error."""
     match error:
+        case QuotaExceeded():
+            return "insufficient_quota"
         case CallerError():
             return "invalid_request_error"
         case Refused():

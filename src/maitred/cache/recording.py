@@ -1,0 +1,207 @@
+"""One recording in memory: one writes, any number read, each at its own pace.
+
+An answer that grows beyond the largest size, or beyond the room that can be made, is *not kept*: from then on its
+recording never holds more than it did at that moment. What its readers have seen is dropped; the work waits for the
+fastest of them, as it does for the client of an ordinary request; one who falls behind what is held is broken off; and
+when nobody reads any more, the work may end. Its key stays taken, so that it is refused and not generated again.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Protocol, Self
+
+from maitred.cache.idempotency import Head, RepeatKey
+from maitred.core.errors import IdempotencyConflict
+
+ENTRY_BYTES = 1024
+"""What a recording costs beside its answer: its key, and the objects that it is made of."""
+PIECE_BYTES = 64 * 1024
+"""Given to a reader at once; and how far the work runs ahead of the fastest reader of an answer that is not kept."""
+
+
+class Shelf(Protocol):
+    """Where recordings are."""
+
+    def take(self, size: int) -> bool:
+        """Holds so many bytes more; False if there is no room for them."""
+        ...
+
+    def count(self, size: int) -> None:
+        """Holds so many bytes more, or fewer, room or no room."""
+        ...
+
+    def keep(self, recording: "MemoryRecording") -> None:
+        """The recording has ended; its age begins."""
+        ...
+
+    def forget(self, recording: "MemoryRecording") -> None:
+        """Its key is free again; the recording lives on while somebody reads it."""
+        ...
+
+
+class MemoryRecording:
+    """One recording. Implements `maitred.cache.idempotency.Recording`.
+
+    Attributes:
+        kept: Whether all of it is held, so that it can be read from the beginning.
+        ended: Whether the work is over.
+        failure: Why it did not end well.
+        forgotten: Whether the shelf has let go of it.
+        readers: Who reads.
+    """
+
+    def __init__(self, shelf: Shelf, key: RepeatKey, body_hash: bytes, request_id: str, largest_bytes: int) -> None:
+        self.key = key
+        self.body_hash = body_hash
+        self.request_id = request_id
+        self.head: Head | None = None
+        self.kept = True
+        self.ended = False
+        self.failure: Exception | None = None
+        self.forgotten = False
+        self.readers: set[MemoryReader] = set()
+        self.start = 0
+        """Of the answer, what is held begins here, ..."""
+        self.data = bytearray()
+        """...with these bytes."""
+        self._shelf = shelf
+        self._largest_bytes = largest_bytes
+        self._most_bytes = 0
+        """Once it is not kept: what it may hold."""
+        self._news = asyncio.Event()
+
+    @property
+    def size(self) -> int:
+        """What it takes of the shelf's room."""
+        return ENTRY_BYTES + len(self.data)
+
+    @property
+    def end(self) -> int:
+        """Length of the answer so far."""
+        return self.start + len(self.data)
+
+    @property
+    def unwanted(self) -> bool:
+        """See `Recording.unwanted`."""
+        return not self.kept and not self.readers
+
+    def reader(self) -> "MemoryReader":
+        """See `Recording.reader`."""
+        reader = MemoryReader(self)
+        self.readers.add(reader)
+        return reader
+
+    async def begin(self, head: Head) -> None:
+        """See `Recording.begin`."""
+        self.head = head
+        self.tell()
+
+    async def add(self, data: bytes) -> None:
+        """See `Recording.add`."""
+        if self.kept and len(self.data) + len(data) <= self._largest_bytes and self._shelf.take(len(data)):
+            self.data += data
+            self.tell()
+            return
+        self._shelf.count(len(data))
+        self.data += data
+        if self.kept:
+            self.kept = False
+            self._most_bytes = max(len(self.data), PIECE_BYTES)
+        self.tell()
+        while self.readers and self.end - max(reader.position for reader in self.readers) > PIECE_BYTES:
+            await self.news()
+        self._drop(self.end - self._most_bytes)
+
+    async def finish(self) -> None:
+        """See `Recording.finish`."""
+        self.ended = True
+        self._shelf.keep(self)
+        self.tell()
+
+    async def fail(self, error: Exception) -> None:
+        """See `Recording.fail`."""
+        self.ended = True
+        self.failure = error
+        self._shelf.forget(self)
+        self.tell()
+
+    def tell(self) -> None:
+        """Wakes everybody who waits for news."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def news(self) -> None:
+        """Waits until anything has changed."""
+        await self._news.wait()
+
+    def moved(self) -> None:
+        """A reader has gone on or left."""
+        if not self.kept:
+            self._drop(0)
+            self.tell()
+        self.release()
+
+    def release(self) -> None:
+        """Gives its room back, once nobody can come to it any more."""
+        if self.forgotten and self.ended and not self.readers:
+            self._shelf.count(-self.size)
+
+    def _drop(self, before: int) -> None:
+        """Lets go of what lies before this position, or before all readers."""
+        before = max(before, min((reader.position for reader in self.readers), default=self.end))
+        gone = before - self.start
+        if gone > 0:
+            del self.data[:gone]
+            self.start = before
+            self._shelf.count(-gone)
+
+
+class MemoryReader:
+    """One reader. Implements `maitred.cache.idempotency.Reader`."""
+
+    def __init__(self, recording: MemoryRecording) -> None:
+        self.position = 0
+        self._recording = recording
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def head(self) -> Head:
+        """See `Reader.head`."""
+        recording = self._recording
+        while recording.head is None:
+            if recording.failure is not None:
+                raise recording.failure
+            await recording.news()
+        return recording.head
+
+    async def piece(self) -> bytes:
+        """See `Reader.piece`."""
+        recording = self._recording
+        while self.position == recording.end:
+            if recording.failure is not None:
+                raise recording.failure
+            if recording.ended:
+                return b""
+            await recording.news()
+        offset = self.position - recording.start
+        if offset < 0:
+            raise IdempotencyConflict(
+                "This answer became too large to keep, and this connection read it too slowly. Take a new "
+                "Idempotency-Key to ask anew, and read faster, or send no key."
+            )
+        piece = bytes(recording.data[offset : offset + PIECE_BYTES])
+        self.position += len(piece)
+        recording.moved()
+        return piece
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        if self in self._recording.readers:
+            self._recording.readers.discard(self)
+            self._recording.moved()
