@@ -40,7 +40,8 @@ class Interruptible:
         """Ends the block with `reason`; only the first reason counts, and none after the block has ended."""
         if self._task is not None and self._reason is None:
             self._reason = reason
-            self._task.cancel()
+            # As the message too, for those on the stack who settle differently with a caller that left and with us.
+            self._task.cancel(reason)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -192,16 +192,25 @@ class LimitReached(Refused):
         message: Names the limit and the remedy.
         subject: Whose limit it is, such as ``tenant:acme``.
         limit: Its kind, such as ``tokens_per_minute``.
+        value: What it allows, in requests, tokens or nano-dollars.
         reading: Its state.
-        retry_after_s: When there will be room.
+        retry_after_s: When there will be room; None: never by waiting, so that coming back cannot help.
     """
 
     def __init__(
-        self, message: str, *, subject: str, limit: str, reading: Reading, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        subject: str,
+        limit: str,
+        value: int,
+        reading: Reading,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.subject = subject
         self.limit = limit
+        self.value = value
         self.reading = reading
 
 

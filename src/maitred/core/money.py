@@ -8,7 +8,7 @@ import msgspec
 
 NANO = 1_000_000_000
 """Nano-dollars in a dollar."""
-_TOKENS = 1_000
+PRICED_TOKENS = 1_000
 """Prices are kept per this many tokens: fine enough for $0.000001 per million, and products stay below 2^53."""
 
 
@@ -40,8 +40,8 @@ class Price(msgspec.Struct, frozen=True):
         """What a request costs. `cached_tokens` are part of `prompt_tokens`."""
         exact = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * self.cached
         exact += output_tokens * self.output
-        return -(-exact // _TOKENS)
+        return -(-exact // PRICED_TOKENS)
 
 
 def _per_thousand(usd_per_million: float) -> int:
-    return round(usd_per_million * NANO * _TOKENS / 1_000_000)
+    return round(usd_per_million * NANO * PRICED_TOKENS / 1_000_000)

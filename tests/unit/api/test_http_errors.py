@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from maitred.api.errors import body_of, headers_of, public
+from maitred.api.errors import body_of, clamped_headers, headers_of, public, standing_headers
 from maitred.core import errors
+from maitred.core.answer import Standing
+from maitred.core.counters import Reading
 from tests.openai_schemas import validate
 
 
@@ -13,9 +15,20 @@ def tree(kind=errors.MaitredError):
     return [kind, *(deeper for sub in kind.__subclasses__() for deeper in tree(sub))]
 
 
+def reached(kind=errors.RateLimited, limit="tokens_per_minute", retry_after_s=None, reset_s=59.2101):
+    return kind(
+        "Too fast.",
+        subject="tenant:acme",
+        limit=limit,
+        value=60_000,
+        reading=Reading(60_000, -10, reset_s, used=60_010),
+        retry_after_s=retry_after_s,
+    )
+
+
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
 def test_every_error_has_openais_shape(kind):
-    error = public(kind(param="x"), "req-1")
+    error = public(reached(kind) if issubclass(kind, errors.LimitReached) else kind(param="x"), "req-1")
     body = json.loads(body_of(error))
     validate("ErrorResponse", body)
     assert 400 <= error.http_status < 600
@@ -28,7 +41,10 @@ def test_every_error_has_openais_shape(kind):
     [
         (errors.InvalidRequest(), "invalid_request_error"),
         (errors.ModelNotFound(), "invalid_request_error"),
+        (errors.Unauthenticated(), "invalid_request_error"),
         (errors.Saturated(), "rate_limit_error"),
+        (reached(), "rate_limit_error"),
+        (reached(errors.QuotaExceeded), "insufficient_quota"),
         (errors.ReplicaLost(), "server_error"),
         (errors.Draining(), "server_error"),
         (errors.Bug(), "server_error"),
@@ -42,6 +58,71 @@ def test_the_time_to_come_back_is_never_too_early():
     assert headers_of(errors.Saturated(retry_after_s=2.0001)) == [(b"retry-after", b"3"), (b"retry-after-ms", b"2001")]
     assert headers_of(errors.Saturated(retry_after_s=0.0)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"0")]
     assert headers_of(errors.Saturated()) == []
+
+
+def test_a_limit_that_refuses_says_which_it_is():
+    assert json.loads(body_of(reached()))["error"]["limit"] == {
+        "scope": "tenant:acme",
+        "limit": "tokens_per_minute",
+        "value": 60_000,
+        "used": 60_010,
+        "remaining": 0,
+        "reset_s": 59.21,
+    }
+    assert json.loads(body_of(reached(limit="usd_total", reset_s=0.0)))["error"]["limit"]["reset_s"] is None
+    assert "limit" not in json.loads(body_of(errors.Saturated()))["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (reached(retry_after_s=2.0), False),
+        (reached(retry_after_s=None), True),
+        (reached(errors.QuotaExceeded, "usd_per_day", 3600.0), True),
+        (errors.Saturated(retry_after_s=1.0), False),
+    ],
+)
+def test_clients_are_told_when_retrying_cannot_help(error, told):
+    assert ((b"x-should-retry", b"false") in headers_of(error)) is told
+
+
+def test_who_is_not_known_is_told_how_to_say_who_they_are():
+    assert (b"www-authenticate", b"Bearer") in headers_of(errors.Unauthenticated())
+
+
+def test_the_standing_is_written_as_openai_writes_it():
+    standing = Standing(requests=Reading(60, 59, 1.0), tokens=Reading(60_000, -3, 360.0))
+    assert standing_headers(standing) == [
+        (b"x-ratelimit-limit-requests", b"60"),
+        (b"x-ratelimit-remaining-requests", b"59"),
+        (b"x-ratelimit-reset-requests", b"1s"),
+        (b"x-ratelimit-limit-tokens", b"60000"),
+        (b"x-ratelimit-remaining-tokens", b"0"),
+        (b"x-ratelimit-reset-tokens", b"6m0s"),
+    ]
+    assert [name for name, _ in standing_headers(Standing(tokens=Reading(1, 1, 0)))] == [
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
+    ]
+    assert standing_headers(None) == standing_headers(Standing()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, b"0s"), (0, b"0s"), (0.0004, b"1ms"), (0.02, b"20ms"), (0.9999, b"1s"), (1.5, b"1.5s"),
+        (59.123, b"59.123s"), (59.9999, b"1m0s"), (90.5, b"1m30.5s"), (360, b"6m0s"), (3600, b"1h0m0s"), (86_399.9, b"23h59m59.9s"),
+    ],
+)  # fmt: skip
+def test_times_until_a_reset(seconds, text):
+    standing = Standing(requests=Reading(1, 0, seconds))
+    assert dict(standing_headers(standing))[b"x-ratelimit-reset-requests"] == text
+
+
+def test_a_lowered_length_is_said():
+    assert clamped_headers(17) == [(b"x-maitred-max-tokens-clamped", b"17")]
+    assert clamped_headers(None) == []
 
 
 @pytest.mark.parametrize(

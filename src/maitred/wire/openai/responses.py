@@ -190,6 +190,21 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt: str
 
 
+class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The limit that refused a request; not OpenAI's."""
+
+    scope: str
+    """Whose limit it is, such as ``tenant:acme``."""
+    limit: str
+    """Its kind, such as ``tokens_per_minute``."""
+    value: int
+    """Requests, tokens, or nano-dollars."""
+    used: int
+    remaining: int
+    reset_s: float | None
+    """Until all of it is free again; null: never by waiting."""
+
+
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What went wrong: `message` for a person, the rest for a program."""
 
@@ -197,6 +212,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     type: str
     param: str | None = None
     code: str | None = None
+    limit: LimitDetail | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,0 +1,195 @@
+"""Lets requests in: reserve the most that one can use, clamp what does not fit, settle what it really used.
+
+Nothing is taken from a request that no limit holds for: it passes without asking any counter, and only the ledger hears
+of it. For the others, everything that could be too much is reserved before any work is done, in one atomic step, so
+that no race between requests can overspend a budget.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import TracebackType
+
+from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budgets_of
+from maitred.admission.config import AdmissionConfig
+from maitred.admission.grant import Books, Grant
+from maitred.admission.leases import Leases
+from maitred.admission.policy.claims import Demand, Size, demand_of
+from maitred.admission.policy.output import Wish, length_of
+from maitred.admission.policy.refusal import Asked, refusal_of
+from maitred.admission.policy.rules import rules_for
+from maitred.admission.policy.standing import standing_of
+from maitred.admission.prices import FREE, PriceList
+from maitred.admission.work import Work
+from maitred.core.answer import Standing
+from maitred.core.clock import Clock
+from maitred.core.counters import Counters, Denied, Reading, Reservation
+from maitred.core.errors import StoreUnavailable
+from maitred.core.ids import new_object_id
+from maitred.core.limits import LimitBook
+from maitred.core.tenancy import Principal
+from maitred.core.usage import Ledger
+
+_NO_DEMAND = Demand([], [], [])
+
+
+def _say_nothing(*_: object) -> None:
+    """For whoever does not care about soft budgets."""
+
+
+class Admission:
+    """Decides who may run, and how long its answer may be.
+
+    Args:
+        limits: Who is limited how.
+        counters: Where it is counted.
+        ledger: Takes the usage of every request.
+        config: Prices, the default length of answers, the length of leases.
+        clock: Tells windows and durations.
+        jitter: Draws a number from 0 to 1, for times to come back.
+        on_soft_budget: Told once when a soft budget is passed, for each window and each one that it holds for.
+
+    Attributes:
+        leases: What running requests hold. Its `run` must be running.
+    """
+
+    def __init__(
+        self,
+        limits: LimitBook,
+        counters: Counters,
+        ledger: Ledger,
+        config: AdmissionConfig,
+        clock: Clock,
+        *,
+        jitter: Callable[[], float] = random.random,
+        on_soft_budget: OnSoftBudget = _say_nothing,
+    ) -> None:
+        self.leases = Leases(counters, config.lease_s)
+        self._limits = limits
+        self._counters = counters
+        self._config = config
+        self._prices = PriceList(config.prices)
+        self._clock = clock
+        self._jitter = jitter
+        self._soft = SoftBudgets(on_soft_budget, clock)
+        self._books = Books(ledger, self.leases, clock, self._soft)
+
+    def admit(self, work: Work) -> "Admitted":
+        """A context in which the request may run; leaving it settles what nobody has settled.
+
+        Raises, when it is entered:
+            InvalidRequest: It asks for more than any one request may have.
+            RateLimited: A rate, or what may run at one time, has no room now.
+            QuotaExceeded: A budget is used up.
+            StoreUnavailable: The counters or the journal are away, and nothing fails open.
+        """
+        return Admitted(self, work)
+
+    async def grant(self, work: Work) -> Grant:
+        """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
+        rules = rules_for(work.principal.subjects, self._limits, work.model)
+        length = length_of(_wish_of(work), rules, self._config.default_output_tokens)
+        tag = self._prices.of(work.model)
+        lease = new_object_id("use")
+        demand, output, standing = _NO_DEMAND, length.most, None
+        readings: list[Reading] = []
+        if rules:
+            size = Size(work.prompt_tokens, work.choices)
+            demand = demand_of(rules, tag.price, size, self._clock.wall_s())
+        if demand.claims:
+            least = min(length.most, max(self._config.least_output_tokens, work.min_tokens))
+            output, readings = await self._reserve(work, lease, demand, length.most, least)
+            standing = standing_of(demand.rules, readings)
+        clamped = output < length.wanted
+        if work.tally is not None:
+            work.tally.standing = standing
+            work.tally.clamped_max_tokens = output if clamped else None
+        try:
+            return Grant(
+                lease,
+                work,
+                demand,
+                tag,
+                self._books,
+                max_tokens=output,
+                clamped=clamped,
+                standing=standing,
+                readings=readings,
+            )
+        except BaseException:
+            # The journal did not take it, so the request cannot begin.
+            if demand.claims:
+                await self.leases.settle(lease, {})
+            raise
+
+    async def peek(self, principal: Principal, model: str) -> Standing | None:
+        """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
+        rules = [rule for rule in rules_for(principal.subjects, self._limits, model) if rule.limit.kind.per_minute]
+        if not rules:
+            return None
+        demand = demand_of(rules, FREE.price, Size(), self._clock.wall_s())
+        try:
+            return standing_of(demand.rules, await self._counters.read(demand.claims))
+        except StoreUnavailable:
+            return None
+
+    async def budgets(self, subject: str) -> list[BudgetState]:
+        """The state of every budget that holds for a subject by itself: ``tenant:acme``, ``key:5b1f``, ``*``.
+
+        Raises:
+            StoreUnavailable: The counters cannot be read.
+        """
+        return await budgets_of(subject, self._limits, self._counters, self._clock)
+
+    async def _reserve(
+        self, work: Work, lease: str, demand: Demand, output: int, least: int
+    ) -> tuple[int, list[Reading]]:
+        """Takes what is claimed, or says why not."""
+        asked = Asked(output, least, work.max_tokens is not None, work.max_tokens_param)
+        lease_s = self.leases.lease_s
+        try:
+            answer = await self._counters.reserve(Reservation(lease, demand.claims, output, least, lease_s))
+        except asyncio.CancelledError:
+            # Nobody knows whether it was taken. Told to release it, the background waits for the counters.
+            self.leases.settle_later(lease, {})
+            raise
+        if isinstance(answer, Denied):
+            if work.tally is not None:
+                work.tally.standing = standing_of(demand.rules, answer.readings)
+            self._soft.look(demand, answer.readings, {})
+            raise refusal_of(demand, answer, asked, self._jitter())
+        self.leases.hold(lease)
+        self._soft.look(demand, answer.readings, {})
+        return answer.output, answer.readings
+
+
+class Admitted:
+    """The context that `Admission.admit` returns."""
+
+    __slots__ = ("_admission", "_grant", "_work")
+
+    def __init__(self, admission: Admission, work: Work) -> None:
+        self._admission = admission
+        self._work = work
+        self._grant: Grant | None = None
+
+    async def __aenter__(self) -> Grant:
+        self._grant = await self._admission.grant(self._work)
+        return self._grant
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._grant is not None:
+            await self._grant.end(error)
+
+
+def _wish_of(work: Work) -> Wish:
+    return Wish(
+        work.prompt_tokens if work.longest_prompt is None else work.longest_prompt,
+        work.max_tokens,
+        work.window_left,
+        work.min_tokens,
+        work.max_tokens_param,
+        work.prompt_param,
+    )

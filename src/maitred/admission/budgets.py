@@ -1,0 +1,88 @@
+"""How the budgets of a subject stand, and the alarm when a soft one is passed."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from maitred.admission.policy.claims import Demand, Size, spend_claim
+from maitred.admission.policy.rules import Rule, each
+from maitred.core.clock import Clock
+from maitred.core.counters import Counters, Reading
+from maitred.core.limits import Limit, LimitBook
+from maitred.core.money import Price
+
+OnSoftBudget = Callable[[Limit, Reading], None]
+"""Told of a soft budget that was passed, and of its state."""
+
+
+class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
+    """One budget of one subject, in nano-dollars."""
+
+    subject: str
+    """Whose spending was counted; the limit may be one of ``key:*``."""
+    limit: Limit
+    charged: int
+    reserved: int
+    """Held by requests that run."""
+    remaining: int
+    """Negative when a soft budget was passed, or a hard one was lowered."""
+    ends_s: float | None
+    """Wall time at which the window ends; None: never."""
+
+
+async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock: Clock) -> list[BudgetState]:
+    """The state of every budget that holds for a subject by itself.
+
+    Raises:
+        StoreUnavailable: The counters cannot be read.
+    """
+    if subject != "*" and not each(subject):
+        return []  # ``key:*`` is nobody by itself
+    names = (subject, each(subject))
+    found = [limit for name in names if name for limit in limits.limits_of(name) if limit.kind.spend]
+    wall_s = clock.wall_s()
+    claims = [spend_claim(Rule(subject, limit), Price(), Size(), wall_s, hard=limit.hard) for limit in found]
+    readings = await counters.read(claims) if claims else []
+    return [
+        BudgetState(
+            subject=subject,
+            limit=limit,
+            charged=reading.used,
+            reserved=reading.reserved,
+            remaining=limit.value - reading.used - reading.reserved,
+            ends_s=claim.ends_s,
+        )
+        for limit, claim, reading in zip(found, claims, readings, strict=True)
+    ]
+
+
+class SoftBudgets:
+    """Says once of every soft budget, window by window, that it was passed.
+
+    Args:
+        on_passed: Whom to tell.
+        clock: To forget windows that have ended.
+    """
+
+    def __init__(self, on_passed: OnSoftBudget, clock: Clock) -> None:
+        self._on_passed = on_passed
+        self._clock = clock
+        self._said: dict[tuple[str, str], float | None] = {}
+
+    def look(self, demand: Demand, readings: Sequence[Reading], charges: Mapping[str, int]) -> None:
+        """Compares what was charged with every soft budget.
+
+        Args:
+            demand: The claims of a request.
+            readings: What the counters said of them.
+            charges: Counter -> what has been charged since.
+        """
+        for index, limit in demand.soft:
+            claim, reading = demand.claims[index], readings[index]
+            used = reading.used + charges.get(claim.counter, 0)
+            if used < limit.value or (limit.id, claim.counter) in self._said:
+                continue
+            now_s = self._clock.wall_s()
+            self._said = {said: ends_s for said, ends_s in self._said.items() if ends_s is None or ends_s > now_s}
+            self._said[limit.id, claim.counter] = claim.ends_s
+            self._on_passed(limit, Reading(limit.value, limit.value - used, reading.reset_s, used, reading.reserved))

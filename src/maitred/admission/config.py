@@ -1,0 +1,59 @@
+"""The `admission` section: what tokens cost, how long answers are that name no length, and how long leases last."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+_Usd = Annotated[float, Meta(ge=0, le=1_000_000, extra={"unit": "USD"})]
+
+
+class PriceConfig(Struct, frozen=True, kw_only=True):
+    """What a million tokens of one model cost."""
+
+    prompt: Annotated[_Usd, Meta(description="A million tokens of prompts.")] = 0.0
+    cached: Annotated[
+        _Usd | None,
+        Meta(
+            description="A million tokens of prompts that were found in the prefix cache; null: as much as others.",
+        ),
+    ] = None
+    output: Annotated[_Usd, Meta(description="A million tokens of answers.")] = 0.0
+
+
+class AdmissionConfig(Struct, frozen=True, kw_only=True):
+    """What tokens cost, how long answers are that name no length, and how long leases last."""
+
+    default_output_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="`max_tokens` of requests that name none; null: as many as the model's window leaves. Set it "
+            "where limits on tokens hold: they count what an answer may need, so an answer without a length counts as "
+            "a whole window.",
+            extra={"unit": "tokens"},
+        ),
+    ] = None
+    least_output_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="When a budget has too little left for what a request asks, its `max_tokens` is lowered, but "
+            "not below this: the request is refused instead.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 16
+    lease_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=3600,
+            description="What a request has reserved comes back so long after its gateway died.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 30.0
+    prices: Annotated[
+        dict[str, PriceConfig],
+        Meta(
+            description="Prices by model; `*` is for models that are not named. Where tokens cost nothing, budgets "
+            "count nothing."
+        ),
+    ] = {}

@@ -1,0 +1,176 @@
+"""A granted request: what it may generate, and the settlement that it owes when it ends.
+
+The order of a settlement is the promise of the ledger: first the usage is journaled, which no crash undoes, then the
+counters are told. A crash in between leaves a lease that expires and a journal that knows better.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from maitred.admission.budgets import SoftBudgets
+from maitred.admission.leases import Leases
+from maitred.admission.policy.claims import Demand, charges_of, spent_of
+from maitred.admission.prices import PriceTag
+from maitred.admission.work import Work
+from maitred.core.answer import Outcome, Standing
+from maitred.core.clock import Clock
+from maitred.core.counters import Reading
+from maitred.core.errors import CallerError, MaitredError, Refused, ReplicaLost, Unavailable
+from maitred.core.request import Usage
+from maitred.core.usage import Ledger, UsageEvent
+
+log = logging.getLogger(__name__)
+
+_BILLED = frozenset({Outcome.FINISHED, Outcome.CANCELLED})
+_NOTHING = Usage(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Where grants are settled.
+
+    Attributes:
+        ledger: Takes the usage.
+        leases: Settles with the counters.
+        clock: For the times in the ledger.
+        soft: Watches the soft budgets.
+    """
+
+    ledger: Ledger
+    leases: Leases
+    clock: Clock
+    soft: SoftBudgets
+
+
+class Grant:
+    """One request that may run.
+
+    Attributes:
+        lease: Id of its lease, and of its line in the ledger.
+        max_tokens: What each choice may generate; less than the caller asked for if `clamped`.
+        clamped: Whether a limit lowered it.
+        standing: Where the caller stands with its rates, this request included; None without rates.
+    """
+
+    def __init__(
+        self,
+        lease: str,
+        work: Work,
+        demand: Demand,
+        tag: PriceTag,
+        books: Books,
+        *,
+        max_tokens: int,
+        clamped: bool,
+        standing: Standing | None,
+        readings: Sequence[Reading],
+    ) -> None:
+        self.lease = lease
+        self.max_tokens = max_tokens
+        self.clamped = clamped
+        self.standing = standing
+        self._work = work
+        self._demand = demand
+        self._tag = tag
+        self._books = books
+        self._readings = readings
+        self._used: Usage | None = None
+        self._started_s = books.clock.monotonic_s() if work.tally is None else work.tally.started_s
+        self._recorded = False
+        # If this process dies, this line is all that tells of the request.
+        books.ledger.begin(lease, self._event(Usage(work.prompt_tokens, 0), Outcome.FAILED, "", 0, {}))
+
+    def used(self, usage: Usage) -> None:
+        """Says what has been used up to now, for whoever keeps no tally."""
+        self._used = usage
+
+    async def settle(self, usage: Usage, outcome: Outcome, *, replica: str = "") -> None:
+        """Writes down what was used and charges it. Only the first call counts.
+
+        Whole answers and those that the caller broke off are billed. What failed costs nothing: no budget is charged,
+        while rates of tokens keep what was processed. What was refused before any work began leaves no trace in them.
+
+        Args:
+            usage: What the replica counted.
+            outcome: How the request ended.
+            replica: Which one served it.
+
+        Raises:
+            StoreUnavailable: The ledger cannot take it, so the answer must not be ended as if it were billed. Nothing
+                is settled yet.
+        """
+        if self._recorded:
+            return
+        cost_nusd = 0
+        if outcome in _BILLED:
+            cost_nusd = self._tag.price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        charges = charges_of(self._demand, usage, cost_nusd, outcome)
+        event = self._event(usage, outcome, replica, cost_nusd, spent_of(self._demand, charges))
+        self._books.ledger.record(event)
+        self._recorded = True
+        await self._charge(charges)
+
+    async def end(self, error: BaseException | None) -> None:
+        """Settles with what is known, if nobody has settled; never raises in place of `error`."""
+        if self._recorded:
+            return
+        usage = self._used or self._work.usage_so_far()
+        processed = usage.completion_tokens > 0 or self._work.began
+        outcome = _outcome_of(error, processed=processed)
+        if not processed and outcome not in _BILLED:
+            usage = _NOTHING
+        try:
+            await self.settle(usage, outcome)
+        except Exception:
+            log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
+            self._recorded = True
+            await self._charge(charges_of(self._demand, usage, 0, Outcome.FAILED))
+            if error is None:
+                raise
+
+    async def _charge(self, charges: Mapping[str, int]) -> None:
+        if not self._demand.claims:
+            return  # nothing was reserved
+        self._books.soft.look(self._demand, self._readings, charges)
+        await self._books.leases.settle(self.lease, charges)
+
+    def _event(
+        self, usage: Usage, outcome: Outcome, replica: str, cost_nusd: int, charges: Mapping[str, int]
+    ) -> UsageEvent:
+        work, principal, clock = self._work, self._work.principal, self._books.clock
+        first_s = None if work.tally is None else work.tally.first_token_s
+        return UsageEvent(
+            id=self.lease,
+            request_id=work.request_id,
+            time_s=clock.wall_s(),
+            key=principal.key,
+            tenant=principal.tenants[0],
+            organisation=principal.tenants[-1],
+            model=work.model,
+            replica=replica,
+            route=work.route,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            price=self._tag.text,
+            cost_nusd=cost_nusd,
+            ttft_s=None if first_s is None else first_s - self._started_s,
+            duration_s=clock.monotonic_s() - self._started_s,
+            outcome=outcome,
+            charges=charges,
+        )
+
+
+def _outcome_of(error: BaseException | None, *, processed: bool) -> Outcome:
+    """How a request ended that left its grant with this error."""
+    if error is None:
+        return Outcome.FINISHED
+    if isinstance(error, asyncio.CancelledError) and error.args:
+        # Whoever cancelled a task may say why: a server that stops is not a caller that left.
+        error = error.args[0] if isinstance(error.args[0], MaitredError) else error
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return Outcome.CANCELLED
+    turned_away = isinstance(error, CallerError | Refused | Unavailable) and not isinstance(error, ReplicaLost)
+    return Outcome.REFUSED if turned_away and not processed else Outcome.FAILED

@@ -1,0 +1,142 @@
+"""What running requests hold: kept while they run, and given back without fail.
+
+A lease ends by itself some time after it was last renewed, which is what saves the counters when a gateway dies. While
+the gateway lives, its leases must neither end early, however long an answer takes, nor be kept back because the
+counters were away at the moment when the answer ended. Both are work for a task in the background, so that no answer
+waits for it: all leases are renewed in one call, and a settlement that failed is tried again until it succeeds.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from maitred.core.counters import Counters
+from maitred.core.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.0
+"""An answer that is ready waits so long for its settlement at most; then the background sees to it."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_LAST_CALL_S = 2.0
+"""At the end, for what could not be settled until then."""
+
+
+class Leases:
+    """All leases that this gateway holds.
+
+    Args:
+        counters: Where they are held.
+        lease_s: They end so long after they were made or renewed.
+        patience_s: How long `settle` may keep its caller waiting.
+    """
+
+    def __init__(self, counters: Counters, lease_s: float, *, patience_s: float = _PATIENCE_S) -> None:
+        self._counters = counters
+        self._lease_s = lease_s
+        self._patience_s = patience_s
+        self._held: set[str] = set()
+        self._late: dict[str, Mapping[str, int]] = {}
+        self._woken = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Leases that are not settled yet."""
+        return len(self._held)
+
+    @property
+    def late(self) -> int:
+        """Of these, the ones whose request has ended: the counters could not be told yet."""
+        return len(self._late)
+
+    @property
+    def lease_s(self) -> float:
+        """How long a lease lasts without being renewed."""
+        return self._lease_s
+
+    def hold(self, lease: str) -> None:
+        """Keeps a lease alive from now on."""
+        self._held.add(lease)
+
+    async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
+        """Ends a lease; whatever becomes of the caller or of the counters, it is not forgotten.
+
+        Fails only by being cancelled. Like every other trouble, that leaves the rest to the background.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._counters.settle(lease, amounts)
+        except BaseException as error:
+            self.settle_later(lease, amounts)
+            if not isinstance(error, Exception):
+                raise
+            log.warning("A request could not be settled at once; this is tried again.", exc_info=_cause(error))
+        else:
+            self._held.discard(lease)
+
+    def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
+        """Leaves a settlement to the background."""
+        self._held.add(lease)
+        self._late[lease] = amounts
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Renews and settles until it is cancelled; then tries a last time to settle what is left."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep(), name="lease renewal")
+                tasks.create_task(self._catch_up(), name="late settlements")
+        finally:
+            if self._late:
+                try:
+                    async with asyncio.timeout(_LAST_CALL_S):
+                        await self.settle_late()
+                except TimeoutError:
+                    pass
+                if self._late:
+                    log.error("%d requests are not settled. Their usage is in the ledger.", len(self._late))
+
+    async def renew(self) -> None:
+        """Puts off the end of all leases that are held."""
+        if not self._held:
+            return
+        try:
+            async with asyncio.timeout(self._lease_s / 3):
+                await self._counters.renew(list(self._held), self._lease_s)
+        except Exception as error:
+            log.warning("%d leases could not be renewed.", len(self._held), exc_info=_cause(error))
+
+    async def settle_late(self) -> None:
+        """Tries again to settle what could not be settled before; stops early while the counters are away."""
+        for lease, amounts in list(self._late.items()):
+            try:
+                await self._counters.settle(lease, amounts)
+            except (StoreUnavailable, OSError):
+                return
+            except Exception:
+                log.exception("A request could not be settled; this is tried again.")
+                continue
+            del self._late[lease]
+            self._held.discard(lease)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self.renew()
+
+    async def _catch_up(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(pause_s)
+            self._woken.clear()
+            await self.settle_late()
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if self._late else _FIRST_PAUSE_S
+            if self._late:
+                self._woken.set()
+
+
+def _cause(error: Exception) -> Exception | None:
+    """What to log in full: that a store is away is said elsewhere, once."""
+    return None if isinstance(error, StoreUnavailable | TimeoutError) else error

@@ -1,0 +1,86 @@
+"""How many tokens a request may generate, as far as the request alone says: before anything is counted."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from maitred.admission.policy.rules import Rule, tightest
+from maitred.admission.policy.wording import of_model, whose
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest
+from maitred.core.limits import LimitKind
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a request says of its length."""
+
+    longest_prompt: int
+    """Tokens of the longest prompt."""
+    max_tokens: int | None
+    """As the caller named it; None: not at all."""
+    window_left: int
+    """Most tokens that the model's window leaves for an answer."""
+    min_tokens: int = 0
+    max_tokens_param: str = "max_tokens"
+    prompt_param: str = "prompt"
+
+
+class Length(msgspec.Struct, frozen=True):
+    """Tokens that each choice may have."""
+
+    wanted: int
+    """What the caller named, or what it gets for naming nothing."""
+    most: int
+    """The same within the limit on output."""
+
+
+def length_of(wish: Wish, rules: Sequence[Rule], default_output_tokens: int | None) -> Length:
+    """Settles `max_tokens`.
+
+    A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
+    named. A limit on the output lowers both.
+
+    Args:
+        wish: What the request says.
+        rules: The limits that hold.
+        default_output_tokens: For a request that names no `max_tokens`; None: as many as fit.
+
+    Raises:
+        ContextLengthExceeded: Prompt and answer do not fit a limit on the context.
+        InvalidRequest: `min_tokens` cannot be reached.
+    """
+    left = wish.window_left
+    if (context := tightest(rules, LimitKind.CONTEXT_TOKENS)) is not None:
+        left = min(left, _room(wish, context))
+    wanted = wish.max_tokens
+    if wanted is None:
+        wanted = left if default_output_tokens is None else min(left, max(default_output_tokens, wish.min_tokens))
+    most = wanted
+    if (output := tightest(rules, LimitKind.OUTPUT_TOKENS)) is not None:
+        most = min(wanted, output.limit.value)
+    if most < wish.min_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {wish.min_tokens:,}, but the limits of this key leave room for {most:,} tokens. Lower it.",
+            param="min_tokens",
+        )
+    return Length(wanted, most)
+
+
+def _room(wish: Wish, context: Rule) -> int:
+    """What a limit on the context leaves for the answer."""
+    limit = context.limit
+    allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"
+    room = limit.value - wish.longest_prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"The prompt has {wish.longest_prompt:,} tokens and the answer needs some, but {allowed}. "
+            f"Shorten the prompt to at most {max(0, limit.value - 1):,} tokens.",
+            param=wish.prompt_param,
+        )
+    if wish.max_tokens is not None and wish.max_tokens > room:
+        raise ContextLengthExceeded(
+            f"The prompt has {wish.longest_prompt:,} tokens and {wish.max_tokens_param} asks for "
+            f"{wish.max_tokens:,} more, but {allowed}. Lower {wish.max_tokens_param} to at most {room:,}, or shorten "
+            "the prompt.",
+            param=wish.max_tokens_param,
+        )
+    return room

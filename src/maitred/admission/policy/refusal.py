@@ -1,0 +1,124 @@
+"""What is said when a limit has no room: which limit, how it stands, when it will have room, and what to do.
+
+Three things are told apart. A rate frees up by itself, and so does what running requests hold: come back soon. A budget
+is used up: do not come back before its window ends. And a request can be larger than a limit ever holds: do not come
+back at all, but ask for less.
+"""
+
+import msgspec
+
+from maitred.admission.policy.claims import Demand
+from maitred.admission.policy.rules import Rule
+from maitred.admission.policy.wording import allowance, amount, of_model, span, whose
+from maitred.core.counters import Claim, CounterKind, Denied, Reading
+from maitred.core.errors import LimitReached, QuotaExceeded, RateLimited
+
+_PLACE_S = 1.0
+"""Nobody knows when a running request ends; at this pace a caller finds its place soon without hammering."""
+_JITTER = 0.1
+"""Share by which a time to come back may be put off, so that those who were refused together do not return so."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The output that a refused request asked for."""
+
+    output: int
+    """Tokens per choice."""
+    least: int
+    """With fewer it would not have been content."""
+    named: bool = True
+    """Whether the caller named the number, or left it open."""
+    param: str = "max_tokens"
+    """What its API calls the number."""
+
+
+def refusal_of(demand: Demand, denied: Denied, asked: Asked, jitter: float) -> LimitReached:
+    """The refusal of a request that the counters denied.
+
+    Args:
+        demand: What it claimed.
+        denied: What the counters said.
+        asked: The output that it asked for.
+        jitter: From 0 to 1, drawn anew for each refusal.
+    """
+    claim, rule, reading = demand.claims[denied.claim], demand.rules[denied.claim], denied.readings[denied.claim]
+    later = 1 + _JITTER * jitter
+    needed = claim.amount(asked.least if claim.clamps else asked.output)
+    if claim.kind is CounterKind.BUDGET:
+        if reading.used + needed <= reading.capacity:
+            return _refusal(RateLimited, _held(rule, reading), rule, reading, _PLACE_S * later)
+        renews = claim.ends_s is not None and needed <= reading.capacity
+        wait_s = reading.reset_s * later if renews else None
+        return _refusal(QuotaExceeded, _used_up(rule, reading, renews=renews), rule, reading, wait_s)
+    wait_s = denied.retry_after_s
+    if claim.kind is CounterKind.POOL:
+        wait_s = None if needed > claim.capacity else wait_s or _PLACE_S
+    if wait_s is None:
+        return _refusal(RateLimited, _too_large(claim, rule, needed, asked), rule, reading, None)
+    wait_s *= later
+    what = "Too much at one time" if claim.kind is CounterKind.POOL else "Rate limit reached"
+    return _refusal(
+        RateLimited, f"{what}: {_short(claim, rule, reading, asked, needed, wait_s)}", rule, reading, wait_s
+    )
+
+
+def _refusal(
+    error: type[LimitReached], message: str, rule: Rule, reading: Reading, retry_after_s: float | None
+) -> LimitReached:
+    limit = rule.limit
+    return error(
+        message,
+        subject=rule.subject,
+        limit=limit.kind.value,
+        value=limit.value,
+        reading=reading,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _allowed(rule: Rule) -> str:
+    return f"{whose(rule.subject)} may use {allowance(rule.limit)}{of_model(rule.limit)}"
+
+
+def _too_large(claim: Claim, rule: Rule, needed: int, asked: Asked) -> str:
+    kind = rule.limit.kind
+    at_once = "" if claim.capacity == rule.limit.value else f", and at most {amount(kind, claim.capacity)} at once"
+    remedy = "No request fits this limit: have it raised."
+    if claim.fixed < claim.capacity and claim.per_output:
+        most = (claim.capacity - claim.fixed) // claim.per_output
+        lower = f"Lower {asked.param} to" if asked.named else f"Name a {asked.param} of"
+        remedy = f"{lower} at most {most:,}{', or shorten the prompt' if claim.fixed else ''}."
+    elif claim.fixed > 1:
+        remedy = "Shorten the prompt, or have the limit raised."
+    return f"Request too large: it may need {amount(kind, needed)}, but {_allowed(rule)}{at_once}. {remedy}"
+
+
+def _short(claim: Claim, rule: Rule, reading: Reading, asked: Asked, needed: int, wait_s: float) -> str:
+    if claim.kind is CounterKind.POOL:
+        when = "Come back when a request that runs has ended"
+    else:
+        when = f"All of it is free again in {span(reading.reset_s)}. Come back in {span(wait_s)}"
+    smaller = f", or ask for less with {asked.param}" if claim.per_output else ""
+    return f"{_allowed(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
+
+
+def _held(rule: Rule, reading: Reading) -> str:
+    spent, held = amount(rule.limit.kind, reading.used), amount(rule.limit.kind, reading.reserved)
+    return (
+        f"Budget held by running requests: {_allowed(rule)}. {spent} are spent, and {held} are held until requests "
+        "that run have ended. Come back then, or have the budget raised."
+    )
+
+
+def _used_up(rule: Rule, reading: Reading, *, renews: bool) -> str:
+    remedy = "Ask for a shorter answer, or have the budget raised."
+    if renews:
+        remedy = f"The budget renews itself in {span(reading.reset_s)}; wait for that, or have it raised."
+    return f"Budget used up: {_allowed(rule)}. {_state(rule, reading)}, too little for this request. {remedy}"
+
+
+def _state(rule: Rule, reading: Reading) -> str:
+    kind = rule.limit.kind
+    if kind.spend:
+        return f"{amount(kind, reading.used)} are spent, {amount(kind, max(0, reading.remaining))} are left"
+    return f"{reading.used:,} are used, {max(0, reading.remaining):,} are left"

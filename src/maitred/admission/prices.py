@@ -1,0 +1,45 @@
+"""Looks up what a model's tokens cost."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from maitred.admission.config import PriceConfig
+from maitred.core.money import Price
+
+_ANY = "*"
+
+
+class PriceTag(msgspec.Struct, frozen=True):
+    """A price, for counting and for reading."""
+
+    price: Price
+    text: str
+    """As it stands in the ledger: ``0.5/0.05/1.5 USD per million``; empty where tokens cost nothing."""
+
+
+FREE = PriceTag(Price(), "")
+
+
+class PriceList:
+    """The prices of all models.
+
+    Args:
+        prices: By model; ``*`` for those that are not named.
+    """
+
+    def __init__(self, prices: Mapping[str, PriceConfig]) -> None:
+        self._tags = {model: _tag_of(config) for model, config in prices.items()}
+        self._other = self._tags.pop(_ANY, FREE)
+
+    def of(self, model: str) -> PriceTag:
+        """The price of one model."""
+        return self._tags.get(model, self._other)
+
+
+def _tag_of(config: PriceConfig) -> PriceTag:
+    price = Price.per_million_usd(config.prompt, config.cached, config.output)
+    if price == FREE.price:
+        return FREE
+    cached = config.prompt if config.cached is None else config.cached
+    return PriceTag(price, f"{config.prompt:g}/{cached:g}/{config.output:g} USD per million")
