@@ -17,6 +17,7 @@ from maitred.core.errors import (
     Bug,
     CallerError,
     ConfigInvalid,
+    Conflict,
     LimitReached,
     MaitredError,
     QuotaExceeded,
@@ -57,8 +58,9 @@ def headers_of(error: MaitredError) -> list[Header]:
         # Rounded up: who comes back early is refused again.
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)))
-    if isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable):
-        # Official clients retry every 429 unless they are told that it cannot help.
+    hopeless = isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable)
+    if hopeless or isinstance(error, Conflict):
+        # Official clients retry every 409 and 429 unless they are told that it cannot help.
         headers.append((b"x-should-retry", b"false"))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
