@@ -1,23 +1,19 @@
 """The state of one counter, and what it answers. Pure: time is an argument.
 
 Everything is a whole number, so that neither rounding nor years of small additions ever let more through than allowed:
-amounts are tokens, requests or nano-dollars; monotonic time is in microseconds; what is missing from a bucket is in
-units of 10⁻¹⁵ tokens, of which a refill of 10⁻⁹ tokens a second brings one per microsecond.
+amounts are tokens, requests or nano-dollars, monotonic time is in microseconds, and what is missing from a bucket is in
+units of 10⁻⁹ tokens.
 
 A bucket keeps what is *missing*, which the refill makes less, rather than what is left. So a bucket that nobody has
 seen is the same as a full one, which may be forgotten, and a changed capacity needs no conversion.
-
-The methods are called in order: `room` brings a tally up to date, the others build on that.
 """
 
 import math
 
 from maitred.core.counters import Claim, CounterKind, Reading
 
-UNITS = 10**15
+UNITS = 10**9
 """To a token."""
-_REFILL_UNITS = 10**9
-"""Per microsecond, to one token a second."""
 
 _AFTER_WINDOW_S = 60.0
 """So long after its window a budget is kept, for requests that chose their window just before its end."""
@@ -27,96 +23,107 @@ _POOL = CounterKind.POOL
 
 
 class Bucket:
-    """A rate: refilled continuously."""
+    """A rate: refilled continuously.
 
-    __slots__ = ("at_us", "holders", "missing", "refill")
+    Looking at it changes nothing. What was refilled is written down, rounded to a unit in disfavour of the caller,
+    only when something is taken or given back; looking often cannot lose the refill of a slow bucket in roundings.
+    """
+
+    __slots__ = ("_at_us", "_missing", "_missing_now", "_refill", "_refill_per_s", "holders")
 
     def __init__(self, claim: Claim, now_us: int) -> None:
         self.holders = 0
         """Leases that took from it."""
-        self.missing = 0
-        self.refill = int(claim.refill_per_s * _REFILL_UNITS)
-        self.at_us = now_us
+        self._missing = self._missing_now = 0
+        self._at_us = now_us
+        self._refill_per_s = claim.refill_per_s
+        self._refill = int(claim.refill_per_s * UNITS)
 
     def room(self, claim: Claim, now_us: int) -> int:
         """What can be taken now; negative when settling took more than there was."""
-        self._refill(now_us)
-        # The time until now was refilled as it was agreed then.
-        self.refill = int(claim.refill_per_s * _REFILL_UNITS)
-        return (claim.capacity * UNITS - self.missing) // UNITS
+        missing = self._missing
+        if missing:
+            missing -= (now_us - self._at_us) * self._refill // 1_000_000
+            if missing < 0:
+                missing = 0
+        self._missing_now = missing
+        if claim.refill_per_s != self._refill_per_s:
+            # The time until now was refilled as it was agreed then.
+            self._missing = missing
+            self._at_us = now_us
+            self._refill_per_s = claim.refill_per_s
+            self._refill = int(claim.refill_per_s * UNITS)
+        return claim.capacity + -missing // UNITS
 
-    def take(self, amount: int) -> None:
-        """Reserves."""
+    def take(self, amount: int, now_us: int) -> None:
+        """Reserves; `room` was asked just before."""
         self.holders += 1
-        self.missing += amount * UNITS
+        if amount:
+            self._missing = self._missing_now = self._missing_now + amount * UNITS
+            self._at_us = now_us
+
+    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
+        """What is to be told of it, when `room` is left."""
+        reset_s = self._missing_now / self._refill if self._refill else 0.0
+        return Reading(claim.capacity, room, reset_s, claim.capacity - room)
 
     def settle(self, amount: int, used: int, now_us: int) -> None:
         """Ends what `take` began; what was refilled meanwhile is not given twice."""
         self.holders -= 1
-        self._refill(now_us)
-        self.missing = max(self.missing + (used - amount) * UNITS, 0)
+        if used != amount:
+            self.charge(used - amount, now_us)
 
     def charge(self, used: int, now_us: int) -> None:
-        """Takes what was used under a lease that is gone."""
-        self._refill(now_us)
-        self.missing += used * UNITS
-
-    def reading(self, claim: Claim, wall_s: float) -> Reading:
-        """As of the last `room`."""
-        remaining = (claim.capacity * UNITS - self.missing) // UNITS
-        reset_s = self.missing / self.refill / 1e6 if self.refill else 0.0
-        return Reading(claim.capacity, remaining, reset_s, claim.capacity - remaining)
+        """Takes what was used, or gives it back if negative, to its capacity."""
+        missing = self._missing - (now_us - self._at_us) * self._refill // 1_000_000
+        self._missing = max(max(missing, 0) + used * UNITS, 0)
+        self._at_us = now_us
 
     def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
         """When there is room for an amount that has none now; inf: never; None: nobody knows."""
-        if amount > claim.capacity or not self.refill:
+        if amount > claim.capacity or not self._refill:
             return math.inf
-        over = self.missing - (claim.capacity - amount) * UNITS
+        over = self._missing_now - (claim.capacity - amount) * UNITS
         # Rounded up, and a microsecond more for those who add it to a time and round that down.
-        return (over // self.refill + 2) / 1e6
+        return (over * 1_000_000 // self._refill + 2) / 1e6
 
     def idle_in_us(self, now_us: int, wall_s: float) -> int | None:
         """How long it must be kept at least, before it may be forgotten; None: it may be now."""
-        self._refill(now_us)
-        if self.missing:
-            return self.missing // self.refill if self.refill else 0
+        missing = self._missing - (now_us - self._at_us) * self._refill // 1_000_000
+        if missing > 0:
+            return missing * 1_000_000 // self._refill if self._refill else 0
         return 0 if self.holders else None
-
-    def _refill(self, now_us: int) -> None:
-        if self.missing:
-            self.missing = max(self.missing - (now_us - self.at_us) * self.refill, 0)
-        self.at_us = now_us
 
 
 class Pool:
     """At one time: what is reserved."""
 
-    __slots__ = ("holders", "reserved")
+    __slots__ = ("_reserved", "holders")
 
     def __init__(self) -> None:
         self.holders = 0
-        self.reserved = 0
+        self._reserved = 0
 
     def room(self, claim: Claim, now_us: int) -> int:
         """See `Bucket.room`."""
-        return claim.capacity - self.reserved
+        return claim.capacity - self._reserved
 
-    def take(self, amount: int) -> None:
+    def take(self, amount: int, now_us: int) -> None:
         """See `Bucket.take`."""
         self.holders += 1
-        self.reserved += amount
+        self._reserved += amount
+
+    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
+        """See `Bucket.reading`."""
+        return Reading(claim.capacity, room, 0.0, self._reserved)
 
     def settle(self, amount: int, used: int, now_us: int) -> None:
         """Frees all of it."""
         self.holders -= 1
-        self.reserved -= amount
+        self._reserved -= amount
 
     def charge(self, used: int, now_us: int) -> None:
         """What ran is over."""
-
-    def reading(self, claim: Claim, wall_s: float) -> Reading:
-        """See `Bucket.reading`."""
-        return Reading(claim.capacity, claim.capacity - self.reserved, 0.0, self.reserved)
 
     def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
         """Requests end when they end."""
@@ -130,44 +137,43 @@ class Pool:
 class Budget:
     """In one window: what was charged, and what is reserved."""
 
-    __slots__ = ("charged", "ends_s", "holders", "reserved")
+    __slots__ = ("_charged", "_reserved", "ends_s", "holders")
 
     def __init__(self, claim: Claim, charged: int) -> None:
         self.holders = 0
-        self.reserved = 0
-        self.charged = charged
         self.ends_s = claim.ends_s
+        self._reserved = 0
+        self._charged = charged
 
     def room(self, claim: Claim, now_us: int) -> int:
         """See `Bucket.room`."""
-        return claim.capacity - self.charged - self.reserved
+        return claim.capacity - self._charged - self._reserved
 
-    def take(self, amount: int) -> None:
+    def take(self, amount: int, now_us: int) -> None:
         """See `Bucket.take`."""
         self.holders += 1
-        self.reserved += amount
+        self._reserved += amount
+
+    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
+        """See `Bucket.reading`."""
+        reset_s = 0.0 if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
+        return Reading(claim.capacity, room, reset_s, self._charged, self._reserved)
 
     def settle(self, amount: int, used: int, now_us: int) -> None:
         """Charges what was used; the rest goes back."""
         self.holders -= 1
-        self.reserved -= amount
-        self.charged += used
+        self._reserved -= amount
+        self._charged += used
 
     def charge(self, used: int, now_us: int) -> None:
         """See `Bucket.charge`."""
-        self.charged += used
-
-    def reading(self, claim: Claim, wall_s: float) -> Reading:
-        """See `Bucket.reading`."""
-        reset_s = 0.0 if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
-        remaining = claim.capacity - self.charged - self.reserved
-        return Reading(claim.capacity, remaining, reset_s, self.charged, self.reserved)
+        self._charged += used
 
     def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
         """A charge goes with its window; what only others hold may come back at any time."""
         if amount > claim.capacity:
             return math.inf
-        if self.charged + amount <= claim.capacity:
+        if self._charged + amount <= claim.capacity:
             return None
         return math.inf if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
 
