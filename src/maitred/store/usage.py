@@ -1,0 +1,256 @@
+"""What was used, by whom and when: sums over the ledger, its lines, and both as CSV.
+
+A time range is half open: it begins with `start_s` and ends before `end_s`, in seconds since the Unix epoch. Hours,
+days and months are those of UTC. Pages continue where the one before ended, by values and not by counting, so that
+events that come meanwhile neither repeat a line nor skip one.
+"""
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    Integer,
+    String,
+    cast,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+)
+
+from maitred.core.answer import Outcome
+from maitred.core.errors import InvalidRequest
+from maitred.core.money import NANO
+from maitred.core.usage import UsageEvent
+from maitred.store.database import Database
+from maitred.store.schema import usage
+from maitred.store.spreadsheet import lines
+
+FIELDS = ("tenant", "organisation", "key", "model", "outcome")
+"""What a report can be grouped by, and what lines can be picked by."""
+PERIODS = ("hour", "day", "month")
+"""What a report can be grouped by besides; as ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``."""
+FILTERS = (*FIELDS, "request_id")
+MOST_ROWS = 1_000
+"""On one page."""
+
+# Spelt out in the statement: with parameters, PostgreSQL would not see that what is selected is what is grouped by.
+_SQLITE_FORMATS = {"hour": "'%Y-%m-%dT%H:00:00Z'", "day": "'%Y-%m-%d'", "month": "'%Y-%m'"}
+_POSTGRES_FORMATS = {"hour": '\'YYYY-MM-DD"T"HH24:00:00"Z"\'', "day": "'YYYY-MM-DD'", "month": "'YYYY-MM'"}
+
+_SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
+_LINE = (
+    "id", "request_id", "key", "tenant", "organisation", "model", "replica", "route", "outcome",
+    "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s",
+)  # fmt: skip
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """One line of a report."""
+
+    group: dict[str, str]
+    """Its value of each of `group_by`."""
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Part of the prompt tokens."""
+    output_tokens: int
+    cost_nusd: int
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """A page of a report."""
+
+    rows: list[UsageRow]
+    next: str
+    """`after` of the next page; empty on the last."""
+
+
+class UsageLines(msgspec.Struct, frozen=True):
+    """A page of the ledger."""
+
+    events: list[UsageEvent]
+    next: str
+    """`after` of the next page; empty on the last."""
+
+
+class UsageQueries:
+    """Reads the ledger. Every method raises `InvalidRequest` for arguments that make no sense, and `StoreUnavailable`.
+
+    Args:
+        database: Where the ledger is. What is still on its way there is not seen: half a second's worth, as a rule.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def report(
+        self,
+        start_s: float,
+        end_s: float,
+        *,
+        group_by: Sequence[str] = (),
+        filters: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> UsageReport:
+        """Sums per group, in the order of the groups.
+
+        Args:
+            start_s: Beginning of the time range.
+            end_s: Its end.
+            group_by: Any of `FIELDS` and `PERIODS`; none: one row for everything.
+            filters: Any of `FILTERS` -> the value that lines must have.
+            after: `next` of the page before; empty: the first page.
+            limit: Most rows on the page.
+        """
+        conditions = _conditions(start_s, end_s, filters or {})
+        columns = [self._group(name).label(name) for name in _groups(group_by)]
+        if after and not columns:
+            raise _bad_cursor()
+        if after:
+            conditions.append(tuple_(*columns) > _cursor(after, columns))
+        sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUMS]
+        query = select(*columns, func.count(), *sums).where(*conditions).limit(_limit(limit) + 1)
+        if columns:
+            query = query.group_by(*columns).order_by(*columns)
+        async with self._database.reading() as connection:
+            found = (await connection.execute(query)).all()
+        rows = [_row(group_by, row) for row in found[:limit]]
+        return UsageReport(rows, _next(list(rows[-1].group.values())) if len(found) > limit else "")
+
+    async def events(
+        self,
+        start_s: float,
+        end_s: float,
+        *,
+        filters: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> UsageLines:
+        """Lines of the ledger, newest first; the arguments are those of `report`."""
+        conditions = _conditions(start_s, end_s, filters or {})
+        place = [usage.c.time_s, usage.c.id]
+        if after:
+            conditions.append(tuple_(*place) < _cursor(after, place))
+        query = select(usage).where(*conditions).order_by(*(column.desc() for column in place))
+        async with self._database.reading() as connection:
+            found = (await connection.execute(query.limit(_limit(limit) + 1))).mappings().all()
+        events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
+        return UsageLines(events, _next([events[-1].time_s, events[-1].id]) if len(found) > limit else "")
+
+    async def csv(
+        self,
+        start_s: float,
+        end_s: float,
+        *,
+        group_by: Sequence[str] | None = None,
+        filters: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[str]:
+        """All pages as CSV, a page at a time, so that memory and transactions stay small.
+
+        Costs are given twice: as `cost_nusd` and, exactly the same, as `cost_usd`. No cell can be taken for a formula.
+
+        Args:
+            start_s: Beginning of the time range.
+            end_s: Its end.
+            group_by: As for `report`; None: the lines themselves, as `events` gives them.
+            filters: As for `report`.
+        """
+        after = ""
+        if group_by is None:
+            header = lines([("time", *_LINE, "cost_usd")])
+            while header or after:
+                page = await self.events(start_s, end_s, filters=filters, after=after, limit=MOST_ROWS)
+                yield header + lines(_line(event) for event in page.events)
+                header, after = "", page.next
+            return
+        header = lines([(*group_by, "requests", *_SUMS, "cost_usd")])
+        while header or after:
+            report = await self.report(start_s, end_s, group_by=group_by, filters=filters, after=after, limit=MOST_ROWS)
+            yield header + lines(
+                (*row.group.values(), row.requests, *(getattr(row, name) for name in _SUMS), _usd(row.cost_nusd))
+                for row in report.rows
+            )
+            header, after = "", report.next
+
+    def _group(self, name: str) -> ColumnElement[str]:
+        if name in FIELDS:
+            return usage.c[name]
+        # Both would round a fraction of a second up, into the next period.
+        if self._database.engine.dialect.name == "sqlite":
+            whole_s = cast(usage.c.time_s, Integer)
+            return func.strftime(
+                literal_column(_SQLITE_FORMATS[name]), whole_s, literal_column("'unixepoch'"), type_=String()
+            )
+        time = func.timezone(literal_column("'UTC'"), func.to_timestamp(func.floor(usage.c.time_s)))
+        return func.to_char(time, literal_column(_POSTGRES_FORMATS[name]), type_=String())
+
+
+def _conditions(start_s: float, end_s: float, filters: Mapping[str, str]) -> list[ColumnElement[bool]]:
+    if not start_s < end_s:
+        raise InvalidRequest("The time range ends before it begins. Give an end that is later than the start.")
+    for name in filters:
+        if name not in FILTERS:
+            raise InvalidRequest(f"Usage cannot be picked by {name!r}. Use {', '.join(FILTERS)}.", param=name)
+    return [
+        usage.c.time_s >= start_s,
+        usage.c.time_s < end_s,
+        *(usage.c[name] == value for name, value in filters.items()),
+    ]
+
+
+def _groups(group_by: Sequence[str]) -> Sequence[str]:
+    for name in group_by:
+        if name not in FIELDS and name not in PERIODS:
+            choice = ", ".join((*FIELDS, *PERIODS))
+            raise InvalidRequest(f"Usage cannot be grouped by {name!r}. Use {choice}.", param="group_by")
+    if len(set(group_by)) < len(group_by):
+        raise InvalidRequest("Usage is grouped by the same thing twice. Name each once.", param="group_by")
+    return group_by
+
+
+def _limit(limit: int) -> int:
+    if not 1 <= limit <= MOST_ROWS:
+        raise InvalidRequest(f"A page has 1 to {MOST_ROWS} rows.", param="limit")
+    return limit
+
+
+def _next(values: Sequence[str | float]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(values)).decode().rstrip("=")
+
+
+def _cursor(after: str, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
+    try:
+        values = msgspec.json.decode(base64.urlsafe_b64decode(after + "=" * (-len(after) % 4)), type=list[str | float])
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        raise _bad_cursor() from None
+    types = [column.type for column in columns]
+    if [isinstance(value, float) for value in values] != [isinstance(kind, Double) for kind in types]:
+        raise _bad_cursor()
+    return tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
+
+
+def _bad_cursor() -> InvalidRequest:
+    return InvalidRequest("This is not where a page ended. Use `next` of the page before, unchanged.", param="after")
+
+
+def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageRow:
+    return UsageRow(dict(zip(group_by, row, strict=False)), *row[len(group_by) :])
+
+
+def _line(event: UsageEvent) -> tuple[object, ...]:
+    time = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (time, *(getattr(event, name) for name in _LINE), _usd(event.cost_nusd))
+
+
+def _usd(nusd: int) -> str:
+    return f"{nusd // NANO}.{nusd % NANO:09d}"
