@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from maitred.identity.declared_config import LimitsConfig
 
@@ -67,7 +67,13 @@ class OidcConfig(Struct, frozen=True, kw_only=True):
     scopes: Annotated[
         dict[str, Literal["inference", "metrics", "admin"]],
         Meta(description="Value in that claim: the scope that it gives. Other values give nothing."),
-    ] = {"maitred:inference": "inference", "maitred:metrics": "metrics", "maitred:admin": "admin"}
+    ] = field(
+        default_factory=lambda: {
+            "maitred:inference": "inference",
+            "maitred:metrics": "metrics",
+            "maitred:admin": "admin",
+        }
+    )
     default_scopes: Annotated[
         tuple[Literal["inference", "metrics", "admin"], ...],
         Meta(description="What a caller may do whose token gives no scope; an empty list refuses it."),

@@ -1,0 +1,14 @@
+"""Time that stands still."""
+
+
+class FakeClock:
+    """Moves only when told to."""
+
+    def __init__(self, now_s=1_000_000.0):
+        self.now_s = now_s
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_s(self):
+        return self.now_s

@@ -1,0 +1,191 @@
+import pytest
+from msgspec import Struct
+
+from maitred.config.sources import parse_yaml
+from maitred.config.walker import Walker
+from maitred.core.errors import ConfigInvalid
+from maitred.core.limits import LimitKind
+from maitred.core.tenancy import Scope, Tenant
+from maitred.identity.config import IdentityConfig, OidcConfig
+from maitred.identity.declared import declared, faults_of
+from maitred.identity.declared_config import OrganisationConfig
+from maitred.identity.keys import make_key, matches, parse
+
+FIRST, SECOND = make_key(), make_key()
+ENV = {"FIRST": FIRST.plaintext, "SECOND": SECOND.plaintext, "BAD": "sk-mtd-hunter2"}
+
+FULL = """
+identity:
+  refresh_s: 200ms
+  limits: {concurrent_requests: 1000}
+  limits_per_key: {requests_per_minute: 60}
+  oidc:
+    corporate:
+      issuer: https://idp.example/
+      audience: maitred
+      algorithms: [ES256]
+      tenants: {engineering: acme}
+      default_scopes: []
+tenants:
+  acme:
+    name: Acme Ltd
+    weight: 2
+    models: [small, large]
+    priority_ceiling: 5
+    regions: [eu]
+    tags: [local-only]
+    limits:
+      requests_per_minute: 600
+      tokens_per_minute: 100000
+      usd_per_month: 50.5
+      burst: {requests_per_minute: 20}
+      soft: {usd_per_month: 40, usd_total: 1000}
+      models:
+        large: {output_tokens: 256, usd_per_day: 1}
+    keys:
+      ci:
+        secret: {env: FIRST}
+        scopes: [inference, metrics]
+        limits: {concurrent_requests: 4}
+    teams:
+      lab:
+        disabled: yes
+        keys:
+          ann: {secret: {env: SECOND}}
+  other:
+"""
+
+
+class Sections(Struct, frozen=True, kw_only=True):
+    identity: IdentityConfig = IdentityConfig()
+    tenants: dict[str, OrganisationConfig] = {}
+
+
+def read(text, env=ENV):
+    root, faults = parse_yaml(text, "f")
+    walker = Walker(env)
+    sections = walker.build(Sections, root)
+    return sections, [str(fault) for fault in [*faults, *walker.faults]]
+
+
+def sound(text):
+    sections, faults = read(text)
+    assert faults == []
+    return sections
+
+
+def test_a_file_declares_tenants_with_their_attributes():
+    sections = sound(FULL)
+    found = declared(sections.tenants)
+    assert found.tenants == (
+        Tenant(
+            id="acme",
+            name="Acme Ltd",
+            weight=2.0,
+            models=("small", "large"),
+            priority_ceiling=5,
+            regions=("eu",),
+            tags=("local-only",),
+        ),
+        Tenant(id="lab", parent="acme", name="lab", disabled=True),
+        Tenant(id="other", name="other"),
+    )
+    assert sections.identity.refresh_s == 0.2
+    assert sections.identity.oidc == {
+        "corporate": OidcConfig(
+            issuer="https://idp.example/",
+            audience="maitred",
+            algorithms=("ES256",),
+            tenants={"engineering": "acme"},
+            default_scopes=(),
+        )
+    }
+
+
+def test_keys_are_kept_as_hashes_under_their_public_ids():
+    found = declared(sound(FULL).tenants)
+    assert [(key.id, key.tenant, key.name, key.scopes) for key in found.keys] == [
+        (FIRST.public_id, "acme", "ci", (Scope.INFERENCE, Scope.METRICS)),
+        (SECOND.public_id, "lab", "ann", (Scope.INFERENCE,)),
+    ]
+    assert matches(parse(FIRST.plaintext)[1], found.keys[0].secrets, now_s=0.0)
+
+
+def test_limits_get_subjects_kinds_and_units():
+    sections = sound(FULL)
+    found = declared(sections.tenants, sections.identity).limits
+    K = LimitKind  # noqa: N806
+    acme, key = "tenant:acme", f"key:{FIRST.public_id}"
+    assert {(each.subject, each.kind, each.value, each.model, each.burst, each.hard) for each in found} == {
+        ("*", K.CONCURRENT_REQUESTS, 1000, None, None, True),
+        ("key:*", K.REQUESTS_PER_MINUTE, 60, None, None, True),
+        (acme, K.REQUESTS_PER_MINUTE, 600, None, 20, True),
+        (acme, K.TOKENS_PER_MINUTE, 100_000, None, None, True),
+        (acme, K.USD_PER_MONTH, 50_500_000_000, None, None, True),
+        (acme, K.USD_PER_MONTH, 40_000_000_000, None, None, False),
+        (acme, K.USD_TOTAL, 1_000_000_000_000, None, None, False),
+        (acme, K.OUTPUT_TOKENS, 256, "large", None, True),
+        (acme, K.USD_PER_DAY, 1_000_000_000, "large", None, True),
+        (key, K.CONCURRENT_REQUESTS, 4, None, None, True),
+    }
+
+
+def test_every_kind_of_limit_can_be_declared():
+    text = "tenants:\n  a:\n    limits: {" + ", ".join(f"{kind}: 3" for kind in LimitKind) + "}"
+    assert [each.kind for each in declared(sound(text).tenants).limits] == list(LimitKind)
+
+
+def test_ids_of_limits_differ_and_stay_when_their_values_change():
+    before = declared(sound(FULL).tenants).limits
+    after = declared(sound(FULL.replace("600", "700").replace("50.5", "51")).tenants).limits
+    assert [each.id for each in before] == [each.id for each in after]
+    assert before != after
+    assert len({each.id for each in before}) == len(before)
+
+
+def test_secrets_are_never_shown():
+    shown = repr(sound(FULL))
+    assert FIRST.plaintext not in shown
+    assert "{env: FIRST}" in shown
+
+
+def test_what_does_not_fit_is_listed_with_its_place():
+    tenants = sound(
+        "tenants:\n"
+        "  Acme: {}\n"
+        "  one:\n    keys:\n      a: {secret: {env: FIRST}}\n      b: {secret: {env: BAD}}\n"
+        "    teams:\n      two: {}\n      lab: {}\n"
+        "  two:\n    teams:\n      lab:\n        keys:\n          c: {secret: {env: FIRST}}\n"
+    ).tenants
+    assert [key for key, _ in faults_of(tenants)] == [
+        "tenants.Acme",
+        "tenants.one.keys.b.secret",
+        "tenants.two",
+        "tenants.two.teams.lab",
+        "tenants.two.teams.lab.keys.c.secret",
+    ]
+    with pytest.raises(ConfigInvalid) as caught:
+        declared(tenants)
+    assert "{env: BAD} does not hold a whole key" in caught.value.message
+    assert "taken by tenants.one.teams.lab" in caught.value.message
+    assert "hunter2" not in caught.value.message
+    assert FIRST.plaintext not in caught.value.message
+
+
+def test_wrong_settings_are_found_where_they_stand():
+    _, faults = read(
+        "identity:\n  oidc:\n    idp:\n      issuer: https://a\n      algorithms: [HS256, none, RS256]\n"
+        "tenants:\n  acme:\n    weight: 0\n    limits: {requests_per_minut: 5, usd_per_day: -1}\n"
+        "    keys:\n      ci: {secret: sk-mtd-plain, scopes: [inference, root]}\n"
+    )
+    assert sorted(tuple(fault.split(": ")[:2]) for fault in faults) == [
+        ("f:11", "tenants.acme.keys.ci.scopes[1]"),
+        ("f:11", "tenants.acme.keys.ci.secret"),
+        ("f:4", "identity.oidc.idp.audience"),
+        ("f:5", "identity.oidc.idp.algorithms[0]"),
+        ("f:5", "identity.oidc.idp.algorithms[1]"),
+        ("f:8", "tenants.acme.weight"),
+        ("f:9", "tenants.acme.limits.requests_per_minut"),
+        ("f:9", "tenants.acme.limits.usd_per_day"),
+    ]
+    assert not any("plain" in fault for fault in faults)

@@ -1,0 +1,181 @@
+import pytest
+
+from maitred.core.directory import DirectoryChanges
+from maitred.core.errors import Forbidden, StoreUnavailable, Unauthenticated, Unavailable
+from maitred.core.tenancy import ApiKey, Scope, Tenant
+from maitred.identity.directory import Directory
+from maitred.identity.identity import ANONYMOUS, Identity, credential_of, require
+from maitred.identity.keys import make_key
+from tests.clock import FakeClock
+
+INVALID = "This API key is not valid here. Check it, or ask for a new one."
+
+
+def headers(**values):
+    return {name.replace("_", "-").encode(): value for name, value in values.items()}.get
+
+
+class Fixture:
+    def __init__(self, **settings):
+        self.clock = FakeClock(now_s=1000.0)
+        self.directory = Directory()
+        self.version = 0
+        self.made = make_key()
+        self.identity = Identity(self.directory, self.clock, **settings)
+        self.put(Tenant(id="acme"))
+        self.put_key()
+
+    def put(self, *tenants, keys=()):
+        self.version += 1
+        self.directory.apply(DirectoryChanges(self.version, tenants, keys))
+
+    def put_key(self, *secrets, **fields):
+        key = ApiKey(id=self.made.public_id, tenant="acme", secrets=secrets or (self.made.secret,), **fields)
+        self.put(keys=[key])
+
+    async def who(self, text=None, **values):
+        values = values or {"authorization": f"Bearer {text or self.made.plaintext}"}
+        return await self.identity.identify(headers(**values))
+
+    async def refusal(self, text=None, **values):
+        with pytest.raises(Unauthenticated) as caught:
+            await self.who(text, **values)
+        return caught.value.message
+
+
+@pytest.mark.parametrize("name", ["authorization", "x_api_key", "api_key"])
+async def test_a_key_is_found_where_each_client_puts_it(name):
+    fixture = Fixture()
+    for lead in ("Bearer ", "bearer  ", " BEARER ") if name == "authorization" else ("", " "):
+        found = await fixture.who(**{name: lead + fixture.made.plaintext + " "})
+        assert found.subjects == (f"key:{fixture.made.public_id}", "tenant:acme", "*")
+
+
+def test_the_first_credential_that_is_there_counts():
+    assert credential_of(headers(authorization="Bearer a", x_api_key="b", api_key="c")) == "a"
+    assert credential_of(headers(x_api_key="b", api_key="c")) == "b"
+    assert credential_of(headers(x_api_key=" ", api_key="c")) == "c"
+    assert credential_of(headers(authorization="Bearer ", x_api_key="b")) == "b"
+    # What another proxy on the way asked for is not meant for us.
+    assert credential_of(headers(authorization="Basic YTpi", x_api_key="b")) == "b"
+    assert credential_of(headers(authorization="Basic YTpi")) is None
+    assert credential_of(headers()) is None
+
+
+async def test_the_other_credentials_are_not_tried():
+    fixture = Fixture()
+    assert await fixture.refusal(authorization="Bearer wrong", x_api_key=fixture.made.plaintext) == INVALID
+
+
+async def test_whatever_is_wrong_gets_the_same_answer():
+    fixture = Fixture()
+    plaintext, other = fixture.made.plaintext, make_key()
+    said = {
+        await fixture.refusal("garbage"),
+        await fixture.refusal("sk-mtd-"),
+        await fixture.refusal(other.plaintext),
+        await fixture.refusal(make_key(fixture.made.public_id).plaintext),
+        await fixture.refusal(plaintext[:-1]),
+    }
+    fixture.put_key(expires_s=1000.0)
+    said.add(await fixture.refusal())
+    fixture.put_key(make_key(fixture.made.public_id).secret)
+    said.add(await fixture.refusal())
+    fixture.put_key(revoked=True)
+    said.add(await fixture.refusal())
+    fixture.put_key()
+    fixture.put(Tenant(id="acme", disabled=True))
+    said.add(await fixture.refusal())
+    assert said == {INVALID}
+    fixture.put(Tenant(id="acme"))
+    assert (await fixture.who()).key == fixture.made.public_id
+
+
+async def test_no_credential_has_a_sentence_of_its_own():
+    fixture = Fixture()
+    assert "No API key was sent" in await fixture.refusal(accept="*/*")
+
+
+async def test_a_key_ends_at_the_second():
+    fixture = Fixture()
+    fixture.put_key(expires_s=1001.0)
+    await fixture.who()
+    fixture.clock.now_s = 1001.0
+    await fixture.refusal()
+
+
+async def test_a_secret_ends_before_its_key_while_another_takes_over():
+    fixture = Fixture()
+    old = make_key(fixture.made.public_id, expires_s=1010.0)
+    fixture.put_key(old.secret, fixture.made.secret)
+    await fixture.who(old.plaintext)
+    await fixture.who()
+    fixture.clock.now_s = 1010.0
+    await fixture.refusal(old.plaintext)
+    await fixture.who()
+
+
+async def test_the_anonymous_may_come_where_they_are_let_in():
+    fixture = Fixture(anonymous=ANONYMOUS)
+    assert await fixture.who(accept="*/*") is ANONYMOUS
+    for made_up in ("none", "sk-1234", "EMPTY", "a.b.c", "eyJhbGciOiJub25lIn0.e30."):
+        assert await fixture.who(made_up) is ANONYMOUS
+    assert (await fixture.who()).key == fixture.made.public_id
+    require(ANONYMOUS, Scope.INFERENCE)
+    require(ANONYMOUS, Scope.METRICS)
+    with pytest.raises(Forbidden):
+        require(ANONYMOUS, Scope.ADMIN)
+
+
+async def test_who_names_a_key_of_ours_is_not_anonymous():
+    fixture = Fixture(anonymous=ANONYMOUS)
+    for text in ("sk-mtd-", "sk-mtd-none", make_key().plaintext, fixture.made.plaintext + "x"):
+        assert await fixture.refusal(text) == INVALID
+
+
+async def test_a_scope_that_is_missing_is_named():
+    fixture = Fixture()
+    principal = await fixture.who()
+    require(principal, Scope.INFERENCE)
+    with pytest.raises(Forbidden, match="'admin'"):
+        require(principal, Scope.ADMIN)
+
+
+async def test_nobody_is_told_apart_by_a_directory_that_is_too_old():
+    def stale():
+        raise StoreUnavailable
+
+    for settings in ({}, {"anonymous": ANONYMOUS}):
+        fixture = Fixture(check_fresh=stale, **settings)
+        for text in (None, "none"):
+            with pytest.raises(StoreUnavailable):
+                await fixture.who(text)
+
+
+class Issuers:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def issued(self, token):
+        return token.startswith("token")
+
+    async def principal_of(self, token):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_tokens_go_to_their_issuers_and_nothing_else_does():
+    fixture = Fixture(issuers=Issuers(ANONYMOUS))
+    assert await fixture.who("token-1") is ANONYMOUS
+    assert await fixture.refusal("other") == INVALID
+    assert (await fixture.who()).key == fixture.made.public_id
+
+
+async def test_a_token_of_an_issuer_must_be_valid_also_where_the_anonymous_may_come():
+    fixture = Fixture(issuers=Issuers(None), anonymous=ANONYMOUS)
+    assert await fixture.refusal("token-1") == INVALID
+    assert await fixture.who("other") is ANONYMOUS
+    fixture = Fixture(issuers=Issuers(Unavailable()), anonymous=ANONYMOUS)
+    with pytest.raises(Unavailable):
+        await fixture.who("token-1")
