@@ -56,7 +56,7 @@ class Book:
         self._tallies: dict[str, Tally] = {}
         self._leases: dict[str, _Lease] = {}
         self._ends: list[tuple[int, str]] = []
-        self._expired: dict[str, _Lease] = {}
+        self._expired: dict[str, Sequence[Claim]] = {}
         self._expired_until: deque[tuple[int, str]] = deque()
         self._due: list[tuple[int, str]] = []
         """When to look at which counter: one entry for each that is forgotten some time after it was used last."""
@@ -80,7 +80,7 @@ class Book:
             ValueError: The lease exists, or two claims are on one counter.
         """
         self._pass_time(now_us, wall_s)
-        claims = reservation.claims
+        claims = tuple(reservation.claims)
         lease = reservation.lease
         if lease in self._leases or lease in self._expired:
             raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
@@ -171,8 +171,8 @@ class Book:
             if not tally.holders and isinstance(tally, Pool):
                 del self._tallies[claim.counter]
 
-    def _charge_late(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
-        for claim in lease.claims:
+    def _charge_late(self, claims: Sequence[Claim], amounts: Mapping[str, int], now_us: int) -> None:
+        for claim in claims:
             used = amounts.get(claim.counter, 0)
             tally = self._tallies.get(claim.counter)
             if tally is None and used and claim.kind is _BUCKET:
@@ -189,14 +189,14 @@ class Book:
             lease = self._leases.get(id_)
             if lease is None or lease.noted_us != noted_us:
                 continue
-            if lease.ends_us > now_us:
+            if lease.ends_us > noted_us:
                 lease.noted_us = lease.ends_us
                 heappush(ends, (lease.ends_us, id_))
                 continue
             del self._leases[id_]
             self._release(lease, {}, now_us)
-            self._expired[id_] = lease
-            self._expired_until.append((now_us + int(REMEMBER_S * 1e6), id_))
+            self._expired[id_] = lease.claims
+            self._expired_until.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
         while self._expired_until and self._expired_until[0][0] <= now_us:
             self._expired.pop(self._expired_until.popleft()[1], None)
         due = self._due
