@@ -1,0 +1,155 @@
+"""Keys and their secrets in the database: what a directory's transaction does to them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, delete, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
+from maitred.core.tenancy import ApiKey, KeySecret, Scope
+from maitred.store.rules import changed, check_key, is_id
+from maitred.store.schema import key_secrets, keys
+from maitred.store.tenants import missing_tenants
+
+_COLUMNS = (keys.c.id, keys.c.tenant, keys.c.name, keys.c.scopes, keys.c.expires_s, keys.c.revoked)
+_MAY_CHANGE = frozenset({"name", "scopes", "expires_s"})
+_SCOPES = {scope.value: scope for scope in Scope}
+
+
+async def one_key(connection: AsyncConnection, key_id: str) -> ApiKey:
+    """The key of that id."""
+    found = await some_keys(connection, keys.c.id == key_id, ~keys.c.deleted) if is_id(key_id) else []
+    if not found:
+        raise ResourceNotFound("There is no key of that id. GET /admin/v1/keys lists them.")
+    return found[0]
+
+
+async def some_keys(
+    connection: AsyncConnection, *conditions: ColumnElement[bool], limit: int | None = None
+) -> list[ApiKey]:
+    """Keys in the order of their ids, each with its secrets from the oldest to the newest."""
+    query = select(*_COLUMNS).where(*conditions).order_by(keys.c.id).limit(limit)
+    rows = (await connection.execute(query)).all()
+    if not rows:
+        return []
+    of_these = select(keys.c.id).where(*conditions, keys.c.id <= rows[-1][0])
+    found = await connection.execute(
+        select(key_secrets.c.key, key_secrets.c.sha256, key_secrets.c.expires_s)
+        .where(key_secrets.c.key.in_(of_these))
+        .order_by(key_secrets.c.made, key_secrets.c.sha256)
+    )
+    secrets: defaultdict[str, list[KeySecret]] = defaultdict(list)
+    for key_id, sha256, expires_s in found:
+        secrets[key_id].append(KeySecret(sha256, expires_s))
+    return [
+        ApiKey(
+            id=key_id,
+            tenant=tenant,
+            name=name,
+            scopes=tuple([_SCOPES[scope] for scope in scopes]),
+            secrets=tuple(secrets[key_id]),
+            expires_s=expires_s,
+            revoked=revoked,
+        )
+        for key_id, tenant, name, scopes, expires_s, revoked in rows
+    ]
+
+
+async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiKey]) -> None:
+    """Adds keys. They have been checked by themselves."""
+    if missing := await missing_tenants(connection, {key.tenant for key in new}):
+        raise InvalidRequest(f"There is no tenant {min(missing)}. Create it first.", param="tenant")
+    query = select(keys.c.id, keys.c.deleted).where(keys.c.id.in_({key.id for key in new}))
+    taken = {row.id: row.deleted for row in await connection.execute(query)}
+    for key in new:
+        if key.id in taken:
+            was = "There was a key" if taken[key.id] else "There is a key"
+            raise Conflict(f"{was} {key.id}, and ids are not used again. Choose another id.")
+        taken[key.id] = False
+    await connection.execute(insert(keys), [_row(key, version) for key in new])
+    secrets = [_secret_row(key.id, secret, version) for key in new for secret in key.secrets]
+    await connection.execute(insert(key_secrets), secrets)
+
+
+async def change_key(
+    connection: AsyncConnection, version: int, key_id: str, changes: dict[str, object], now_s: float
+) -> ApiKey:
+    """Changes some fields of a key that is not revoked."""
+    before = await one_key(connection, key_id)
+    if before.revoked:
+        raise Conflict(f"The key {key_id} is revoked. Create another one.")
+    key = changed(before, changes, _MAY_CHANGE)
+    # What did not change is not judged: a key that has expired may get another name.
+    check_key(
+        msgspec.structs.replace(
+            key,
+            expires_s=key.expires_s if "expires_s" in changes else None,
+            secrets=tuple(KeySecret(secret.sha256) for secret in key.secrets),
+        ),
+        now_s,
+    )
+    await connection.execute(update(keys).where(keys.c.id == key_id).values(_row(key, version)))
+    return key
+
+
+async def revoke(connection: AsyncConnection, version: int, key_id: str) -> ApiKey:
+    """Ends a key for good. Doing it again changes nothing."""
+    key = await one_key(connection, key_id)
+    await connection.execute(update(keys).where(keys.c.id == key_id).values(revoked=True, version=version))
+    return msgspec.structs.replace(key, revoked=True)
+
+
+async def rotate(
+    connection: AsyncConnection, version: int, key_id: str, sha256: bytes, overlap_s: float, now_s: float
+) -> ApiKey:
+    """Gives a live key another secret; those that it has end after the overlap, or earlier if they would anyway."""
+    key = await one_key(connection, key_id)
+    if key.revoked or (key.expires_s is not None and key.expires_s <= now_s):
+        raise Conflict(f"The key {key_id} is {'revoked' if key.revoked else 'expired'}. Create another one.")
+    if any(secret.sha256 == sha256 for secret in key.secrets):
+        raise Conflict(f"The key {key_id} has that secret already. Make a new one.")
+    mine, ends_s = key_secrets.c.key == key_id, now_s + overlap_s
+    later = or_(key_secrets.c.expires_s.is_(None), key_secrets.c.expires_s > ends_s)
+    await connection.execute(update(key_secrets).where(mine, later).values(expires_s=ends_s))
+    await connection.execute(delete(key_secrets).where(mine, key_secrets.c.expires_s <= now_s))
+    await connection.execute(insert(key_secrets), [_secret_row(key_id, KeySecret(sha256), version)])
+    await connection.execute(update(keys).where(keys.c.id == key_id).values(version=version))
+    return await one_key(connection, key_id)
+
+
+async def bury_keys(connection: AsyncConnection, version: int, tenant_id: str) -> list[str]:
+    """Deletes the keys of a tenant that is being deleted, and all that could be recognised of their secrets."""
+    query = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted)
+    dead = list((await connection.execute(query)).scalars())
+    theirs = select(keys.c.id).where(keys.c.tenant == tenant_id)
+    await connection.execute(delete(key_secrets).where(key_secrets.c.key.in_(theirs)))
+    await connection.execute(
+        update(keys).where(keys.c.tenant == tenant_id, ~keys.c.deleted).values(deleted=True, version=version)
+    )
+    return dead
+
+
+async def missing_keys(connection: AsyncConnection, ids: set[str]) -> set[str]:
+    """Those that do not exist, or no longer."""
+    query = select(keys.c.id).where(keys.c.id.in_(ids), ~keys.c.deleted)
+    return ids - set((await connection.execute(query)).scalars())
+
+
+def _row(key: ApiKey, version: int) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "name": key.name,
+        "scopes": key.scopes,
+        "expires_s": key.expires_s,
+        "revoked": key.revoked,
+        "deleted": False,
+        "version": version,
+    }
+
+
+def _secret_row(key_id: str, secret: KeySecret, version: int) -> dict[str, Any]:
+    return {"key": key_id, "sha256": secret.sha256, "made": version, "expires_s": secret.expires_s}

@@ -1,0 +1,120 @@
+"""Limits in the database: what a directory's transaction does to them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
+from maitred.core.limits import Limit, LimitKind
+from maitred.store.keys import missing_keys
+from maitred.store.rules import is_id
+from maitred.store.schema import limits
+from maitred.store.tenants import missing_tenants
+
+_COLUMNS = (
+    limits.c.id,
+    limits.c.subject,
+    limits.c.kind,
+    limits.c.value,
+    limits.c.model,
+    limits.c.burst,
+    limits.c.hard,
+)
+_KINDS = {kind.value: kind for kind in LimitKind}
+
+
+async def one_limit(connection: AsyncConnection, limit_id: str) -> Limit:
+    """The limit of that id."""
+    found = await some_limits(connection, limits.c.id == limit_id, ~limits.c.deleted) if is_id(limit_id) else []
+    if not found:
+        raise ResourceNotFound("There is no limit of that id. GET /admin/v1/limits lists them.")
+    return found[0]
+
+
+async def some_limits(
+    connection: AsyncConnection, *conditions: ColumnElement[bool], limit: int | None = None, as_made: bool = False
+) -> list[Limit]:
+    """Limits in the order of their ids, or in the order they were made."""
+    order = (limits.c.made, limits.c.id) if as_made else (limits.c.id,)
+    result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(*order).limit(limit))
+    return [
+        Limit(
+            id=limit_id,
+            subject=subject,
+            kind=_KINDS[kind],
+            value=value,
+            model=model or None,
+            burst=burst,
+            hard=hard,
+        )
+        for limit_id, subject, kind, value, model, burst, hard in result
+    ]
+
+
+async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Limit]) -> None:
+    """Adds limits, or changes the values of those whose ids exist. They have been checked by themselves."""
+    await _check_subjects(connection, {limit.subject for limit in new})
+    ids = {limit.id for limit in new}
+    by_id = {row.id: row for row in await connection.execute(select(limits).where(limits.c.id.in_(ids)))}
+    alike = select(limits).where(limits.c.subject.in_({limit.subject for limit in new}), ~limits.c.deleted)
+    by_what = {(row.subject, row.model, row.kind): row.id for row in await connection.execute(alike)}
+    added: dict[str, dict[str, Any]] = {}
+    for limit in new:
+        what = (limit.subject, limit.model or "", limit.kind.value)
+        if limit.id in added or (limit.id in by_id and by_id[limit.id].deleted):
+            raise Conflict(f"There was a limit {limit.id} before, and ids are not used again. Choose another id.")
+        first = by_what.setdefault(what, limit.id)
+        if first != limit.id:
+            raise Conflict(
+                f"The limit {first} already sets {limit.kind} for {limit.subject}"
+                f"{'' if limit.model is None else f' and the model {limit.model}'}. Change that one, or delete it."
+            )
+        if (before := by_id.get(limit.id)) is None:
+            added[limit.id] = _row(limit, version)
+            continue
+        if (before.subject, before.model, before.kind) != what:
+            raise Conflict(
+                f"The limit {limit.id} sets {before.kind} for {before.subject}, and only its value, burst and hardness "
+                "can be changed. Make another one."
+            )
+        values = {"value": limit.value, "burst": limit.burst, "hard": limit.hard, "version": version}
+        await connection.execute(update(limits).where(limits.c.id == limit.id).values(values))
+    if added:
+        await connection.execute(insert(limits), list(added.values()))
+
+
+async def bury_limit(connection: AsyncConnection, version: int, limit_id: str) -> None:
+    """Deletes a limit."""
+    await one_limit(connection, limit_id)
+    await connection.execute(update(limits).where(limits.c.id == limit_id).values(deleted=True, version=version))
+
+
+async def bury_limits_of(connection: AsyncConnection, version: int, subjects: Sequence[str]) -> None:
+    """Deletes the limits of what is being deleted."""
+    theirs = limits.c.subject.in_(subjects) & ~limits.c.deleted
+    await connection.execute(update(limits).where(theirs).values(deleted=True, version=version))
+
+
+async def _check_subjects(connection: AsyncConnection, subjects: set[str]) -> None:
+    for sort, missing_of in (("tenant", missing_tenants), ("key", missing_keys)):
+        prefix = f"{sort}:"
+        ids = {subject.removeprefix(prefix) for subject in subjects if subject.startswith(prefix)} - {"*"}
+        if ids and (missing := await missing_of(connection, ids)):
+            raise InvalidRequest(f"There is no {sort} {min(missing)}. Create it first.", param="subject")
+
+
+def _row(limit: Limit, version: int) -> dict[str, Any]:
+    return {
+        "id": limit.id,
+        "subject": limit.subject,
+        "kind": limit.kind.value,
+        "model": limit.model or "",
+        "value": limit.value,
+        "burst": limit.burst,
+        "hard": limit.hard,
+        "deleted": False,
+        "made": version,
+        "version": version,
+    }

@@ -1,0 +1,169 @@
+"""What tenants, keys and limits must look like, whatever else there is; pure functions that raise `InvalidRequest`."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+from maitred.core.limits import Limit
+from maitred.core.tenancy import ApiKey, Tenant
+
+MOST_PER_PAGE = 1000
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_EXACT = 2**53 - 1
+"""Larger integers are not exact everywhere that counts: in JSON for many clients, and in Redis."""
+_LONGEST_TEXT = 256
+_MOST_ENTRIES = 1000
+_MOST_WEIGHT = 1000
+_LONGEST_OVERLAP_S = 90 * 86400.0
+
+Thing = TypeVar("Thing", bound=Tenant | ApiKey | Limit)
+
+
+def is_id(text: object) -> bool:
+    """Whether it could be the id of anything. What could not is not looked for."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
+
+
+def check_tenant(tenant: Tenant) -> None:
+    """A tenant by itself; whether its parent exists is for the store to say."""
+    _check_types(tenant)
+    _check_id("id", tenant.id)
+    if tenant.parent is not None:
+        _check_id("parent", tenant.parent)
+        if tenant.parent == tenant.id:
+            raise InvalidRequest("A tenant cannot be its own parent.", param="parent")
+    _check_text("name", tenant.name, empty=True)
+    if not 0 < tenant.weight <= _MOST_WEIGHT:
+        raise InvalidRequest(f"A weight is more than 0 and at most {_MOST_WEIGHT}.", param="weight")
+    if tenant.priority_ceiling is not None and not 1 <= tenant.priority_ceiling <= 10:
+        raise InvalidRequest("A priority ceiling is from 1 to 10.", param="priority_ceiling")
+    for param, texts in (("models", tenant.models or ()), ("regions", tenant.regions), ("tags", tenant.tags)):
+        _check_texts(param, texts)
+
+
+def check_key(key: ApiKey, now_s: float) -> None:
+    """A new key by itself."""
+    _check_types(key)
+    _check_id("id", key.id)
+    _check_id("tenant", key.tenant)
+    _check_text("name", key.name, empty=True)
+    if not key.scopes or len(set(key.scopes)) != len(key.scopes):
+        raise InvalidRequest("A key has at least one scope, and each once.", param="scopes")
+    _check_expiry("expires_s", key.expires_s, now_s)
+    if not key.secrets or len({secret.sha256 for secret in key.secrets}) != len(key.secrets):
+        raise InvalidRequest("A key has at least one secret, and each once.", param="secrets")
+    for secret in key.secrets:
+        check_hash(secret.sha256)
+        _check_expiry("secrets", secret.expires_s, now_s)
+
+
+def check_hash(sha256: bytes) -> None:
+    """What is kept of a secret."""
+    if len(sha256) != 32:
+        raise InvalidRequest("Of a secret its SHA-256 is kept, which has 32 bytes.", param="secrets")
+
+
+def check_overlap(overlap_s: float) -> None:
+    """How long the older secrets of a key go on after a rotation."""
+    if not 0 <= overlap_s <= _LONGEST_OVERLAP_S:
+        raise InvalidRequest(
+            f"An overlap is from 0 to {_LONGEST_OVERLAP_S:.0f} seconds, that is 90 days.", param="overlap_s"
+        )
+
+
+def check_limit(limit: Limit) -> None:
+    """A limit by itself; whether its subject exists is for the store to say."""
+    _check_types(limit)
+    _check_id("id", limit.id)
+    check_subject(limit.subject)
+    if not 0 < limit.value <= _EXACT:
+        raise InvalidRequest(f"A limit is from 1 to {_EXACT} requests, tokens or nano-dollars.", param="value")
+    if limit.model is not None:
+        _check_text("model", limit.model)
+    if limit.burst is not None:
+        if not limit.kind.per_minute:
+            raise InvalidRequest(
+                f"Only a rate has a burst, and {limit.kind} is none. Leave `burst` out.", param="burst"
+            )
+        if not 0 < limit.burst <= _EXACT:
+            raise InvalidRequest(f"A burst is from 1 to {_EXACT}.", param="burst")
+    if not limit.hard and not limit.kind.spend:
+        raise InvalidRequest(f"Only a budget can be soft, and {limit.kind} is none. Leave `hard` out.", param="hard")
+
+
+def check_subject(subject: str) -> None:
+    """Whose limit it is."""
+    if subject == "*":
+        return
+    sort, colon, name = subject.partition(":")
+    if not (colon and sort in ("tenant", "key") and (name == "*" or is_id(name))):
+        raise InvalidRequest(
+            "A subject is `tenant:<id>`, `key:<id>`, `tenant:*`, `key:*`, or `*` for the whole installation.",
+            param="subject",
+        )
+
+
+def check_page(after: str, limit: int) -> None:
+    """Where a page begins, and how long it is."""
+    if after and not is_id(after):
+        raise InvalidRequest("`after` is the last id of the page before.", param="after")
+    if not 1 <= limit <= MOST_PER_PAGE:
+        raise InvalidRequest(f"A page has from 1 to {MOST_PER_PAGE} entries.", param="limit")
+
+
+def changed(thing: Thing, changes: Mapping[str, object], may_change: frozenset[str]) -> Thing:
+    """The same tenant or key with some fields changed; each as JSON has it, or as the struct does."""
+    for field in changes:
+        if field not in may_change:
+            raise InvalidRequest(
+                f"This cannot be changed afterwards. What can: {', '.join(sorted(may_change))}.", param=field
+            )
+    return _retyped(thing, changes)
+
+
+def _check_types(thing: Tenant | ApiKey | Limit) -> None:
+    """Structs take any value; a wrong one would be a fault of the database otherwise."""
+    _retyped(thing, {})
+
+
+def _retyped(thing: Thing, changes: Mapping[str, object]) -> Thing:
+    try:
+        return msgspec.convert({**msgspec.to_builtins(thing), **msgspec.to_builtins(changes)}, type(thing))
+    except TypeError:
+        raise InvalidRequest("A field has a value of the wrong type.") from None
+    except msgspec.ValidationError as error:
+        sentence, _, path = str(error).partition(" - at ")
+        raise InvalidRequest(
+            f"{sentence}.", param=path.strip("`").removeprefix("$").removeprefix(".") or None
+        ) from None
+
+
+def _check_id(param: str, text: str) -> None:
+    if not is_id(text):
+        raise InvalidRequest(
+            "An id is made of lower-case letters, digits, `-` and `_`, begins with a letter or a digit, and has at "
+            "most 63 characters.",
+            param=param,
+        )
+
+
+def _check_text(param: str, text: str, *, empty: bool = False) -> None:
+    if (not text and not empty) or len(text) > _LONGEST_TEXT or not text.isprintable():
+        fewest = "" if empty else "at least one and "
+        raise InvalidRequest(f"A text here has {fewest}at most {_LONGEST_TEXT} printable characters.", param=param)
+
+
+def _check_texts(param: str, texts: Sequence[str]) -> None:
+    if len(texts) > _MOST_ENTRIES:
+        raise InvalidRequest(f"A list here has at most {_MOST_ENTRIES} entries.", param=param)
+    for number, text in enumerate(texts):
+        _check_text(f"{param}[{number}]", text)
+
+
+def _check_expiry(param: str, expires_s: float | None, now_s: float) -> None:
+    if expires_s is not None and not (math.isfinite(expires_s) and expires_s > now_s):
+        raise InvalidRequest("The time of expiry must be in the future; seconds since 1970.", param=param)
