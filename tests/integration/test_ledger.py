@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from maitred.core.answer import Outcome
 from maitred.core.clock import SystemClock
-from maitred.core.errors import StoreUnavailable
+from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.secret import Secret
 from maitred.store.config import StoreConfig
@@ -86,6 +86,19 @@ async def test_the_same_id_counts_once(store_config, tmp_path):
         await ledger.flush()
         rows = await stored(database)
     assert [(row["id"], row["cost_nusd"]) for row in rows] == [("u-000001", 1_001), ("u-000002", 1_002)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prompt_tokens": 2**63}, {"output_tokens": -1}, {"cost_nusd": 2**60}, {"charges": {ACME: 2**62}}]
+)
+async def test_an_amount_that_no_database_takes_is_not_taken(store_config, tmp_path, wrong):
+    async with opened(store_config, tmp_path / "journal") as (database, ledger):
+        with pytest.raises(Bug, match="req-1"):
+            ledger.record(usage_event(1, **wrong))
+        most = 2**53
+        ledger.record(usage_event(2, prompt_tokens=most, cost_nusd=most, charges={ACME: most}))
+        await ledger.flush()
+        assert ids(await stored(database)) == ["u-000002"]
 
 
 async def test_spent_counts_what_waits(store_config, tmp_path):
@@ -273,6 +286,35 @@ async def test_what_close_cannot_write_the_next_start_does(postgres_server, post
         assert ids(await stored(database)) == ["u-000001"]
 
 
+WRITING = """
+import asyncio, sys
+from pathlib import Path
+from maitred.core.clock import SystemClock
+from maitred.store.config import StoreConfig
+from maitred.store.database import open_database
+from maitred.store.journal import Journal
+from maitred.store.ledger import UsageLedger
+from tests.usage_events import usage_event
+
+async def main():
+    clock, first = SystemClock(), int(sys.argv[3])
+    async with open_database(StoreConfig(folder=sys.argv[1])) as database:
+        journal = Journal(Path(sys.argv[2]), clock=clock, segment_bytes=20_000)
+        ledger = UsageLedger(database, journal, clock, most_events=100)
+        await ledger.replay()
+        print("ready", flush=True)
+        for number in range(first, first + 100_000):
+            ledger.begin(f"lease-{number}", usage_event(number, cost_nusd=0, charges={}))
+            ledger.record(usage_event(number))
+            sys.stdout.write(f"{number}\\n")
+            sys.stdout.flush()
+            if number % 20 == 0:
+                await ledger.flush()
+
+asyncio.run(main())
+"""
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
@@ -291,9 +333,9 @@ for number in range(first, first + 100_000):
 """
 
 
-def killed_life(folder, first, after_s):
+def killed_life(script, *arguments, after_s):
     """What a child says that it has recorded before it is killed."""
-    command = [sys.executable, "-c", KILLED, str(folder), str(first)]
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
@@ -309,7 +351,7 @@ async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path
     config = StoreConfig(folder=str(tmp_path / "data"))
     async with opened(config, folder) as (database, ledger):
         for life in range(50):
-            said += killed_life(folder, life * 100_000, chance.uniform(0, 0.01))
+            said += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
             if chance.random() < 0.3:
                 await ledger.replay()
         await ledger.replay()
@@ -321,3 +363,18 @@ async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path
     assert len(finished) <= len(said) + 50  # at most the one that each was killed over before it could say so
     assert len(rows) <= len(finished) + 50
     assert not (folder / "damaged").exists()
+
+
+async def test_killed_while_it_writes_every_event_counts_once(tmp_path):
+    """Each child adopts what the one before has left, half written or not."""
+    folder, data, said, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
+    for life in range(8):
+        said += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
+    async with opened(StoreConfig(folder=str(data)), folder) as (database, ledger):
+        await ledger.replay()
+        rows = await stored(database)
+    finished = [row["id"] for row in rows if row["outcome"] == "finished"]
+    assert len(said) > 100
+    assert set(said) <= set(finished)
+    assert len(finished) <= len(said) + 8
+    assert len(rows) <= len(finished) + 8

@@ -54,6 +54,7 @@ def test_cut_at_every_byte(entries):
         found, damage = read(whole[:cut])
         assert found == entries[: sum(end <= cut for end in ends)]
         assert (damage is None) == (cut in (0, *ends))
+        assert damage is None or damage.torn
 
 
 @given(st.lists(ENTRY, min_size=1, max_size=6), st.data())
@@ -77,6 +78,7 @@ def test_bytes_that_changed(entries, data):
     assert found == entries[:sound]
     assert damage is not None
     assert damage.offset == end
+    assert not damage.torn  # so that it is kept
 
 
 @given(st.binary(max_size=400))

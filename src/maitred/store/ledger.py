@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from maitred.core.clock import Clock
-from maitred.core.errors import StoreUnavailable
+from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.usage import UsageEvent
 from maitred.store.backlog import Backlog
@@ -37,6 +37,8 @@ _INTERVAL_S = 0.5
 _ADOPT_EVERY_S = 30.0
 _FIRST_RETRY_S = 0.2
 _MOST_RETRY_S = 10.0
+_MOST = 2**53
+"""Of one amount; see `maitred.core.money`. Sums of them then fit the 64 bits of a column."""
 _STORED = StoredText()
 
 
@@ -79,7 +81,14 @@ class UsageLedger:
 
         Raises:
             StoreUnavailable: The journal cannot be written: the answer must not be ended as if it were billed.
+            Bug: An amount is one that no database would take, and that would keep all later ones out with it.
         """
+        amounts = (event.prompt_tokens, event.cached_tokens, event.output_tokens, event.cost_nusd)
+        for amount in (*amounts, *event.charges.values()):
+            if not 0 <= amount <= _MOST:
+                raise Bug(
+                    f"Request {event.request_id} cannot have used {amount} of anything. Report what its replica is."
+                )
         self._backlog.add(event)
         prompt, output, cached = self._tokens.get(event.model, (0, 0, 0))
         self._tokens[event.model] = (

@@ -31,7 +31,7 @@ class Orphan:
         self._folder = folder
         self._segments = sorted(folder.glob(f"*{SUFFIX}"))
         self.damages: list[Damage] = []
-        """Complete once `batches` has ended."""
+        """Complete once `batches` has ended. Torn ends, as every death may leave one, are not among them."""
         self.interrupted = 0
         """Requests that had begun and were never recorded."""
 
@@ -76,7 +76,9 @@ class Orphan:
                 else:
                     begun[entry.event.id] = entry
                     last_sign_s = max(last_sign_s, entry.time_s)
-            if segment.damage is not None:
+            if segment.damage is not None and segment.damage.torn:
+                log.warning("A gateway died while it wrote to its usage journal. %s", segment.damage)
+            elif segment.damage is not None:
                 self.damages.append(segment.damage)
                 log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED, segment.damage)
         for entry in begun.values():

@@ -1,8 +1,9 @@
 """One file of the usage journal: how entries are framed, and how they are read back after anything may have happened.
 
-An entry is ``length (4 bytes) | CRC-32 (4 bytes) | MessagePack``, all integers little-endian. The checksum is seeded
-with the length, so that it vouches for both, and no entry is empty, so that a run of zeros (what a lost page leaves
-behind) is never one.
+An entry is ``length | length ^ MARK | CRC-32 | MessagePack``, the first three of 4 bytes each, little-endian. The
+length vouches for itself, which tells two ends apart. An entry that is merely incomplete was *torn*: a process that is
+killed within a write leaves what had reached the kernel by then, up to some page. Nobody was told that such an entry is
+safe. Anything else is damage: a disk's, or somebody's.
 
 Reading stops at the first frame that does not hold. It could search for the next one, but entries carry text that
 clients chose, and a search would find whatever frames somebody hid in theirs.
@@ -43,12 +44,15 @@ class Damage(msgspec.Struct, frozen=True):
     offset: int
     lost_bytes: int
     reason: str
+    torn: bool = False
+    """The last entry is incomplete; nothing that was ever recorded is missing, unless the machine itself died."""
 
     def __str__(self) -> str:
         return f"{self.path} at byte {self.offset}: {self.reason}; {self.lost_bytes} bytes were not read"
 
 
-_HEADER = struct.Struct("<II")
+_HEADER = struct.Struct("<III")
+_MARK = 0x4D544431
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Begun | Recorded).decode
 _crc32 = zlib.crc32
@@ -59,7 +63,7 @@ def frame(entry: Begun | Recorded) -> bytes:
     """The bytes that an entry is in a segment."""
     payload = _encode(entry)
     length = len(payload)
-    return _pack(length, _crc32(payload, length)) + payload
+    return _pack(length, length ^ _MARK, _crc32(payload)) + payload
 
 
 class Segment:
@@ -89,12 +93,14 @@ class Segment:
                 file.seek(self._offset)
                 while self._offset < size:
                     if size - self._offset < _HEADER.size:
-                        return self._stop(size, "it ends within a header")
-                    length, checksum = _HEADER.unpack(file.read(_HEADER.size))
-                    if not 0 < length <= size - self._offset - _HEADER.size:
-                        return self._stop(size, "it ends within an entry, or the entry's length is wrong")
+                        return self._stop(size, "it ends within an entry", torn=True)
+                    length, marked, checksum = _HEADER.unpack(file.read(_HEADER.size))
+                    if length ^ _MARK != marked:
+                        return self._stop(size, "no entry begins here")
+                    if length > size - self._offset - _HEADER.size:
+                        return self._stop(size, "it ends within an entry", torn=True)
                     payload = file.read(length)
-                    if _crc32(payload, length) != checksum:
+                    if _crc32(payload) != checksum:
                         return self._stop(size, "the checksum is wrong")
                     try:
                         entry = _decode(payload)
@@ -108,5 +114,5 @@ class Segment:
                 "read; what is in it is not lost."
             ) from error
 
-    def _stop(self, size: int, reason: str) -> None:
-        self.damage = Damage(self._path, self._offset, size - self._offset, reason)
+    def _stop(self, size: int, reason: str, *, torn: bool = False) -> None:
+        self.damage = Damage(self._path, self._offset, size - self._offset, reason, torn)

@@ -149,6 +149,19 @@ def test_damage_is_reported_and_kept(tmp_path, caplog):
     assert adopted(tmp_path) == []  # and is not read again
 
 
+def test_a_torn_end_is_no_damage(tmp_path, caplog):
+    journal = make(tmp_path)
+    journal.begin("lease", usage_event(1))
+    journal.record(usage_event(1))
+    journal.close()
+    (path,) = tmp_path.rglob("*.segment")
+    path.write_bytes(path.read_bytes()[:-1])
+    (event,) = adopted(tmp_path)
+    assert event.outcome == Outcome.FAILED  # nobody was told that it was recorded
+    assert "died while it wrote" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def file_limit():
     """Lets files grow to so many bytes only: the kernel then writes what fits, and refuses the next write."""

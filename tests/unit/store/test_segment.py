@@ -1,3 +1,6 @@
+import struct
+import zlib
+
 import pytest
 
 from maitred.core.errors import StoreUnavailable
@@ -28,16 +31,14 @@ def test_zeros_are_not_an_entry(tmp_path):
     assert len(list(segment)) == 1
     assert segment.damage is not None
     assert segment.damage.lost_bytes == 4096
+    assert not segment.damage.torn
 
 
 def test_an_entry_of_a_later_version_is_reported_not_guessed(tmp_path):
     path = tmp_path / "1.segment"
     good = frame(Recorded(usage_event(1)))
-    import struct
-    import zlib
-
     payload = b"\x92\x07\xc0"  # a tag that nobody knows
-    path.write_bytes(good + struct.pack("<II", len(payload), zlib.crc32(payload, len(payload))) + payload)
+    path.write_bytes(good + struct.pack("<III", len(payload), len(payload) ^ 0x4D544431, zlib.crc32(payload)) + payload)
     segment = Segment(path)
     assert len(list(segment)) == 1
     assert segment.damage is not None
