@@ -1,0 +1,34 @@
+"""All routes under ``/admin/v1``, put together."""
+
+from maitred.api.admin.budgets import BudgetRoutes, Budgets
+from maitred.api.admin.keys import KeyRoutes
+from maitred.api.admin.limits import LimitRoutes
+from maitred.api.admin.office import Office, Refresh
+from maitred.api.admin.tenants import TenantRoutes
+from maitred.api.admin.usage import UsageRoutes
+from maitred.api.routes import Route
+from maitred.core.clock import Clock
+from maitred.store.directory import DirectoryStore
+from maitred.store.usage import UsageQueries
+
+
+def administration(
+    book: DirectoryStore, usage: UsageQueries, budgets: Budgets, refresh: Refresh, clock: Clock
+) -> list[Route]:
+    """The routes, each of which needs the scope admin.
+
+    Args:
+        book: Where tenants, keys and limits are kept.
+        usage: What was used.
+        budgets: How the budgets of a subject stand.
+        refresh: Makes this gateway apply what has changed in the store, now; called after every change.
+        clock: For expiry, and for times such as ``-7d``.
+    """
+    office = Office(book, refresh, clock)
+    return [
+        *TenantRoutes(office).routes(),
+        *KeyRoutes(office).routes(),
+        *LimitRoutes(office).routes(),
+        *BudgetRoutes(office, budgets).routes(),
+        *UsageRoutes(office, usage).routes(),
+    ]

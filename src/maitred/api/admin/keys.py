@@ -1,0 +1,143 @@
+"""Routes of API keys.
+
+A key is shown in full by the one answer that made it. Everything else that these routes say of it can be logged.
+"""
+
+from msgspec import UNSET
+
+from maitred.api.admin.office import Made, Office, page_of
+from maitred.api.call import Call
+from maitred.api.errors import body_of
+from maitred.api.routes import Route
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
+from maitred.core.tenancy import ApiKey, Scope
+from maitred.identity.keys import make_key
+from maitred.wire.admin import rules
+from maitred.wire.admin.decode import decode_body, decode_query
+from maitred.wire.admin.requests import CreateKey, KeysQuery, RotateKey, UpdateKey
+from maitred.wire.admin.responses import KeyBody, KeyList
+from maitred.wire.openai.faults import shown
+
+PATH = "/admin/v1/keys"
+_ID_LENGTH = 16
+
+
+class KeyRoutes:
+    """API keys.
+
+    Args:
+        office: What the routes share.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        one = f"{PATH}/{{id}}"
+        needs = Scope.ADMIN
+        rotate = "A new secret for a key, shown this once."
+        return [
+            Route("GET", PATH, self.list, "API keys.", returns=KeyList, query=KeysQuery, needs=needs),
+            Route("POST", PATH, self.create, "A new key, shown this once.", CreateKey, KeyBody, needs=needs),
+            Route("GET", one, self.get, "One API key.", returns=KeyBody, needs=needs),
+            Route("PATCH", one, self.update, "Changes an API key.", reads=UpdateKey, returns=KeyBody, needs=needs),
+            Route("POST", f"{one}/rotate", self.rotate, rotate, reads=RotateKey, returns=KeyBody, needs=needs),
+            Route("POST", f"{one}/revoke", self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
+            Route("DELETE", one, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
+        ]
+
+    async def list(self, call: Call) -> None:
+        """A page of keys."""
+        query = decode_query(call.query, KeysQuery)
+        rules.check_page(query.limit, query.after)
+        if query.tenant is not None:
+            rules.check_id("tenant", query.tenant)
+        found = await self._office.book.keys(query.tenant, query.after, query.limit + 1)
+        keys, has_more = page_of(found, query.limit)
+        data = [self._shown(key) for key in keys]
+        answer = KeyList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
+        await self._office.reply(call, answer)
+
+    async def create(self, call: Call) -> None:
+        """A new key."""
+        request = decode_body(call.body, CreateKey)
+        rules.check_id("tenant", request.tenant)
+        rules.check_name(request.name)
+        if request.id is not None:
+            rules.check_key_id("id", request.id)
+        new = make_key(request.id or self._office.id_for(call, _ID_LENGTH))
+        key = ApiKey(
+            id=new.public_id,
+            tenant=request.tenant,
+            name=request.name,
+            scopes=rules.scopes_of(request.scopes),
+            secrets=(new.secret,),
+            expires_s=rules.expiry_of(request.expires_at, self._office.now_s()),
+        )
+
+        async def make() -> Made:
+            await self._office.book.create_key(key)
+            await self._office.changed()
+            return Made(self._shown(key, new.plaintext), self._shown_before(key.id, "made the key"))
+
+        await self._office.once(call, make)
+
+    async def get(self, call: Call) -> None:
+        """One key."""
+        await self._office.reply(call, self._shown(await self._office.book.key(_id_in(call))))
+
+    async def update(self, call: Call) -> None:
+        """Changes a key."""
+        key_id = _id_in(call)
+        request = decode_body(call.body, UpdateKey)
+        changes: dict[str, object] = {}
+        if request.name is not UNSET:
+            rules.check_name(request.name)
+            changes["name"] = request.name
+        if request.scopes is not UNSET:
+            changes["scopes"] = rules.scopes_of(request.scopes)
+        if request.expires_at is not UNSET:
+            changes["expires_s"] = rules.expiry_of(request.expires_at, self._office.now_s())
+        if not changes:
+            raise InvalidRequest("The body changes nothing. Name a field to change.")
+        key = await self._office.book.update_key(key_id, **changes)
+        await self._office.changed()
+        await self._office.reply(call, self._shown(key))
+
+    async def rotate(self, call: Call) -> None:
+        """A new secret for a key; the one before lives on for a while."""
+        key_id = _id_in(call)
+        overlap_s = rules.overlap_of(decode_body(call.body, RotateKey))
+
+        async def make() -> Made:
+            new = make_key(key_id)
+            key = await self._office.book.rotate_key(key_id, new.secret, overlap_s)
+            await self._office.changed()
+            return Made(self._shown(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key"))
+
+        await self._office.once(call, make)
+
+    async def revoke(self, call: Call) -> None:
+        """Ends a key; ending it again changes nothing."""
+        key = await self._office.book.revoke_key(_id_in(call))
+        await self._office.changed()
+        await self._office.reply(call, self._shown(key))
+
+    def _shown(self, key: ApiKey, plaintext: str | None = None) -> KeyBody:
+        return KeyBody.of(key, self._office.now_s(), UNSET if plaintext is None else plaintext)
+
+    def _shown_before(self, key_id: str, did: str) -> tuple[int, bytes]:
+        """For whoever repeats the request: what it has made exists, and its secret was never written down."""
+        error = Conflict(
+            f"This request came before and {did} {key_id}. The key was shown then, and cannot be shown again. If that "
+            f"answer was lost, POST {PATH}/{key_id}/rotate gives it a new secret.",
+            param="Idempotency-Key",
+        )
+        return error.http_status, body_of(error)
+
+
+def _id_in(call: Call) -> str:
+    if not rules.is_key_id(call.parameter):
+        raise ResourceNotFound(f"There is no key {shown(call.parameter)}. GET {PATH} lists them.", param="id")
+    return call.parameter

@@ -1,0 +1,102 @@
+"""Routes of limits and budgets."""
+
+from contextlib import suppress
+from secrets import token_hex
+
+from maitred.api.admin.office import Made, Office, page_of
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
+from maitred.core.tenancy import Scope
+from maitred.wire.admin import rules
+from maitred.wire.admin.decode import decode_body, decode_query
+from maitred.wire.admin.requests import CreateLimit, LimitsQuery
+from maitred.wire.admin.responses import Deleted, LimitBody, LimitList
+from maitred.wire.openai.faults import shown
+
+PATH = "/admin/v1/limits"
+
+
+class LimitRoutes:
+    """Limits.
+
+    Args:
+        office: What the routes share.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        one = f"{PATH}/{{id}}"
+        needs = Scope.ADMIN
+        return [
+            Route("GET", PATH, self.list, "Limits.", returns=LimitList, query=LimitsQuery, needs=needs),
+            Route("POST", PATH, self.create, "A new limit.", reads=CreateLimit, returns=LimitBody, needs=needs),
+            Route("GET", one, self.get, "One limit.", returns=LimitBody, needs=needs),
+            Route("PUT", one, self.put, "A limit as it shall be.", reads=CreateLimit, returns=LimitBody, needs=needs),
+            Route("DELETE", one, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),
+        ]
+
+    async def list(self, call: Call) -> None:
+        """A page of limits."""
+        query = decode_query(call.query, LimitsQuery)
+        rules.check_page(query.limit, query.after)
+        if query.subject is not None:
+            rules.check_subject(query.subject)
+        found = await self._office.book.limits(query.subject, query.after, query.limit + 1)
+        limits, has_more = page_of(found, query.limit)
+        data = [LimitBody.of(limit) for limit in limits]
+        answer = LimitList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
+        await self._office.reply(call, answer)
+
+    async def create(self, call: Call) -> None:
+        """A new limit."""
+        request = decode_body(call.body, CreateLimit)
+        limit_id = request.id
+        if limit_id is None:
+            limit_id = f"lim-{self._office.id_for(call, 16) or token_hex(8)}"
+        limit = rules.limit_of(request, limit_id)
+
+        async def make() -> Made:
+            if request.id is not None:
+                await self._check_free(request.id)
+            await self._office.book.put_limit(limit)
+            await self._office.changed()
+            return Made(LimitBody.of(limit))
+
+        await self._office.once(call, make)
+
+    async def get(self, call: Call) -> None:
+        """One limit."""
+        await self._office.reply(call, LimitBody.of(await self._office.book.limit(_id_in(call))))
+
+    async def put(self, call: Call) -> None:
+        """Makes a limit what the body says, whether it existed or not."""
+        limit_id = call.parameter
+        request = decode_body(call.body, CreateLimit)
+        if request.id not in (None, limit_id):
+            raise InvalidRequest("id must be the one in the path. Remove it from the body.", param="id")
+        limit = rules.limit_of(request, limit_id)
+        await self._office.book.put_limit(limit)
+        await self._office.changed()
+        await self._office.reply(call, LimitBody.of(limit))
+
+    async def delete(self, call: Call) -> None:
+        """Deletes a limit."""
+        limit_id = _id_in(call)
+        await self._office.book.delete_limit(limit_id)
+        await self._office.changed()
+        await self._office.reply(call, Deleted(id=limit_id, object="limit"))
+
+    async def _check_free(self, limit_id: str) -> None:
+        with suppress(ResourceNotFound):
+            await self._office.book.limit(limit_id)
+            raise Conflict(f"There is a limit {limit_id} already. PUT it, or choose another id.", param="id")
+
+
+def _id_in(call: Call) -> str:
+    if not rules.is_id(call.parameter):
+        raise ResourceNotFound(f"There is no limit {shown(call.parameter)}. GET {PATH} lists them.", param="id")
+    return call.parameter

@@ -1,0 +1,88 @@
+"""Routes of tenants: organisations and their teams."""
+
+from maitred.api.admin.office import Made, Office, page_of
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.errors import InvalidRequest, ResourceNotFound
+from maitred.core.tenancy import Scope
+from maitred.wire.admin import rules
+from maitred.wire.admin.decode import decode_body, decode_query
+from maitred.wire.admin.requests import CreateTenant, TenantsQuery, UpdateTenant
+from maitred.wire.admin.responses import Deleted, TenantBody, TenantList
+from maitred.wire.openai.faults import shown
+
+PATH = "/admin/v1/tenants"
+
+
+class TenantRoutes:
+    """Tenants.
+
+    Args:
+        office: What the routes share.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        one = f"{PATH}/{{id}}"
+        needs = Scope.ADMIN
+        return [
+            Route("GET", PATH, self.list, "Tenants.", returns=TenantList, query=TenantsQuery, needs=needs),
+            Route("POST", PATH, self.create, "A new tenant.", reads=CreateTenant, returns=TenantBody, needs=needs),
+            Route("GET", one, self.get, "One tenant.", returns=TenantBody, needs=needs),
+            Route("PATCH", one, self.update, "Changes a tenant.", reads=UpdateTenant, returns=TenantBody, needs=needs),
+            Route("DELETE", one, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
+        ]
+
+    async def list(self, call: Call) -> None:
+        """A page of tenants."""
+        query = decode_query(call.query, TenantsQuery)
+        rules.check_page(query.limit, query.after)
+        if query.parent is not None:
+            rules.check_id("parent", query.parent)
+        found = await self._office.book.tenants(query.parent, query.after, query.limit + 1)
+        tenants, has_more = page_of(found, query.limit)
+        data = [TenantBody.of(tenant) for tenant in tenants]
+        answer = TenantList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
+        await self._office.reply(call, answer)
+
+    async def create(self, call: Call) -> None:
+        """A new tenant."""
+        tenant = rules.tenant_of(decode_body(call.body, CreateTenant))
+
+        async def make() -> Made:
+            await self._office.book.create_tenant(tenant)
+            await self._office.changed()
+            return Made(TenantBody.of(tenant))
+
+        await self._office.once(call, make)
+
+    async def get(self, call: Call) -> None:
+        """One tenant."""
+        tenant = await self._office.book.tenant(_id_in(call))
+        await self._office.reply(call, TenantBody.of(tenant))
+
+    async def update(self, call: Call) -> None:
+        """Changes a tenant."""
+        tenant_id = _id_in(call)
+        changes = rules.tenant_changes(decode_body(call.body, UpdateTenant))
+        if not changes:
+            raise InvalidRequest("The body changes nothing. Name a field to change.")
+        tenant = await self._office.book.update_tenant(tenant_id, **changes)
+        await self._office.changed()
+        await self._office.reply(call, TenantBody.of(tenant))
+
+    async def delete(self, call: Call) -> None:
+        """Deletes a tenant."""
+        tenant_id = _id_in(call)
+        await self._office.book.delete_tenant(tenant_id)
+        await self._office.changed()
+        await self._office.reply(call, Deleted(id=tenant_id, object="tenant"))
+
+
+def _id_in(call: Call) -> str:
+    if not rules.is_id(call.parameter):
+        raise ResourceNotFound(f"There is no tenant {shown(call.parameter)}. GET {PATH} lists them.", param="id")
+    return call.parameter

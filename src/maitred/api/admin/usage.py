@@ -1,0 +1,123 @@
+"""Routes of the ledger: what was used, in sums and line by line."""
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.errors import InvalidRequest
+from maitred.core.money import usd_of
+from maitred.core.tenancy import Scope
+from maitred.store.usage import FIELDS, PERIODS, UsageQueries
+from maitred.wire.admin import rules
+from maitred.wire.admin.decode import decode_query
+from maitred.wire.admin.requests import UsageEventsQuery, UsageQuery
+from maitred.wire.admin.responses import UsageEventBody, UsageEventList, UsageReport, UsageRow
+from maitred.wire.admin.times import iso_of, time_in_query
+from maitred.wire.openai.faults import shown
+
+PATH = "/admin/v1/usage"
+GROUPS = (*FIELDS, *PERIODS)
+_FILTERS = (*FIELDS, "request_id")
+_CSV = b"text/csv; charset=utf-8"
+
+
+class UsageRoutes:
+    """Usage.
+
+    Args:
+        office: What the routes share.
+        usage: Reads the ledger.
+    """
+
+    def __init__(self, office: Office, usage: UsageQueries) -> None:
+        self._office = office
+        self._usage = usage
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        needs = Scope.ADMIN
+        events, lines = f"{PATH}/events", "Usage, line by line, the newest first."
+        return [
+            Route(
+                *("GET", PATH, self.report, "Usage, in sums."),
+                returns=UsageReport,
+                query=UsageQuery,
+                also="text/csv",
+                needs=needs,
+            ),
+            Route("GET", events, self.events, lines, returns=UsageEventList, query=UsageEventsQuery, needs=needs),
+        ]
+
+    async def report(self, call: Call) -> None:
+        """Sums: a page as JSON, or all of them as CSV."""
+        query = decode_query(call.query, UsageQuery)
+        rules.check_page(query.limit, query.after)
+        groups = _groups_in(query.group_by)
+        start_s, end_s = self._span(query)
+        filters = _filters_in(query)
+        if query.format == "csv":
+            pieces = [piece async for piece in self._usage.csv(start_s, end_s, group_by=groups, filters=filters)]
+            await call.respond("".join(pieces).encode("utf-8", "replace"), content_type=_CSV)
+            return
+        if query.format != "json":
+            raise InvalidRequest(f"format must be json or csv; got {shown(query.format)}.", param="format")
+        page = await self._usage.report(
+            start_s, end_s, group_by=groups, filters=filters, after=query.after, limit=query.limit
+        )
+        data = [
+            UsageRow(
+                **row.group,
+                requests=row.requests,
+                prompt_tokens=row.prompt_tokens,
+                cached_tokens=row.cached_tokens,
+                output_tokens=row.output_tokens,
+                cost_usd=usd_of(row.cost_nusd),
+            )
+            for row in page.rows
+        ]
+        answer = UsageReport(
+            start=iso_of(start_s),
+            end=iso_of(end_s),
+            group_by=groups,
+            data=data,
+            has_more=bool(page.next),
+            next=page.next or None,
+        )
+        await self._office.reply(call, answer)
+
+    async def events(self, call: Call) -> None:
+        """A page of lines."""
+        query = decode_query(call.query, UsageEventsQuery)
+        rules.check_page(query.limit, query.after)
+        start_s, end_s = self._span(query)
+        page = await self._usage.events(
+            start_s, end_s, filters=_filters_in(query), after=query.after, limit=query.limit
+        )
+        data = [UsageEventBody.of(event) for event in page.events]
+        await self._office.reply(call, UsageEventList(data=data, has_more=bool(page.next), next=page.next or None))
+
+    def _span(self, query: UsageQuery | UsageEventsQuery) -> tuple[float, float]:
+        now_s = self._office.now_s()
+        start_s, end_s = time_in_query("start", query.start, now_s), time_in_query("end", query.end, now_s)
+        if start_s >= end_s:
+            raise InvalidRequest("start must be earlier than end.", param="start")
+        return start_s, end_s
+
+
+def _filters_in(query: UsageQuery | UsageEventsQuery) -> dict[str, str]:
+    given = {name: getattr(query, name, None) for name in _FILTERS}
+    filters = {name: value for name, value in given.items() if value is not None}
+    for name, value in filters.items():
+        rules.check_filter(name, value)
+    return filters
+
+
+def _groups_in(text: str) -> list[str]:
+    groups = [name.strip() for name in text.split(",")] if text else []
+    for position, name in enumerate(groups):
+        if name not in GROUPS:
+            raise InvalidRequest(
+                f"group_by must hold some of {', '.join(GROUPS)}, with commas; got {shown(name)}.", param="group_by"
+            )
+        if name in groups[:position]:
+            raise InvalidRequest(f"group_by names {name} twice. Name it once.", param="group_by")
+    return groups

@@ -1,0 +1,175 @@
+"""What the administration's API reads: bodies and queries, field by field.
+
+In a body that changes something, a field that is left out stays as it is; one that may be null is taken away by null.
+"""
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from maitred.core.limits import LimitKind
+from maitred.core.tenancy import Scope
+
+Time = str | int | float
+"""ISO 8601, or seconds since the Unix epoch."""
+
+_Weight = Annotated[float, Meta(description="Share of service relative to its siblings when they compete.")]
+_Models = Annotated[list[str] | None, Meta(description="Models that may be used; null: all that the parent may.")]
+_Ceiling = Annotated[int | None, Meta(description="Highest priority, 1 to 10, of its requests; null: as the parent.")]
+_Regions = Annotated[list[str], Meta(description="Where its requests may be served; empty: as the parent.")]
+_Tags = Annotated[list[str], Meta(description="Privacy and other tags, such as `local-only`; added to the parent's.")]
+_Disabled = Annotated[bool, Meta(description="Refuse its keys, and those of its teams.")]
+_Expiry = Annotated[Time | None, Meta(description="ISO 8601 or seconds since the epoch; null: never.")]
+_After = Annotated[str, Meta(description="`next` of the page before.")]
+_Limit = Annotated[int, Meta(description="Entries of a page, 1 to 500.")]
+
+
+class CreateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An organisation, or with a parent a team in one."""
+
+    id: Annotated[str, Meta(description="1 to 63 characters: lower-case letters, digits, `-` and `_`.")]
+    parent: Annotated[str | None, Meta(description="The organisation of a team.")] = None
+    name: str = ""
+    weight: _Weight = 1.0
+    models: _Models = None
+    priority_ceiling: _Ceiling = None
+    regions: _Regions = []
+    tags: _Tags = []
+    disabled: _Disabled = False
+
+
+class UpdateTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes of a tenant."""
+
+    name: str | UnsetType = UNSET
+    weight: _Weight | UnsetType = UNSET
+    models: _Models | UnsetType = UNSET
+    priority_ceiling: _Ceiling | UnsetType = UNSET
+    regions: _Regions | UnsetType = UNSET
+    tags: _Tags | UnsetType = UNSET
+    disabled: _Disabled | UnsetType = UNSET
+
+
+class CreateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key of a tenant."""
+
+    tenant: str
+    id: Annotated[str | None, Meta(description="The public id, if you want to choose it.")] = None
+    name: str = ""
+    scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
+    expires_at: _Expiry = None
+
+
+class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes of a key."""
+
+    name: str | UnsetType = UNSET
+    scopes: list[Scope] | UnsetType = UNSET
+    expires_at: _Expiry | UnsetType = UNSET
+
+
+class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a key gets its new secret."""
+
+    overlap_s: Annotated[float, Meta(description="So long the old secret stays valid; at most 90 days.")] = 86_400.0
+
+
+class CreateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A limit or a budget."""
+
+    subject: Annotated[
+        str,
+        Meta(description="`tenant:<id>`, `key:<id>`, `*` for all together, `tenant:*` or `key:*` for each by itself."),
+    ]
+    kind: LimitKind
+    value: Annotated[int | float, Meta(description="Requests, tokens, or for `usd_…` dollars.")]
+    id: Annotated[str | None, Meta(description="If you want to choose it; else it follows from what is limited.")] = (
+        None
+    )
+    model: Annotated[str | None, Meta(description="Counts requests to this model only; null: to all together.")] = None
+    burst: Annotated[int | None, Meta(description="What may come at once after a pause; null: a minute's worth.")] = (
+        None
+    )
+    hard: Annotated[bool, Meta(description="False for a budget that only says that it was passed.")] = True
+
+
+class TenantsQuery(Struct, frozen=True, kw_only=True):
+    """Which tenants to list."""
+
+    parent: Annotated[str | None, Meta(description="Teams of this organisation only.")] = None
+    after: _After = ""
+    limit: _Limit = 100
+
+
+class KeysQuery(Struct, frozen=True, kw_only=True):
+    """Which keys to list."""
+
+    tenant: Annotated[str | None, Meta(description="Keys of this tenant only.")] = None
+    after: _After = ""
+    limit: _Limit = 100
+
+
+class LimitsQuery(Struct, frozen=True, kw_only=True):
+    """Which limits to list."""
+
+    subject: Annotated[str | None, Meta(description="Those of this subject only.")] = None
+    after: _After = ""
+    limit: _Limit = 100
+
+
+class BudgetsQuery(Struct, frozen=True, kw_only=True):
+    """Which budgets to list."""
+
+    subject: Annotated[str | None, Meta(description="Those that hold for `tenant:<id>`, `key:<id>` or `*` only.")] = (
+        None
+    )
+    after: _After = ""
+    limit: Annotated[int, Meta(description="About so many entries of a page, 1 to 500; a subject's stay together.")] = (
+        100
+    )
+
+
+_Start = Annotated[str, Meta(description="ISO 8601, seconds since the epoch, or so far back: `-7d`. Inclusive.")]
+_End = Annotated[str, Meta(description="As `start`, or `now`. Exclusive.")]
+_Organisation = Annotated[str | None, Meta(description="Usage of this organisation only, its teams included.")]
+_Tenant = Annotated[str | None, Meta(description="Usage of keys that this very tenant owns.")]
+_Key = Annotated[str | None, Meta(description="Usage of this key only.")]
+_Model = Annotated[str | None, Meta(description="Usage of this model only.")]
+_Outcome = Annotated[str | None, Meta(description="`finished`, `failed` or `cancelled` requests only.")]
+
+
+class UsageQuery(Struct, frozen=True, kw_only=True):
+    """Which usage to sum, and how."""
+
+    group_by: Annotated[
+        str,
+        Meta(
+            description="Some of `tenant`, `organisation`, `key`, `model`, `outcome`, `hour`, `day` and `month`, with "
+            "commas between them; empty: one sum."
+        ),
+    ] = ""
+    start: _Start = "-30d"
+    end: _End = "now"
+    organisation: _Organisation = None
+    tenant: _Tenant = None
+    key: _Key = None
+    model: _Model = None
+    outcome: _Outcome = None
+    format: Annotated[str, Meta(description="`json`, or `csv` for all pages at once.")] = "json"
+    after: _After = ""
+    limit: _Limit = 100
+
+
+class UsageEventsQuery(Struct, frozen=True, kw_only=True):
+    """Which lines of the ledger to list."""
+
+    start: _Start = "-30d"
+    end: _End = "now"
+    organisation: _Organisation = None
+    tenant: _Tenant = None
+    key: _Key = None
+    model: _Model = None
+    outcome: _Outcome = None
+    request_id: Annotated[str | None, Meta(description="The line of this request only.")] = None
+    after: _After = ""
+    limit: _Limit = 100

@@ -1,0 +1,262 @@
+"""What the administration's API answers, field by field. Money is in dollars, times are ISO 8601 in UTC."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from maitred.core.limits import Limit, LimitKind
+from maitred.core.money import usd_of
+from maitred.core.tenancy import ApiKey, Scope, Tenant
+from maitred.core.usage import UsageEvent
+from maitred.wire.admin.times import iso_of
+
+
+class TenantBody(Struct, frozen=True, kw_only=True):
+    """A tenant."""
+
+    id: str
+    object: Literal["tenant"] = "tenant"
+    parent: str | None
+    name: str
+    weight: float
+    models: list[str] | None
+    priority_ceiling: int | None
+    regions: list[str]
+    tags: list[str]
+    disabled: bool
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> "TenantBody":
+        """A tenant as the API writes it."""
+        return cls(
+            id=tenant.id,
+            parent=tenant.parent,
+            name=tenant.name,
+            weight=tenant.weight,
+            models=None if tenant.models is None else list(tenant.models),
+            priority_ceiling=tenant.priority_ceiling,
+            regions=list(tenant.regions),
+            tags=list(tenant.tags),
+            disabled=tenant.disabled,
+        )
+
+
+class SecretBody(Struct, frozen=True, kw_only=True):
+    """That a secret exists; nothing of it is stored that could be shown."""
+
+    expires_at: str | None
+
+
+class KeyBody(Struct, frozen=True, kw_only=True):
+    """A key, without its secret."""
+
+    id: str
+    object: Literal["key"] = "key"
+    tenant: str
+    name: str
+    scopes: list[Scope]
+    expires_at: str | None
+    revoked: bool
+    secrets: Annotated[list[SecretBody], Meta(description="More than one while a key is rotated.")]
+    key: Annotated[str | UnsetType, Meta(description="The key in full. It is shown this once and stored nowhere.")] = (
+        UNSET
+    )
+
+    @classmethod
+    def of(cls, key: ApiKey, now_s: float, plaintext: str | UnsetType = UNSET) -> "KeyBody":
+        """A key as the API writes it; secrets that have expired are left out."""
+        lasting = [secret for secret in key.secrets if secret.expires_s is None or secret.expires_s > now_s]
+        return cls(
+            id=key.id,
+            tenant=key.tenant,
+            name=key.name,
+            scopes=list(key.scopes),
+            expires_at=_iso(key.expires_s),
+            revoked=key.revoked,
+            secrets=[SecretBody(expires_at=_iso(secret.expires_s)) for secret in lasting],
+            key=plaintext,
+        )
+
+
+class LimitBody(Struct, frozen=True, kw_only=True):
+    """A limit."""
+
+    id: str
+    object: Literal["limit"] = "limit"
+    subject: str
+    kind: LimitKind
+    value: Annotated[int | float, Meta(description="Requests, tokens, or for `usd_…` dollars.")]
+    model: str | None
+    burst: int | None
+    hard: bool
+
+    @classmethod
+    def of(cls, limit: Limit) -> "LimitBody":
+        """A limit as the API writes it."""
+        return cls(
+            id=limit.id,
+            subject=limit.subject,
+            kind=limit.kind,
+            value=usd_of(limit.value) if limit.kind.spend else limit.value,
+            model=limit.model,
+            burst=limit.burst,
+            hard=limit.hard,
+        )
+
+
+class BudgetBody(Struct, frozen=True, kw_only=True):
+    """Where a budget stands."""
+
+    id: Annotated[str, Meta(description="Of the limit that sets it.")]
+    object: Literal["budget"] = "budget"
+    subject: Annotated[str, Meta(description="Whose it is; where a limit holds for each one, that one.")]
+    kind: LimitKind
+    model: str | None
+    hard: bool
+    limit_usd: float
+    charged_usd: float
+    reserved_usd: Annotated[float, Meta(description="Held by requests that run.")]
+    remaining_usd: float
+    resets_at: Annotated[str | None, Meta(description="When its window ends; null: never.")]
+
+
+class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sum of the requests that have these properties; only those that were grouped by are there."""
+
+    organisation: str | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    outcome: str | UnsetType = UNSET
+    hour: str | UnsetType = UNSET
+    day: str | UnsetType = UNSET
+    month: str | UnsetType = UNSET
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_usd: float
+
+
+class UsageReport(Struct, frozen=True, kw_only=True):
+    """A page of usage in one span of time, in the order of the groups."""
+
+    object: Literal["list"] = "list"
+    start: str
+    end: str
+    group_by: list[str]
+    data: list[UsageRow]
+    has_more: bool
+    next: str | None
+
+
+class UsageEventBody(Struct, frozen=True, kw_only=True):
+    """One line of the ledger."""
+
+    id: str
+    object: Literal["usage_event"] = "usage_event"
+    request_id: str
+    time: str
+    organisation: str
+    tenant: str
+    key: str
+    model: str
+    replica: str
+    route: str
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    price: str
+    cost_usd: float
+    ttft_s: float | None
+    duration_s: float
+
+    @classmethod
+    def of(cls, event: UsageEvent) -> "UsageEventBody":
+        """A line as the API writes it."""
+        return cls(
+            id=event.id,
+            request_id=event.request_id,
+            time=iso_of(event.time_s),
+            organisation=event.organisation,
+            tenant=event.tenant,
+            key=event.key,
+            model=event.model,
+            replica=event.replica,
+            route=event.route,
+            outcome=event.outcome,
+            prompt_tokens=event.prompt_tokens,
+            cached_tokens=event.cached_tokens,
+            output_tokens=event.output_tokens,
+            price=event.price,
+            cost_usd=usd_of(event.cost_nusd),
+            ttft_s=event.ttft_s,
+            duration_s=event.duration_s,
+        )
+
+
+class Deleted(Struct, frozen=True, kw_only=True):
+    """That something is gone."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class TenantList(Struct, frozen=True, kw_only=True):
+    """A page of tenants, by id."""
+
+    object: Literal["list"] = "list"
+    data: list[TenantBody]
+    has_more: bool
+    next: str | None
+
+
+class KeyList(Struct, frozen=True, kw_only=True):
+    """A page of keys, by id."""
+
+    object: Literal["list"] = "list"
+    data: list[KeyBody]
+    has_more: bool
+    next: str | None
+
+
+class LimitList(Struct, frozen=True, kw_only=True):
+    """A page of limits, by id."""
+
+    object: Literal["list"] = "list"
+    data: list[LimitBody]
+    has_more: bool
+    next: str | None
+
+
+class BudgetList(Struct, frozen=True, kw_only=True):
+    """A page of budgets, by subject and id."""
+
+    object: Literal["list"] = "list"
+    data: list[BudgetBody]
+    has_more: bool
+    next: str | None
+
+
+class UsageEventList(Struct, frozen=True, kw_only=True):
+    """A page of the ledger's lines, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[UsageEventBody]
+    has_more: bool
+    next: str | None
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(body: Struct) -> bytes:
+    """The body as JSON in UTF-8."""
+    return _encoder.encode(body)
+
+
+def _iso(time_s: float | None) -> str | None:
+    return None if time_s is None else iso_of(time_s)

@@ -1,0 +1,238 @@
+"""What well-typed tenants, keys and limits must further obey, and how they become the vocabulary of `core`.
+
+A message names the field, the rule and the value. Rules that need the store (whether a tenant exists) are not here.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from maitred.core.errors import InvalidRequest
+from maitred.core.limits import Limit
+from maitred.core.money import nusd_of
+from maitred.core.tenancy import Scope, Tenant
+from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
+from maitred.wire.admin.times import time_in
+from maitred.wire.openai.faults import shown
+from maitred.wire.openai.rules import Range
+
+MOST_NAME_CHARACTERS = 200
+MOST_MODELS = 1000
+MOST_WORDS = 64
+"""Regions, or tags, of one tenant."""
+LARGEST_COUNT = 10**12
+LARGEST_USD = 9_000_000
+"""In nano-dollars this is just below 2^53, up to which the doubles of shared counters are exact."""
+LONGEST_OVERLAP_S = 90 * 86_400
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}", re.ASCII)
+_WEIGHT = Range(0.001, 1000)
+_PRIORITY = Range(1, 10)
+_COUNT = Range(1, LARGEST_COUNT)
+_USD = Range(0, LARGEST_USD, excludes_low=True)
+_OVERLAP = Range(0, LONGEST_OVERLAP_S)
+_PAGE = Range(1, 500)
+
+
+def is_id(text: str) -> bool:
+    """Whether a tenant or a limit can have this id; asking the store for any other is of no use."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_key_id(text: str) -> bool:
+    """Whether a key can have this public id."""
+    return _KEY_ID.fullmatch(text) is not None
+
+
+def check_id(field: str, text: str) -> None:
+    """Raises InvalidRequest unless a tenant or a limit can have this id."""
+    if not is_id(text):
+        raise InvalidRequest(
+            f"{field} must be 1 to 63 lower-case letters, digits, '-' and '_', the first a letter or a digit; got "
+            f"{shown(text)}.",
+            param=field,
+        )
+
+
+def check_key_id(field: str, text: str) -> None:
+    """Raises InvalidRequest unless a key can have this public id."""
+    if not is_key_id(text):
+        raise InvalidRequest(f"{field} must be 16 lower-case letters and digits; got {shown(text)}.", param=field)
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidRequest for a name that no table could show."""
+    _check_text("name", name, MOST_NAME_CHARACTERS)
+
+
+def check_page(limit: int, after: str) -> None:
+    """Raises InvalidRequest for a page that nobody can want."""
+    _PAGE.check("limit", limit)
+    _check_text("after", after, 512)
+
+
+def check_filter(field: str, name: str) -> None:
+    """Raises InvalidRequest for what no line of the ledger can have been written for."""
+    _check_text(field, name, 256, empty=False)
+
+
+def check_subject(subject: str) -> None:
+    """Raises InvalidRequest unless limits can belong to it."""
+    sort, _, name = subject.partition(":")
+    if subject in ("*", "tenant:*", "key:*") or (sort in ("tenant", "key") and is_id(name)):
+        return
+    raise InvalidRequest(
+        f"subject must be tenant:<id>, key:<id>, tenant:*, key:* or *; got {shown(subject)}.", param="subject"
+    )
+
+
+def tenant_of(request: CreateTenant) -> Tenant:
+    """The tenant that is asked for.
+
+    Raises:
+        InvalidRequest: A field is out of range.
+    """
+    check_id("id", request.id)
+    if request.parent is not None:
+        check_id("parent", request.parent)
+        if request.parent == request.id:
+            raise InvalidRequest("parent must be another tenant than the one it is the parent of.", param="parent")
+    fields = tenant_changes(UpdateTenant(**{name: getattr(request, name) for name in UpdateTenant.__struct_fields__}))
+    return Tenant(id=request.id, parent=request.parent, **fields)
+
+
+def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
+    """The fields that change, as `Tenant` has them.
+
+    Raises:
+        InvalidRequest: One is out of range.
+    """
+    changes: dict[str, Any] = {
+        name: getattr(request, name) for name in request.__struct_fields__ if getattr(request, name) is not UNSET
+    }
+    if "name" in changes:
+        check_name(changes["name"])
+    _check_number(_WEIGHT, "weight", changes.get("weight"))
+    _PRIORITY.check("priority_ceiling", changes.get("priority_ceiling"))
+    if changes.get("models") is not None:
+        _check_count("models", changes["models"], MOST_MODELS)
+        for position, model in enumerate(changes["models"]):
+            _check_text(f"models[{position}]", model, 256, empty=False)
+    for field in ("regions", "tags"):
+        _check_count(field, changes.get(field, ()), MOST_WORDS)
+        for position, word in enumerate(changes.get(field, ())):
+            _check_word(f"{field}[{position}]", word)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
+
+
+def scopes_of(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
+    """The scopes of a key, each once.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if not scopes:
+        raise InvalidRequest("scopes must name at least one of inference, metrics and admin.", param="scopes")
+    return tuple(scope for scope in Scope if scope in scopes)
+
+
+def expiry_of(value: Time | None, now_s: float) -> float | None:
+    """When a key expires.
+
+    Raises:
+        InvalidRequest: That is no time, or it has passed.
+    """
+    if value is None:
+        return None
+    expires_s = time_in("expires_at", value)
+    if expires_s <= now_s:
+        raise InvalidRequest(
+            "expires_at must lie in the future. Name a later time; a key that must stop now is revoked.",
+            param="expires_at",
+        )
+    return expires_s
+
+
+def overlap_of(request: RotateKey) -> float:
+    """How long the old secret of a key lives on.
+
+    Raises:
+        InvalidRequest: Out of range.
+    """
+    _check_number(_OVERLAP, "overlap_s", request.overlap_s)
+    return float(request.overlap_s)
+
+
+def limit_of(request: CreateLimit, limit_id: str) -> Limit:
+    """The limit that is asked for.
+
+    Raises:
+        InvalidRequest: A field is out of range, or means nothing for this kind.
+    """
+    kind = request.kind
+    check_id("id", limit_id)
+    check_subject(request.subject)
+    if request.model is not None:
+        _check_text("model", request.model, 256, empty=False)
+    if kind.spend:
+        _check_number(_USD, "value", request.value)
+        value = nusd_of(request.value)
+        if value == 0:
+            raise InvalidRequest(f"value must be at least a nano-dollar; got {shown(request.value)}.", param="value")
+    else:
+        value = _whole(request.value, kind)
+    if request.burst is not None:
+        if not kind.per_minute:
+            raise InvalidRequest(f"burst is only for limits per minute. Remove it from {kind}.", param="burst")
+        _COUNT.check("burst", request.burst)
+    if not request.hard and not kind.spend:
+        raise InvalidRequest(f"hard can be false for budgets only. Remove it from {kind}.", param="hard")
+    return Limit(
+        id=limit_id,
+        subject=request.subject,
+        kind=kind,
+        value=value,
+        model=request.model,
+        burst=request.burst,
+        hard=request.hard,
+    )
+
+
+def _whole(value: float, kind: str) -> int:
+    _check_number(_COUNT, "value", value)
+    if value != int(value):
+        raise InvalidRequest(f"value must be a whole number for {kind}; got {shown(value)}.", param="value")
+    return int(value)
+
+
+def _check_number(allowed: Range, field: str, value: float | None) -> None:
+    # Nothing compares with NaN, so that a range would let it pass.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(f"{field} must be a number; got {shown(value)}.", param=field)
+    allowed.check(field, value)
+
+
+def _check_count(field: str, entries: Sequence[str], most: int) -> None:
+    if len(entries) > most:
+        raise InvalidRequest(f"{field} must have at most {most} entries; got {len(entries)}.", param=field)
+
+
+def _check_word(field: str, word: str) -> None:
+    if _WORD.fullmatch(word) is None:
+        raise InvalidRequest(
+            f"{field} must be 1 to 63 letters, digits, '.', '_', ':' and '-'; got {shown(word)}.", param=field
+        )
+
+
+def _check_text(field: str, text: str, most: int, *, empty: bool = True) -> None:
+    if not text and not empty:
+        raise InvalidRequest(f"{field} must not be empty.", param=field)
+    if len(text) > most:
+        raise InvalidRequest(f"{field} must have at most {most} characters; got {len(text)}.", param=field)
+    if not text.isprintable():
+        raise InvalidRequest(f"{field} must be one line of printable text.", param=field)
