@@ -36,10 +36,9 @@ async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock:
     Raises:
         StoreUnavailable: The counters cannot be read.
     """
-    if subject != "*" and not each(subject):
+    if subject == each(subject):
         return []  # ``key:*`` is nobody by itself
-    names = (subject, each(subject))
-    found = [limit for name in names if name for limit in limits.limits_of(name) if limit.kind.spend]
+    found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
     wall_s = clock.wall_s()
     claims = [spend_claim(Rule(subject, limit), Price(), Size(), wall_s, hard=limit.hard) for limit in found]
     readings = await counters.read(claims) if claims else []

@@ -107,8 +107,8 @@ class Grant:
         if outcome in _BILLED:
             cost_nusd = self._tag.price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         charges = charges_of(self._demand, usage, cost_nusd, outcome)
-        event = self._event(usage, outcome, replica, cost_nusd, spent_of(self._demand, charges))
-        self._books.ledger.record(event)
+        spent = spent_of(self._demand, charges)
+        self._books.ledger.record(self._event(usage, outcome, replica, cost_nusd, spent))
         self._recorded = True
         await self._charge(charges)
 
@@ -133,8 +133,8 @@ class Grant:
     async def _charge(self, charges: Mapping[str, int]) -> None:
         if not self._demand.claims:
             return  # nothing was reserved
-        self._books.soft.look(self._demand, self._readings, charges)
         await self._books.leases.settle(self.lease, charges)
+        self._books.soft.look(self._demand, self._readings, charges)
 
     def _event(
         self, usage: Usage, outcome: Outcome, replica: str, cost_nusd: int, charges: Mapping[str, int]

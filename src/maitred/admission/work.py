@@ -1,14 +1,13 @@
 """What admission has to know of a request."""
 
-from dataclasses import dataclass
+import msgspec
 
 from maitred.core.answer import Tally
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """One request that wants to run: everything read, tokenised and checked against the model's window.
 
     Attributes:

@@ -112,7 +112,8 @@ def test_the_standing_is_written_as_openai_writes_it():
     ("seconds", "text"),
     [
         (-1, b"0s"), (0, b"0s"), (0.0004, b"1ms"), (0.02, b"20ms"), (0.9999, b"1s"), (1.5, b"1.5s"),
-        (59.123, b"59.123s"), (59.9999, b"1m0s"), (90.5, b"1m30.5s"), (360, b"6m0s"), (3600, b"1h0m0s"), (86_399.9, b"23h59m59.9s"),
+        (59.123, b"59.123s"), (59.9999, b"1m0s"),
+        (90.5, b"1m30.5s"), (360, b"6m0s"), (3600, b"1h0m0s"), (86_399.9, b"23h59m59.9s"),
     ],
 )  # fmt: skip
 def test_times_until_a_reset(seconds, text):

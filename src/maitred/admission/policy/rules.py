@@ -22,20 +22,22 @@ def rules_for(subjects: Sequence[str], book: LimitBook, model: str) -> list[Rule
     rules: list[Rule] = []
     for subject in subjects:
         for name in (subject, each(subject)):
-            rules += [
-                Rule(subject, limit)
-                for limit in (book.limits_of(name) if name else ())
-                if limit.model is None or limit.model == model
-            ]
+            for limit in book.limits_of(name):
+                if limit.model is None or limit.model == model:
+                    rules.append(Rule(subject, limit))
     return rules
 
 
 def each(subject: str) -> str:
-    """The subject that stands for each one of this sort, such as ``key:*``; empty if there is none."""
-    sort, colon, name = subject.partition(":")
-    return f"{sort}:*" if colon and name != "*" else ""
+    """The subject that stands for each one of this sort: ``key:*`` for ``key:5b1f``; empty for ``*``, which is one."""
+    colon = subject.find(":")
+    return subject[: colon + 1] + "*" if colon > 0 else ""
 
 
 def tightest(rules: Iterable[Rule], kind: LimitKind) -> Rule | None:
     """Of the limits of one kind, the one with the smallest value; the first of several."""
-    return min((rule for rule in rules if rule.limit.kind is kind), key=lambda rule: rule.limit.value, default=None)
+    found: Rule | None = None
+    for rule in rules:
+        if rule.limit.kind is kind and (found is None or rule.limit.value < found.limit.value):
+            found = rule
+    return found

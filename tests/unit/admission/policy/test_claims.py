@@ -1,0 +1,161 @@
+"""What every kind of limit claims, and what it is charged."""
+
+import pytest
+
+from maitred.admission.policy.claims import Demand, Size, charges_of, demand_of, spent_of
+from maitred.admission.policy.rules import Rule, rules_for
+from maitred.core.answer import Outcome
+from maitred.core.counters import Claim, CounterKind
+from maitred.core.limits import LimitKind
+from maitred.core.money import Price
+from maitred.core.request import Usage
+from tests.admission_desk import ALICE, SATURDAY_S, Limits, limit
+
+PRICE = Price.per_million_usd(1.0, 0.1, 2.0)
+SIZE = Size(prompt_tokens=10, choices=3)
+MIDNIGHT_S = SATURDAY_S + 9 * 3600
+
+
+def claims_of(*limits, price=PRICE, size=SIZE, wall_s=SATURDAY_S, model="tiny"):
+    return demand_of(rules_for(ALICE.subjects, Limits(*limits), model), price, size, wall_s)
+
+
+def bucket(name, capacity, fixed, per_output, per_minute):
+    return Claim(name, CounterKind.BUCKET, capacity, fixed, per_output, refill_per_s=per_minute / 60)
+
+
+def pool(name, capacity, fixed, per_output, clamps):
+    return Claim(name, CounterKind.POOL, capacity, fixed, per_output, clamps=clamps)
+
+
+def budget(name, capacity, ends_s, hard=True):
+    return Claim(name, CounterKind.BUDGET, capacity, 10 * PRICE.prompt, 3 * PRICE.output, 1000, 0.0, ends_s, hard, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [
+        ("requests_per_minute", bucket("requests_per_minute|key:alice|*", 60, 1, 0, 60)),
+        ("tokens_per_minute", bucket("tokens_per_minute|key:alice|*", 60, 10, 3, 60)),
+        ("input_tokens_per_minute", bucket("input_tokens_per_minute|key:alice|*", 60, 10, 0, 60)),
+        ("output_tokens_per_minute", bucket("output_tokens_per_minute|key:alice|*", 60, 0, 3, 60)),
+        ("concurrent_requests", pool("concurrent_requests|key:alice|*", 60, 1, 0, False)),
+        ("concurrent_tokens", pool("concurrent_tokens|key:alice|*", 60, 10, 3, True)),
+        ("usd_per_day", budget("usd_per_day|key:alice|*|2026-11-21", 60, MIDNIGHT_S)),
+        ("usd_per_week", budget("usd_per_week|key:alice|*|2026-11-16", 60, MIDNIGHT_S + 86400)),
+        ("usd_per_month", budget("usd_per_month|key:alice|*|2026-11", 60, MIDNIGHT_S + 9 * 86400)),
+        ("usd_total", budget("usd_total|key:alice|*|total", 60, None)),
+    ],
+)
+def test_the_claim_of_each_kind(kind, claim):
+    found = limit("key:alice", kind, 60)
+    assert claims_of(found) == Demand([claim], [Rule("key:alice", found)], [])
+
+
+def test_every_kind_is_a_claim_or_a_bound():
+    bounds = [kind for kind in LimitKind if not claims_of(limit("*", kind, 60)).claims]
+    assert bounds == [LimitKind.CONTEXT_TOKENS, LimitKind.OUTPUT_TOKENS]
+
+
+def test_a_burst_is_the_capacity_and_the_value_the_refill():
+    (claim,) = claims_of(limit("*", "requests_per_minute", 60, burst=5)).claims
+    assert (claim.capacity, claim.refill_per_s) == (5, 1.0)
+
+
+def test_a_limit_of_each_key_counts_for_each_key():
+    (claim,) = claims_of(limit("key:*", "requests_per_minute", 60)).claims
+    assert claim.counter == "requests_per_minute|key:alice|*"
+
+
+def test_every_level_has_a_counter_of_its_own():
+    limits = [limit(subject, "concurrent_requests", 9) for subject in ("*", "tenant:*", "key:alice")]
+    assert [
+        claim.counter for claim in claims_of(*limits, limit("*", "concurrent_requests", 9, model="tiny")).claims
+    ] == [
+        "concurrent_requests|key:alice|*",
+        "concurrent_requests|tenant:team|*",
+        "concurrent_requests|tenant:acme|*",
+        "concurrent_requests|*|*",
+        "concurrent_requests|*|tiny",
+    ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_fact_has_one_counter_and_the_tightest_limit_rules(order):
+    limits = [
+        limit("key:*", "requests_per_minute", 60),
+        limit("key:alice", "requests_per_minute", 600, burst=5),
+        limit("key:alice", "usd_per_day", 90),
+        limit("key:*", "usd_per_day", 80, hard=False),
+        limit("key:*", "usd_per_day", 100, hard=False),
+        limit("key:*", "usd_per_day", 95),
+    ]
+    demand = claims_of(*limits[::order])
+    by_kind = {
+        rule.limit.kind.value: (claim, rule.limit) for claim, rule in zip(demand.claims, demand.rules, strict=True)
+    }
+    assert len(demand.claims) == 2
+    rate, rate_limit = by_kind["requests_per_minute"]
+    assert (rate.capacity, rate.refill_per_s, rate_limit) == (5, 1.0, limits[0])
+    spend, spend_limit = by_kind["usd_per_day"]
+    assert (spend.capacity, spend.hard, spend_limit) == (90, True, limits[2])
+    assert {found.value for _, found in demand.soft} == {80, 100}
+    assert all(demand.claims[index] is spend for index, _ in demand.soft)
+
+
+def test_soft_budgets_alone_only_count():
+    demand = claims_of(limit("*", "usd_total", 5, hard=False), limit("*", "usd_total", 3, hard=False))
+    assert [(claim.capacity, claim.hard) for claim in demand.claims] == [(3, False)]
+
+
+def test_only_money_can_be_soft():
+    (claim,) = claims_of(limit("*", "requests_per_minute", 5, hard=False)).claims
+    assert claim.hard
+
+
+def test_where_tokens_cost_nothing_no_budget_counts():
+    assert claims_of(limit("*", "usd_total", 5), price=Price()) == Demand([], [], [])
+
+
+def test_names_cannot_be_mistaken_for_one_another():
+    odd = ["a|b", "a%7Cb", "a", "*", "%2A", "a|b|c"]
+    names = set()
+    for subject in odd:
+        for model in (*odd, None):
+            rule = Rule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
+            names.add(demand_of([rule], PRICE, SIZE, SATURDAY_S).claims[0].counter)
+    assert len(names) == len(odd) * (len(odd) + 1)
+    assert all(name.count("|") == 3 for name in names)
+
+
+@pytest.mark.parametrize("cached", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("found", [0, 4, 10])
+def test_no_request_can_cost_more_than_is_reserved(cached, found):
+    price = Price.per_million_usd(1.0, cached, 2.0)
+    (claim,) = claims_of(limit("*", "usd_total", 5), price=price).claims
+    assert price.cost_nusd(10, found, 3 * 7) <= claim.amount(7)
+
+
+ALL = [limit("*", kind, 1000) for kind in LimitKind]
+USED = Usage(10, 25, 4)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost", "outcome", "expected"),
+    [
+        (USED, 77, Outcome.FINISHED, (1, 35, 10, 25, 77)),
+        (USED, 77, Outcome.CANCELLED, (1, 35, 10, 25, 77)),
+        (USED, 0, Outcome.FAILED, (1, 35, 10, 25, 0)),
+        (Usage(0, 0), 0, Outcome.FAILED, (1, 0, 0, 0, 0)),
+        (Usage(0, 0), 0, Outcome.REFUSED, (0, 0, 0, 0, 0)),
+    ],
+)
+def test_charges(usage, cost, outcome, expected):
+    demand = claims_of(*ALL)
+    charges = charges_of(demand, usage, cost, outcome)
+    kinds = {name.split("|")[0]: value for name, value in charges.items()}
+    assert not any(name.startswith("concurrent_") for name in kinds), "what was held is given back whole"
+    rates = ("requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
+    assert tuple(kinds[name] for name in rates) == expected[:4]
+    assert [kinds[name] for name in kinds if name.startswith("usd_")] == [expected[4]] * 4
+    assert spent_of(demand, charges) == {name: value for name, value in charges.items() if name.startswith("usd_")}
