@@ -89,9 +89,7 @@ class Client:
     """
 
     def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = root_of(url)
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
@@ -115,7 +113,7 @@ class Client:
             async with self._session.get(f"{self._url}/v1/models") as response:
                 body = await response.read()
                 if response.status != 200:
-                    raise _refusal(response.status, body)
+                    raise refusal(response.status, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unreachable(error) from error
         try:
@@ -154,7 +152,7 @@ class Client:
             raise self._unreachable(error) from error
         async with response:
             if response.status != 200:
-                raise _refusal(response.status, await response.content.read(1 << 20))
+                raise refusal(response.status, await response.content.read(1 << 20))
             if response.content_type != "text/event-stream":
                 raise self._stranger()
             decoder = SSEDecoder()
@@ -170,16 +168,32 @@ class Client:
         raise _cut()
 
     def _unreachable(self, error: Exception) -> MaitredError:
-        if isinstance(error, aiohttp.InvalidURL | ValueError):
-            return InvalidRequest(f"{self._url!r} is not an address of a server. Write it as http://host:port.")
-        if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
-            return Unavailable(f"{self._url} closed the connection without an answer. See the server's log.")
-        if isinstance(error, asyncio.TimeoutError | aiohttp.ClientConnectionError | OSError):
-            return Unavailable(f"Nothing answers at {self._url}. Start a server with `maitred serve`, or pass --url.")
-        return self._stranger()
+        return unreachable(self._url, error) or self._stranger()
 
     def _stranger(self) -> MaitredError:
         return Unavailable(f"What answers at {self._url} does not speak OpenAI's API. Pass --url of a maitred server.")
+
+
+def root_of(url: str) -> str:
+    """The address of a server, without the ``/v1`` that OpenAI's clients have at its end.
+
+    Raises:
+        InvalidRequest: That is not an HTTP address.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def unreachable(url: str, error: Exception) -> MaitredError | None:
+    """What it means that a request got no answer; None if an answer came that is not HTTP."""
+    if isinstance(error, aiohttp.InvalidURL | ValueError):
+        return InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+        return Unavailable(f"{url} closed the connection without an answer. See the server's log.")
+    if isinstance(error, asyncio.TimeoutError | aiohttp.ClientConnectionError | OSError):
+        return Unavailable(f"Nothing answers at {url}. Start a server with `maitred serve`, or pass --url.")
+    return None
 
 
 def not_text() -> InvalidRequest:
@@ -198,7 +212,7 @@ def _pieces(data: str) -> list[Piece]:
     except msgspec.MsgspecError as error:
         raise Unavailable("The answer was cut: the server sent something that is no part of one.") from error
     if chunk.error is not None:
-        raise Unavailable(f"The answer was cut: {_quote(chunk.error.message) or 'the server failed.'}")
+        raise Unavailable(f"The answer was cut: {quoted(chunk.error.message) or 'the server failed.'}")
     return [Piece(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
 
 
@@ -206,7 +220,7 @@ def _cut() -> Unavailable:
     return Unavailable("The answer was cut: the connection ended before the server had finished. Send it again.")
 
 
-def _refusal(status: int, body: bytes) -> MaitredError:
+def refusal(status: int, body: bytes) -> MaitredError:
     """What a response that is not 200 means, in the server's own words if it has some."""
     try:
         failure = msgspec.json.decode(body, type=_Failure)
@@ -214,13 +228,13 @@ def _refusal(status: int, body: bytes) -> MaitredError:
         message = f"The server answered HTTP {status} without saying why."
     else:
         code = f"HTTP {status}, {failure.error.code}" if failure.error.code else f"HTTP {status}"
-        message = f"{_quote(failure.error.message) or 'The server refused.'} ({code})"
+        message = f"{quoted(failure.error.message) or 'The server refused.'} ({code})"
     if status == 429:
         return Refused(message)
     return CallerError(message) if 400 <= status < 500 else Unavailable(message)
 
 
-def _quote(text: str) -> str:
+def quoted(text: str) -> str:
     """A server's words, on one line and without control characters that a terminal would obey."""
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + "…"

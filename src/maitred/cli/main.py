@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, models, serve
+from maitred.cli import chat, complete, config, engine, keys, limits, models, serve, tenants, usage
 from maitred.cli.group import CommandGroup
 from maitred.cli.load import chaos as load_chaos
 from maitred.cli.load import compare as load_compare
@@ -35,6 +35,9 @@ load_app = typer.Typer(
     help="Measure a server under load: any that speaks OpenAI's API.",
     rich_markup_mode="markdown",
 )
+tenants_app = typer.Typer(no_args_is_help=True, help="Organisations and their teams.", rich_markup_mode="markdown")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode="markdown")
+limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
 
 
 def _version(wanted: bool) -> None:
@@ -61,6 +64,23 @@ _add(app, "chat", chat.chat, chat.EXAMPLES)
 _add(app, "complete", complete.complete, complete.EXAMPLES)
 _add(app, "models", models.models, models.EXAMPLES)
 _add(app, "engine", engine.engine, engine.EXAMPLES)
+app.add_typer(tenants_app, name="tenants")
+_add(tenants_app, "list", tenants.list_tenants, tenants.LIST_EXAMPLES)
+_add(tenants_app, "create", tenants.create, tenants.CREATE_EXAMPLES)
+_add(tenants_app, "show", tenants.show, tenants.SHOW_EXAMPLES)
+_add(tenants_app, "update", tenants.update, tenants.UPDATE_EXAMPLES)
+_add(tenants_app, "delete", tenants.delete, tenants.DELETE_EXAMPLES)
+app.add_typer(keys_app, name="keys")
+_add(keys_app, "list", keys.list_keys, keys.LIST_EXAMPLES)
+_add(keys_app, "create", keys.create, keys.CREATE_EXAMPLES)
+_add(keys_app, "rotate", keys.rotate, keys.ROTATE_EXAMPLES)
+_add(keys_app, "revoke", keys.revoke, keys.REVOKE_EXAMPLES)
+app.add_typer(limits_app, name="limits")
+_add(limits_app, "list", limits.list_limits, limits.LIST_EXAMPLES)
+_add(limits_app, "set", limits.set_limit, limits.SET_EXAMPLES)
+_add(limits_app, "delete", limits.delete, limits.DELETE_EXAMPLES)
+_add(limits_app, "budgets", limits.budgets, limits.BUDGETS_EXAMPLES)
+_add(app, "usage", usage.usage, usage.EXAMPLES)
 app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
 _add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)

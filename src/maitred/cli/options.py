@@ -50,6 +50,16 @@ UrlOption = Annotated[
     str,
     typer.Option("--url", metavar="URL", envvar="MAITRED_URL", help="The server to talk to."),
 ]
+AdminKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        envvar="MAITRED_ADMIN_KEY",
+        help="A key with the scope admin. The variable keeps it out of your shell's history.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print what the server answers, as JSON.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ModelOption = Annotated[
     str | None,

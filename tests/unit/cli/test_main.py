@@ -36,6 +36,10 @@ def test_version() -> None:
         (),
         *(("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")),
         *(("load", verb) for verb in ("run", "sweep", "compare", "chaos", "report")),
+        *(("tenants", verb) for verb in ("list", "create", "show", "update", "delete")),
+        *(("keys", verb) for verb in ("list", "create", "rotate", "revoke")),
+        *(("limits", verb) for verb in ("list", "set", "delete", "budgets")),
+        ("usage",),
     ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
@@ -46,7 +50,9 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
         assert re.search(rf"maitred {' '.join(command)}", result.output)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["config", "show"], ["load", "run", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["config", "show"], ["load", "run", "-h"], ["keys", "create", "-h"]]
+)
 def test_start_up_imports_nothing_heavy(arguments: list[str]) -> None:
     probe = (
         "import sys; from maitred.cli.main import main\n"

@@ -1,0 +1,146 @@
+"""The administration's API from the command line: one call, and a sentence for every failure."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from maitred.cli.client import CONNECT_TIMEOUT_S, refusal, root_of, unreachable
+from maitred.core.errors import Conflict, InvalidRequest, MaitredError, Unavailable
+
+_TIMEOUT_S = 60.0
+_PAGE = 200
+
+T = TypeVar("T")
+Entry = TypeVar("Entry")
+
+
+class Page(Protocol[Entry]):
+    """What every list answers."""
+
+    @property
+    def data(self) -> list[Entry]:
+        """The entries."""
+        ...
+
+    @property
+    def next(self) -> str | None:
+        """Where the next page begins."""
+        ...
+
+
+class AdminClient:
+    """Talks to the administration of one server; an async context manager that owns the connections.
+
+    Args:
+        url: Where the server is.
+        key: With the scope admin.
+
+    Raises:
+        InvalidRequest: That is no address, or no key.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = root_of(url)
+        if not key:
+            raise InvalidRequest(
+                "An admin key is needed: set MAITRED_ADMIN_KEY, or pass --key. `maitred serve` prints one when it "
+                "starts for the first time."
+            )
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise InvalidRequest("The admin key has characters that no key has. Check what MAITRED_ADMIN_KEY holds.")
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, answer: type[T], query: Mapping[str, str | None] | None = None) -> T:
+        """Reads something.
+
+        Args:
+            path: Below ``/admin/v1/``.
+            answer: What comes back.
+            query: None stands for what was not given.
+
+        Raises:
+            MaitredError: Refused, not there, or not maitred.
+        """
+        return self._decoded(await self.raw("GET", path, query=query), answer)
+
+    async def send(self, method: str, path: str, answer: type[T], body: Mapping[str, Any] | None = None) -> T:
+        """Changes something; the rest as `get`."""
+        return self._decoded(await self.raw(method, path, body=body), answer)
+
+    async def every(
+        self, path: str, page: type[Page[Entry]], query: Mapping[str, str | None] | None = None
+    ) -> AsyncIterator[Entry]:
+        """All entries of a list, page by page."""
+        after: str | None = None
+        while True:
+            answer = await self.get(path, page, {**(query or {}), "limit": str(_PAGE), "after": after})
+            for entry in answer.data:
+                yield entry
+            if answer.next is None:
+                return
+            after = answer.next
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | None] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """The answer as it came."""
+        parameters = {name: value for name, value in (query or {}).items() if value is not None}
+        try:
+            data = None if body is None else msgspec.json.encode(body)
+            address = f"{self._url}/admin/v1/{path}"
+            async with self._session.request(method, address, params=parameters, data=data) as response:
+                answer = await response.read()
+                if response.status == 409:
+                    raise Conflict(refusal(409, answer).message)
+                if response.status != 200:
+                    raise refusal(response.status, answer)
+                return answer
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("The arguments are not UTF-8 text. Check the terminal's encoding.") from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise unreachable(self._url, error) or self._stranger() from error
+
+    def _decoded(self, body: bytes, answer: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=answer)
+        except msgspec.MsgspecError as error:
+            raise self._stranger() from error
+
+    def _stranger(self) -> MaitredError:
+        return Unavailable(f"What answers at {self._url} has no administration. Pass --url of a maitred server.")
+
+
+def in_path(text: str) -> str:
+    """An id as a part of a path."""
+    return quote(text, safe="")
+
+
+def administer(url: str, key: str | None, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+    """Runs one command's calls."""
+
+    async def run() -> T:
+        async with AdminClient(url, key) as client:
+            return await work(client)
+
+    return asyncio.run(run())
