@@ -1,17 +1,18 @@
 """Writes settings for people: those in force as YAML, and the reference in docs/."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 import yaml
 from msgspec import inspect
 
 from maitred.config.loader import LoadedConfig
+from maitred.config.node import DEFAULT_ORIGIN
 from maitred.config.scalars import bounds
 from maitred.config.size import format_bytes
 from maitred.config.sources import ENVIRONMENT_PREFIX
 from maitred.config.tree import Config
-from maitred.config.walker import unwrap
+from maitred.config.walker import below, unwrap
 from maitred.core.secret import Secret
 
 _PREAMBLE = """\
@@ -47,24 +48,66 @@ from an environment variable, `{file: path}` from a file, and neither is ever pr
 
 def yaml_of(loaded: LoadedConfig, *, with_origins: bool = False) -> str:
     """The settings in force as YAML that `load` reads back; secrets as the references that they were given by."""
-    lines: list[str] = []
-    for section, settings in _sections(loaded.config):
-        lines.append(f"{section}:")
-        for field, value in settings:
-            line = f"  {field.name}: {written(value, unwrap(field.type)[1])}"
-            origin = loaded.origins[f"{section}.{field.name}"]
-            lines.append(f"{line:<40}  # {origin}" if with_origins else line)
-    return "\n".join(lines) + "\n"
+    return settings_yaml(loaded.config, loaded.origins, with_origins=with_origins)
+
+
+def settings_yaml(settings: msgspec.Struct, origins: Mapping[str, str], *, with_origins: bool = False) -> str:
+    """A struct of sections as YAML. Deeper than that, only what was set is shown."""
+    lines: list[tuple[str, str]] = []
+    for name, value, unit in _settings(settings) or ():
+        lines += _lines(name, value, unit, name, origins)
+    if with_origins:
+        return "".join(f"{text:<40}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
+    return "".join(f"{text}\n" for text, _ in lines)
+
+
+def _settings(value: object) -> list[tuple[str, object, str]] | None:
+    """Name, value and unit of everything that has a line of its own below `value`; None for a plain value."""
+    if isinstance(value, msgspec.Struct):
+        info = inspect.type_info(type(value))
+        assert isinstance(info, inspect.StructType)
+        return [(field.name, getattr(value, field.name), unwrap(field.type)[1]) for field in info.fields]
+    if isinstance(value, dict) and value and all(isinstance(entry, msgspec.Struct) for entry in value.values()):
+        return [(name, entry, "") for name, entry in value.items()]
+    return None
+
+
+def _lines(
+    name: str, value: object, unit: str, key: str, origins: Mapping[str, str], depth: int = 0
+) -> list[tuple[str, str]]:
+    """The lines of a setting, each with the origin of what stands in it; a heading has none."""
+    start = f"{'  ' * depth}{written(name)}:"
+    inside = _settings(value)
+    if inside is None:
+        hidden = depth > 1 and origins[key] == DEFAULT_ORIGIN
+        return [] if hidden else [(f"{start} {written(value, unit)}", origins[key])]
+    lines: list[tuple[str, str]] = []
+    for child, entry, child_unit in inside:
+        lines += _lines(child, entry, child_unit, f"{key}.{child}", origins, depth + 1)
+    if lines:
+        return [(start, ""), *lines]
+    # Nothing was set in a section: that is no news, but an entry that somebody named is.
+    return [(f"{start} {{}}", "")] if depth < 2 or key in origins else []
 
 
 def reference() -> str:
     """`docs/configuration.md`: every setting with its type, range, default and meaning."""
-    parts = [_PREAMBLE]
-    for section, info in _section_types():
-        parts.append(f"\n## `{section}`\n\n{(info.cls.__doc__ or '').strip()}\n")
-        for field in info.fields:
-            variable = f"{ENVIRONMENT_PREFIX}{section}__{field.name}".upper()
-            parts.append(f"{_setting(section, field)}- Environment: `{variable}`\n")
+    return _PREAMBLE + settings_reference(Config)
+
+
+def settings_reference(kind: type[msgspec.Struct]) -> str:
+    """Every setting of a struct of sections with the variable that sets it.
+
+    A struct that occurs in several places is described in the first one.
+    """
+    root = inspect.type_info(kind)
+    assert isinstance(root, inspect.StructType)
+    places: dict[type, str] = {}
+    parts: list[str] = []
+    for field in root.fields:
+        info, suffix = below(field.type)
+        assert info is not None, "every setting is in a section"
+        parts += _section(field.name + suffix, info, _description(field.type), places)
     return "".join(parts)
 
 
@@ -80,7 +123,7 @@ def document_reference(kind: type[msgspec.Struct], *, without: Collection[str] =
     parts: list[str] = []
     alone: list[str] = []
     for field in root.fields:
-        suffix, info = _below(field.type)
+        info, suffix = below(field.type)
         if field.name in without:
             continue
         if info is None:
@@ -90,35 +133,39 @@ def document_reference(kind: type[msgspec.Struct], *, without: Collection[str] =
     return "".join([*parts, *(["\n## Outside of sections\n"] if alone else []), *alone])
 
 
-def _section(name: str, info: inspect.StructType, text: str) -> Iterator[str]:
-    """A heading with the settings below it; then the sections inside, under headings of their own."""
-    yield f"\n## `{name}`\n\n{' '.join([(info.cls.__doc__ or '').strip(), text]).strip()}\n"
+def _section(name: str, info: inspect.StructType, text: str, places: dict[type, str] | None = None) -> Iterator[str]:
+    """A heading with the settings below it; then the sections inside, under headings of their own.
+
+    Args:
+        name: What leads to the section.
+        info: Its struct.
+        text: What more there is to say of it.
+        places: Where each struct is described; None describes each one wherever it occurs, without variables.
+    """
+    doc = " ".join([(info.cls.__doc__ or "").strip(), text]).strip()
+    if places is not None and places.setdefault(info.cls, name) != name:
+        yield f"\n## `{name}`\n\n{doc} Takes what `{places[info.cls]}` takes.\n"
+        return
+    yield f"\n## `{name}`\n\n{doc}\n"
     inside: list[str] = []
     for field in info.fields:
-        suffix, below = _below(field.type)
-        if below is None:
+        struct, suffix = below(field.type)
+        if struct is None:
             yield _setting(name, field)
+            if places is not None:
+                variable = f"{ENVIRONMENT_PREFIX}{name}.{field.name}".upper().replace(".", "__")
+                yield f"- Environment: `{variable}`\n"
         else:
-            inside += _section(f"{name}.{field.name}{suffix}", below, _description(field.type))
+            inside += _section(f"{name}.{field.name}{suffix}", struct, _description(field.type), places)
     yield from inside
-
-
-def _below(kind: inspect.Type) -> tuple[str, inspect.StructType | None]:
-    """The struct that a field holds, and what stands for its name or number; None for a plain setting."""
-    kind, _ = unwrap(kind)
-    suffix = ""
-    if isinstance(kind, inspect.DictType):
-        kind, suffix = unwrap(kind.value_type)[0], ".NAME"
-    elif isinstance(kind, inspect.ListType):
-        kind, suffix = unwrap(kind.item_type)[0], "[]"
-    return suffix, kind if isinstance(kind, inspect.StructType) else None
 
 
 def _setting(section: str, field: inspect.Field) -> str:
     """Name, meaning, type and default of one setting."""
     _, unit = unwrap(field.type)
     key = f"{section}.{field.name}" if section else field.name
-    default = "none, must be set" if field.required else f"`{written(field.default, unit)}`"
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    default = "none, must be set" if field.required else f"`{written(value, unit)}`"
     return f"\n### `{key}`\n\n{_description(field.type)}\n\n- Takes: {_takes(field.type, unit)}\n- Default: {default}\n"
 
 
@@ -128,22 +175,8 @@ def written(value: object, unit: str = "") -> str:
         return value.reference
     if unit == "bytes" and isinstance(value, int):
         return format_bytes(value)
-    return yaml.safe_dump(value, allow_unicode=True, width=10**6).removesuffix("\n").removesuffix("\n...")
-
-
-def _section_types() -> Iterator[tuple[str, inspect.StructType]]:
-    root = inspect.type_info(Config)
-    assert isinstance(root, inspect.StructType)
-    for field in root.fields:
-        kind, _ = unwrap(field.type)
-        assert isinstance(kind, inspect.StructType)
-        yield field.name, kind
-
-
-def _sections(config: Config) -> Iterator[tuple[str, list[tuple[inspect.Field, object]]]]:
-    for section, info in _section_types():
-        settings: msgspec.Struct = getattr(config, section)
-        yield section, [(field, getattr(settings, field.name)) for field in info.fields]
+    dumped = yaml.safe_dump(value, allow_unicode=True, width=10**6, default_flow_style=True)
+    return dumped.removesuffix("\n").removesuffix("\n...")
 
 
 def _description(kind: inspect.Type) -> str:
@@ -163,6 +196,10 @@ def _takes(kind: inspect.Type, unit: str) -> str:
     if isinstance(kind, inspect.IntType | inspect.FloatType):
         name = unit or ("whole number" if isinstance(kind, inspect.IntType) else "number")
         return f"{name}, {bounds(kind, unit)}".rstrip(", ")
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        return f"a list, `[…, …]`, of {_takes(kind.item_type, unit)}"
+    if isinstance(kind, inspect.DictType):
+        return f"names, each with {_takes(kind.value_type, unit)}"
     if isinstance(kind, inspect.StrType):
         return "text" if kind.max_length is None else f"text of {kind.min_length or 0} to {kind.max_length} characters"
     return "a secret, by reference: `{env: NAME}` or `{file: path}`"

@@ -108,16 +108,21 @@ class Walker:
             self._fault(node, key, "Must be names with something below each.")
             return UNSET
         kind, unit = unwrap(info.value_type)
-        built = {name: self._value(kind, child, _join(key, name), unit) for name, child in node.value.items()}
+        built: dict[str, object] = {}
+        for name, child in node.value.items():
+            place = _join(key, name)
+            self.origins[place] = child.origin
+            built[name] = self._value(kind, child, place, unit)
         return {name: value for name, value in built.items() if value is not UNSET}
 
     def _sequence(self, info: inspect.ListType | inspect.VarTupleType, node: Node, key: str) -> object:
         """Entries in order; those that are wrong are left out."""
-        if not isinstance(node.value, list):
+        entries = node.value if isinstance(node.value, list) else _listed(node)
+        if entries is None:
             self._fault(node, key, f"Must be a list, each entry on a line that begins with `- `, not {shown(node)}.")
             return UNSET
         kind, unit = unwrap(info.item_type)
-        built = [self._value(kind, child, f"{key}[{index}]", unit) for index, child in enumerate(node.value)]
+        built = [self._value(kind, child, f"{key}[{index}]", unit) for index, child in enumerate(entries)]
         collect = tuple if isinstance(info, inspect.VarTupleType) else list
         return collect(value for value in built if value is not UNSET)
 
@@ -167,14 +172,41 @@ def unwrap(kind: inspect.Type) -> tuple[inspect.Type, str]:
     return kind, unit
 
 
-def leaf_keys(info: inspect.StructType, parent: str = "") -> list[str]:
-    """Dotted names of all settings below a struct."""
+def below(kind: inspect.Type) -> tuple[inspect.StructType | None, str]:
+    """The struct whose settings lie below a setting, and what stands for its name or number; None for a plain one."""
+    kind, _ = unwrap(kind)
+    suffix = ""
+    if isinstance(kind, inspect.DictType):
+        kind, suffix = unwrap(kind.value_type)[0], ".NAME"
+    elif isinstance(kind, inspect.ListType):
+        kind, suffix = unwrap(kind.item_type)[0], "[]"
+    return (kind, suffix) if isinstance(kind, inspect.StructType) else (None, "")
+
+
+def leaf_keys(info: inspect.StructType, parent: str = "", seen: set[type] | None = None) -> list[str]:
+    """Dotted names of all settings below a struct; those of a struct that occurs twice only where it occurs first."""
+    seen = set() if seen is None else seen
     keys: list[str] = []
     for field in info.fields:
-        kind, _ = unwrap(field.type)
+        inside, suffix = below(field.type)
         key = _join(parent, field.name)
-        keys += leaf_keys(kind, key) if isinstance(kind, inspect.StructType) else [key]
+        if inside is None:
+            keys.append(key)
+        elif inside.cls not in seen:
+            seen.add(inside.cls)
+            keys += leaf_keys(inside, key + suffix, seen)
     return keys
+
+
+def _listed(node: Node) -> list[Node] | None:
+    """The words of ``[a, b]``, which is how an environment variable or a flag writes a list; None for anything else."""
+    if not (node.is_text and isinstance(node.value, str)):
+        return None
+    text = node.value.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    words = [word.strip() for word in text[1:-1].split(",")] if text[1:-1].strip() else []
+    return [Node(word, node.origin, is_text=True) for word in words]
 
 
 def _join(parent: str, name: str) -> str:

@@ -148,6 +148,8 @@ class IdentityConfig(Struct, frozen=True, kw_only=True):
             "`pip install 'maitred[oidc]'`."
         ),
     ] = {}
-    limits: Annotated[LimitsConfig, Meta(description="For everybody together.")] = LimitsConfig()
-    limits_per_tenant: Annotated[LimitsConfig, Meta(description="For each tenant by itself.")] = LimitsConfig()
-    limits_per_key: Annotated[LimitsConfig, Meta(description="For each key by itself.")] = LimitsConfig()
+    limits: Annotated[LimitsConfig, Meta(description="What holds for everybody together.")] = LimitsConfig()
+    limits_per_tenant: Annotated[LimitsConfig, Meta(description="What holds for each tenant by itself.")] = (
+        LimitsConfig()
+    )
+    limits_per_key: Annotated[LimitsConfig, Meta(description="What holds for each key by itself.")] = LimitsConfig()

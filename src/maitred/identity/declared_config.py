@@ -14,10 +14,12 @@ Dollars = Annotated[float, Meta(ge=0, le=9e6)] | None
 class BurstConfig(Struct, frozen=True, kw_only=True):
     """How much may come at once after a pause. Unset: a minute's worth."""
 
-    requests_per_minute: Annotated[Count, Meta(description="Requests at once.")] = None
-    tokens_per_minute: Annotated[Count, Meta(description="Tokens at once, prompt and output together.")] = None
-    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens at once.")] = None
-    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens at once.")] = None
+    requests_per_minute: Annotated[Count, Meta(description="Requests that may come at once.")] = None
+    tokens_per_minute: Annotated[
+        Count, Meta(description="Tokens that may come at once, prompt and output together.")
+    ] = None
+    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens that may come at once.")] = None
+    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens that may be asked for at once.")] = None
 
 
 class SoftConfig(Struct, frozen=True, kw_only=True):
@@ -26,16 +28,16 @@ class SoftConfig(Struct, frozen=True, kw_only=True):
     usd_per_day: Annotated[Dollars, Meta(description="Dollars in a day, from midnight UTC.")] = None
     usd_per_week: Annotated[Dollars, Meta(description="Dollars in a week, from Monday, UTC.")] = None
     usd_per_month: Annotated[Dollars, Meta(description="Dollars in a calendar month, UTC.")] = None
-    usd_total: Annotated[Dollars, Meta(description="Dollars in all.")] = None
+    usd_total: Annotated[Dollars, Meta(description="Dollars from the beginning on.")] = None
 
 
 class ModelLimitsConfig(Struct, frozen=True, kw_only=True):
     """Limits and budgets. Several can hold for one request; each must have room, so the tightest rules."""
 
-    requests_per_minute: Annotated[Count, Meta(description="Requests in a minute.")] = None
+    requests_per_minute: Annotated[Count, Meta(description="Requests in one minute.")] = None
     tokens_per_minute: Annotated[Count, Meta(description="Tokens in a minute, prompt and output together.")] = None
-    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens in a minute.")] = None
-    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens in a minute.")] = None
+    input_tokens_per_minute: Annotated[Count, Meta(description="Prompt tokens in one minute.")] = None
+    output_tokens_per_minute: Annotated[Count, Meta(description="Output tokens in one minute.")] = None
     concurrent_requests: Annotated[Count, Meta(description="Requests that run at one time.")] = None
     concurrent_tokens: Annotated[
         Count, Meta(description="Prompt tokens and reserved output of the requests that run at one time.")
@@ -45,9 +47,9 @@ class ModelLimitsConfig(Struct, frozen=True, kw_only=True):
     usd_per_day: Annotated[Dollars, Meta(description="Dollars in a day, from midnight UTC; no more is spent.")] = None
     usd_per_week: Annotated[Dollars, Meta(description="Dollars in a week, from Monday, UTC; no more is spent.")] = None
     usd_per_month: Annotated[Dollars, Meta(description="Dollars in a calendar month, UTC; no more is spent.")] = None
-    usd_total: Annotated[Dollars, Meta(description="Dollars in all; no more is spent.")] = None
-    burst: Annotated[BurstConfig, Meta(description="For the limits per minute.")] = BurstConfig()
-    soft: Annotated[SoftConfig, Meta(description="They refuse nothing.")] = SoftConfig()
+    usd_total: Annotated[Dollars, Meta(description="Dollars from the beginning on; no more is spent.")] = None
+    burst: Annotated[BurstConfig, Meta(description="Of the limits per minute.")] = BurstConfig()
+    soft: Annotated[SoftConfig, Meta(description="Each stands beside the hard one of its window.")] = SoftConfig()
 
 
 class LimitsConfig(ModelLimitsConfig, frozen=True, kw_only=True):
@@ -65,13 +67,13 @@ class KeyConfig(Struct, frozen=True, kw_only=True):
     scopes: Annotated[
         tuple[Literal["inference", "metrics", "admin"], ...], Meta(description="What it may be used for.")
     ] = ("inference",)
-    limits: Annotated[LimitsConfig, Meta(description="For this key.")] = LimitsConfig()
+    limits: Annotated[LimitsConfig, Meta(description="What holds for this key.")] = LimitsConfig()
 
 
 class TeamConfig(Struct, frozen=True, kw_only=True):
     """A team in an organisation."""
 
-    name: Annotated[str, Meta(max_length=256, description="For people; empty: the id.")] = ""
+    name: Annotated[str, Meta(max_length=256, description="What people call it; empty: its id.")] = ""
     weight: Annotated[
         float,
         Meta(gt=0, le=1_000_000, description="Share of service relative to its siblings when they compete."),

@@ -55,6 +55,10 @@ class Directory:
         """The organisation or team of this id."""
         return self._tenants.get(tenant_id)
 
+    def anyone_with(self, scope: Scope) -> bool:
+        """Whether there is a key of this scope that is not revoked."""
+        return any(scope in key.scopes and not key.revoked for key in self._keys.values())
+
     def limits_of(self, subject: str) -> Sequence[Limit]:
         """See `maitred.core.limits.LimitBook`."""
         return self._book.get(subject, ())

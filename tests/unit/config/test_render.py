@@ -1,12 +1,17 @@
 """Writing settings back."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from msgspec import Meta, Struct, field, inspect
 
-from maitred.config.loader import load
-from maitred.config.render import written, yaml_of
+from maitred.config.loader import build, load
+from maitred.config.render import settings_reference, settings_yaml, written, yaml_of
+from maitred.config.sources import parse_yaml
+from maitred.config.walker import leaf_keys
 from maitred.core.secret import Secret
 
 SETTINGS = {
@@ -36,6 +41,85 @@ def test_origins_stand_beside_the_values() -> None:
     lines = [tuple(part.strip() for part in line.split("  # ")) for line in shown.splitlines()]
     assert ("kv_memory_bytes: 1536KiB", "MAITRED__ENGINE__KV_MEMORY_BYTES") in lines
     assert ("port: 8000", "default") in lines
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """Money."""
+
+    usd: Annotated[float | None, Meta(description="How much.")] = None
+
+
+class Guest(Struct, frozen=True, kw_only=True):
+    """Somebody at the table."""
+
+    key: Annotated[Secret | None, Meta(description="What opens the door.")] = None
+    wines: Annotated[tuple[str, ...], Meta(description="What they drink.")] = ("red",)
+    seats: Annotated[dict[str, int], Meta(description="Where they sit.")] = field(default_factory=lambda: {"a": 1})
+    budget: Budget = Budget()
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """Where guests wait."""
+
+    open: Annotated[bool, Meta(description="Whether it is open.")] = True
+    budget: Budget = Budget()
+    regulars: Annotated[dict[str, Guest], Meta(description="Who is always there.")] = {}
+
+
+class House(Struct, frozen=True, kw_only=True):
+    guests: Annotated[dict[str, Guest], Meta(description="Who comes.")] = {}
+    bar: Bar = Bar()
+
+
+HOUSE = """\
+guests:
+  ann:
+    key: {env: KEY}
+    wines: [red, white]
+    budget:
+      usd: 5.0
+  bob: {}
+bar:
+  open: true
+  budget: {}
+  regulars:
+    cleo:
+      seats: {b: 2}
+"""
+
+
+def house(text: str) -> tuple[House, Mapping[str, str]]:
+    root, faults = parse_yaml(text, "f")
+    assert faults == []
+    return build(House, root, {"KEY": "hunter2"}, lambda _: ())
+
+
+def test_sections_inside_of_sections_show_what_was_set() -> None:
+    assert settings_yaml(*house(HOUSE)) == HOUSE
+    assert settings_yaml(*house("")) == "guests: {}\nbar:\n  open: true\n  budget: {}\n  regulars: {}\n"
+    built, origins = house(HOUSE)
+    lines = settings_yaml(built, origins, with_origins=True).splitlines()
+    assert lines[2] == f"{'    key: {env: KEY}':<40}  # f:3"
+    assert house("\n".join(lines))[0] == built
+
+
+def test_the_reference_describes_a_struct_once() -> None:
+    page = settings_reference(House)
+    assert "## `guests.NAME`\n\nSomebody at the table. Who comes.\n" in page
+    assert "### `guests.NAME.budget.usd`" in page
+    assert "- Environment: `MAITRED__GUESTS__NAME__WINES`" in page
+    assert "- Takes: a list, `[…, …]`, of text\n- Default: `[red]`" in page
+    assert "- Takes: names, each with whole number\n- Default: `{a: 1}`" in page
+    assert "- Takes: a secret, by reference: `{env: NAME}` or `{file: path}` or null" in page
+    assert "## `bar.budget`\n\nMoney. Takes what `guests.NAME.budget` takes.\n" in page
+    assert (
+        "## `bar.regulars.NAME`\n\nSomebody at the table. Who is always there. Takes what `guests.NAME` takes." in page
+    )
+    assert page.count("How much.") == 1
+    info = inspect.type_info(House)
+    assert isinstance(info, inspect.StructType)
+    for key in leaf_keys(info):
+        assert f"### `{key}`\n" in page
 
 
 def test_a_secret_is_written_as_its_reference() -> None:

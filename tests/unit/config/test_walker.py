@@ -156,3 +156,32 @@ def test_empty_sections_of_names_are_empty() -> None:
     assert party("courses:")[1] == [
         "f:1: courses: Must be a list, each entry on a line that begins with `- `, not empty."
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [("[red, white]", ("red", "white")), (" [ red ] ", ("red",)), ("[]", ()), ("[ ]", ())]
+)
+def test_a_variable_writes_a_list_in_brackets(written: str, expected: tuple[str, ...]) -> None:
+    walker = Walker({})
+    built = walker.build(Party, Node({"wines": Node(written, "WINES", is_text=True)}, "environment"))
+    assert walker.faults == []
+    assert built == Party(wines=expected)
+
+
+def test_only_brackets_make_a_list_of_text() -> None:
+    for node in (Node("red, white", "f", is_text=True), Node("[red", "f", is_text=True), Node("[red]", "f")):
+        walker = Walker({})
+        walker.build(Party, Node({"wines": node}, "f"))
+        assert len(walker.faults) == 1
+    walker = Walker({})
+    walker.build(Party, Node({"courses": Node("[3]", "COURSES", is_text=True)}, "environment"))
+    assert str(walker.faults[0]).startswith("COURSES: courses[0]: Is a section")
+
+
+def test_entries_have_an_origin_of_their_own() -> None:
+    _, _, origins = party("guests:\n  ann: {seats: 2}\n")
+    assert origins["guests.ann"] == "f:2"
+
+
+def test_settings_below_names_are_suggested() -> None:
+    assert party("seats: 3")[1] == ["f:1: seats: No such setting. Did you mean guests.NAME.seats?"]
