@@ -164,6 +164,7 @@ async def test_csv_streams_every_line_with_harmless_cells(store_config, tmp_path
         {"group_by": ("colour",)},
         {"group_by": ("day", "day")},
         {"filters": {"colour": "red"}},
+        {"filters": {"outcome": "lost"}},
         {"limit": 0},
         {"limit": 1_001},
         {"after": "x"},
@@ -171,6 +172,7 @@ async def test_csv_streams_every_line_with_harmless_cells(store_config, tmp_path
         {"after": "WzFd", "group_by": ("day",)},
         {"after": "WyJhIiwiYiJd", "group_by": ("day",)},
         {"after": "ü", "group_by": ("day",)},
+        {"after": "WyJcdTAwMDAiXQ", "group_by": ("outcome",)},
     ],
 )
 async def test_what_makes_no_sense_is_said(tmp_path, arguments):

@@ -5,8 +5,6 @@ days and months are those of UTC. Pages continue where the one before ended, by 
 events that come meanwhile neither repeat a line nor skip one.
 """
 
-import base64
-import binascii
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,12 +13,10 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Double,
     Integer,
     String,
     cast,
     func,
-    literal,
     literal_column,
     select,
     tuple_,
@@ -30,6 +26,7 @@ from maitred.core.answer import Outcome
 from maitred.core.errors import InvalidRequest
 from maitred.core.money import NANO
 from maitred.core.usage import UsageEvent
+from maitred.store.cursor import cursor_of, place
 from maitred.store.database import Database
 from maitred.store.schema import usage
 from maitred.store.spreadsheet import lines
@@ -114,10 +111,8 @@ class UsageQueries:
         """
         conditions = _conditions(start_s, end_s, filters or {})
         columns = [self._group(name).label(name) for name in _groups(group_by)]
-        if after and not columns:
-            raise _bad_cursor()
         if after:
-            conditions.append(tuple_(*columns) > _cursor(after, columns))
+            conditions.append(tuple_(*columns) > place(after, columns))
         sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUMS]
         query = select(*columns, func.count(), *sums).where(*conditions).limit(_limit(limit) + 1)
         if columns:
@@ -125,7 +120,7 @@ class UsageQueries:
         async with self._database.reading() as connection:
             found = (await connection.execute(query)).all()
         rows = [_row(group_by, row) for row in found[:limit]]
-        return UsageReport(rows, _next(list(rows[-1].group.values())) if len(found) > limit else "")
+        return UsageReport(rows, cursor_of(list(rows[-1].group.values())) if len(found) > limit else "")
 
     async def events(
         self,
@@ -138,14 +133,14 @@ class UsageQueries:
     ) -> UsageLines:
         """Lines of the ledger, newest first; the arguments are those of `report`."""
         conditions = _conditions(start_s, end_s, filters or {})
-        place = [usage.c.time_s, usage.c.id]
+        order = [usage.c.time_s, usage.c.id]
         if after:
-            conditions.append(tuple_(*place) < _cursor(after, place))
-        query = select(usage).where(*conditions).order_by(*(column.desc() for column in place))
+            conditions.append(tuple_(*order) < place(after, order))
+        query = select(usage).where(*conditions).order_by(*(column.desc() for column in order))
         async with self._database.reading() as connection:
             found = (await connection.execute(query.limit(_limit(limit) + 1))).mappings().all()
         events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
-        return UsageLines(events, _next([events[-1].time_s, events[-1].id]) if len(found) > limit else "")
+        return UsageLines(events, cursor_of([events[-1].time_s, events[-1].id]) if len(found) > limit else "")
 
     async def csv(
         self,
@@ -201,6 +196,9 @@ def _conditions(start_s: float, end_s: float, filters: Mapping[str, str]) -> lis
     for name in filters:
         if name not in FILTERS:
             raise InvalidRequest(f"Usage cannot be picked by {name!r}. Use {', '.join(FILTERS)}.", param=name)
+    outcome = filters.get("outcome")
+    if outcome is not None and outcome not in [known.value for known in Outcome]:
+        raise InvalidRequest(f"No request ends as {outcome!r}. Use {', '.join(Outcome)}.", param="outcome")
     return [
         usage.c.time_s >= start_s,
         usage.c.time_s < end_s,
@@ -222,25 +220,6 @@ def _limit(limit: int) -> int:
     if not 1 <= limit <= MOST_ROWS:
         raise InvalidRequest(f"A page has 1 to {MOST_ROWS} rows.", param="limit")
     return limit
-
-
-def _next(values: Sequence[str | float]) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(values)).decode().rstrip("=")
-
-
-def _cursor(after: str, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
-    try:
-        values = msgspec.json.decode(base64.urlsafe_b64decode(after + "=" * (-len(after) % 4)), type=list[str | float])
-    except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise _bad_cursor() from None
-    types = [column.type for column in columns]
-    if [isinstance(value, float) for value in values] != [isinstance(kind, Double) for kind in types]:
-        raise _bad_cursor()
-    return tuple_(*(literal(value, kind) for value, kind in zip(values, types, strict=True)))
-
-
-def _bad_cursor() -> InvalidRequest:
-    return InvalidRequest("This is not where a page ended. Use `next` of the page before, unchanged.", param="after")
 
 
 def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageRow:
