@@ -132,3 +132,47 @@ async def test_a_replica_lost_before_the_first_token_is_a_502():
         with pytest.raises(openai.InternalServerError) as lost:
             await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         assert lost.value.status_code == 502
+
+
+async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
+    async with gateway([ANSWER]) as system:
+
+        def use():
+            with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none") as client:
+                once = {"extra_headers": {"Idempotency-Key": "whole"}}
+                wholes = [
+                    client.chat.completions.create(model=MODEL, messages=USER, n=2, **once).model_dump()
+                    for _ in range(2)
+                ]
+                once = {"extra_headers": {"Idempotency-Key": "streamed"}}
+                streams = [
+                    [chunk.model_dump() for chunk in client.chat.completions.create(
+                        model=MODEL, messages=USER, n=2, stream=True, **once
+                    )]
+                    for _ in range(2)
+                ]  # fmt: skip
+                with pytest.raises(openai.ConflictError) as conflict:
+                    client.completions.create(model=MODEL, prompt="x", **once)
+                    client.completions.create(model=MODEL, prompt="y", **once)
+                return wholes, streams, conflict.value
+
+        wholes, streams, conflict = await asyncio.to_thread(use)
+        assert wholes[0] == wholes[1]
+        assert streams[0] == streams[1]
+        assert wholes[0]["choices"][1]["message"]["content"] == TEXT
+        assert conflict.code == "idempotency_conflict"
+        assert len(system.engine.submitted) == 3
+        # The client would have tried again three times, had it not been told that it cannot help.
+        assert len(system.tallies) == 6
+
+
+async def test_an_impatient_client_retries_into_its_own_answer():
+    slow = Answer(tokens=ANSWER.tokens, wait_steps=10)
+    async with gateway([slow], step_s=0.05) as system, async_client(system) as client:
+        patient = client.with_options(timeout=0.4, max_retries=5)
+        completion = await patient.chat.completions.create(
+            model=MODEL, messages=USER, extra_headers={"Idempotency-Key": "k"}
+        )
+        assert completion.choices[0].message.content == TEXT
+        await system.wait_until(lambda: len(system.tallies) > 1)
+        assert len(system.engine.submitted) == 1

@@ -16,7 +16,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from maitred.api.call import JSON, Call, Progress
-from maitred.api.errors import Header
+from maitred.api.errors import Header, clamped_headers
 from maitred.api.interrupt import ClientLeft
 from maitred.api.routes import Handler, Route
 from maitred.cache.idempotency import AnswerStore, Head, Reader, Recording, RepeatKey
@@ -120,6 +120,8 @@ async def _send(reader: Reader, call: Call) -> None:
     """Sends what is read to a client."""
     with reader:  # who is broken off must not count as a reader while the work goes on
         head = await reader.head()
+        if call.tally.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
+            call.answer_headers += clamped_headers(head.clamped_max_tokens)
         if head.streams:
             while piece := await reader.piece():
                 await call.stream(piece)
@@ -143,7 +145,7 @@ class RecordedCall(Call):
     ) -> None:
         """See `Call.respond`."""
         self.status, self.progress = status, Progress.COMPLETE
-        await self._recording.begin(Head(status, content_type, tuple(headers), streams=False))
+        await self._begin(Head(status, content_type, tuple(headers), streams=False))
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
@@ -154,7 +156,7 @@ class RecordedCall(Call):
         """
         if self.progress is Progress.NOTHING_SENT:
             self.status, self.progress = 200, Progress.STREAMING
-            await self._recording.begin(Head(200, b"text/event-stream", (), streams=True))
+            await self._begin(Head(200, b"text/event-stream", (), streams=True))
         await self._recording.add(events)
         if self._recording.unwanted:
             raise ClientLeft
@@ -164,3 +166,6 @@ class RecordedCall(Call):
         if events:
             await self.stream(events)
         self.progress = Progress.COMPLETE
+
+    async def _begin(self, head: Head) -> None:
+        await self._recording.begin(head._replace(clamped_max_tokens=self.tally.clamped_max_tokens))

@@ -36,6 +36,8 @@ class Head(NamedTuple):
     """Of this answer; what belongs to one request, such as its id, is not recorded."""
     streams: bool
     """Comes as events, piece by piece."""
+    clamped_max_tokens: int | None = None
+    """What ``max_tokens`` was lowered to, because a limit of the first caller had no room for more."""
 
 
 class Reader(Protocol):

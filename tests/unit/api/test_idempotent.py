@@ -1,0 +1,158 @@
+"""Calls with an `Idempotency-Key`, without a server: whose work it is, and what each is told."""
+
+import asyncio
+
+import pytest
+
+from maitred.api.call import Call
+from maitred.api.idempotent import Idempotency
+from maitred.api.routes import Route
+from maitred.cache.config import IdempotencyConfig
+from maitred.cache.memory import MemoryAnswers
+from maitred.core.answer import Standing
+from maitred.core.clock import SystemClock
+from maitred.core.counters import Reading
+from maitred.core.errors import Draining, IdempotencyConflict
+from maitred.core.tenancy import Principal, Scope
+
+
+class House:
+    """One route whose handler does what the test says."""
+
+    def __init__(self, work, *, idempotent=True):
+        self.ran = []
+        self.work = work
+        self.store = MemoryAnswers(IdempotencyConfig(), SystemClock())
+        route = Route("POST", "/work", self.handle, "Works.", reads=object, idempotent=idempotent)
+        self.route = Idempotency(self.store, self.standing).guard(route)
+
+    async def handle(self, call):
+        self.ran.append(call.tally.request_id)
+        await self.work(call)
+
+    async def standing(self, tally):
+        return Standing(requests=Reading(60, 59.0, 1.0))
+
+    def call(self, request_id, *, key="k", principal=None, body=b"{}"):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"x-request-id", request_id.encode()), (b"idempotency-key", key.encode())]
+        scope = {"path": "/work", "method": "POST", "headers": headers}
+        call = Call(scope, None, send, 0.0)
+        call.body = body
+        call.tally.principal = principal
+        return call, sent
+
+
+def headers_in(sent):
+    return dict(sent[0]["headers"])
+
+
+def body_in(sent):
+    return b"".join(message.get("body", b"") for message in sent)
+
+
+def principal(key, *tenants):
+    return Principal(key=key, tenants=tenants, scopes=frozenset({Scope.INFERENCE}))
+
+
+async def whole(call):
+    call.tally.completion_tokens = 7
+    call.tally.clamped_max_tokens = 100
+    await call.respond(b"answer", status=200, headers=[(b"x-kind", b"whole")])
+
+
+async def streamed(call):
+    await call.stream(b"one ")
+    await asyncio.sleep(0)
+    await call.stream(b"two ")
+    await call.finish(b"three ")
+
+
+async def test_a_repeat_is_a_call_of_its_own_with_the_same_answer():
+    house = House(whole)
+    first, first_sent = house.call("req-1")
+    again, again_sent = house.call("req-2")
+    await house.route.handler(first)
+    await house.route.handler(again)
+    assert house.ran == ["req-1"]
+    assert body_in(first_sent) == body_in(again_sent) == b"answer"
+    assert first.tally.completion_tokens == 7
+    # Nothing that the first one used is counted for the second.
+    assert (again.tally.completion_tokens, again.tally.clamped_max_tokens) == (0, None)
+    told, retold = headers_in(first_sent), headers_in(again_sent)
+    assert b"x-maitred-idempotent-replay" not in told
+    assert retold[b"x-maitred-idempotent-replay"] == b"true"
+    assert retold[b"x-maitred-original-request-id"] == b"req-1"
+    assert (told[b"x-request-id"], retold[b"x-request-id"]) == (b"req-1", b"req-2")
+    assert told[b"x-maitred-max-tokens-clamped"] == retold[b"x-maitred-max-tokens-clamped"] == b"100"
+    assert retold[b"x-ratelimit-remaining-requests"] == b"59"
+    assert told[b"x-kind"] == retold[b"x-kind"] == b"whole"
+    assert len(first_sent[0]["headers"]) == len(dict(first_sent[0]["headers"]))
+
+
+async def test_a_stream_is_repeated_byte_for_byte():
+    house = House(streamed)
+    calls = [house.call(f"req-{i}") for i in range(3)]
+    await asyncio.gather(*(house.route.handler(call) for call, _ in calls))
+    assert len(house.ran) == 1
+    assert {body_in(sent) for _, sent in calls} == {b"one two three data: [DONE]\n\n"}
+    assert {headers_in(sent)[b"cache-control"] for _, sent in calls} == {b"no-cache"}
+
+
+async def test_a_key_is_its_callers_own():
+    house = House(whole)
+    callers = [None, principal("a", "acme"), principal("b", "acme"), principal("a", "team", "other")]
+    for i, caller in enumerate(callers):
+        call, sent = house.call(f"req-{i}", principal=caller, body=b"%d" % i)
+        await house.route.handler(call)
+        assert body_in(sent) == b"answer"
+    assert len(house.ran) == len(callers)
+    call, _ = house.call("req-x", principal=principal("a", "acme"), body=b"other")
+    with pytest.raises(IdempotencyConflict):
+        await house.route.handler(call)
+
+
+async def test_a_route_that_takes_no_key_ignores_it():
+    house = House(whole, idempotent=False)
+    for i in range(2):
+        await house.route.handler(house.call(f"req-{i}")[0])
+    assert len(house.ran) == 2
+
+
+async def test_a_fault_of_ours_reaches_everybody_and_is_not_kept():
+    async def fails(call):
+        await call.stream(b"one ")
+        await asyncio.sleep(0)
+        raise KeyError("ours")
+
+    house = House(fails)
+    calls = [house.call(f"req-{i}") for i in range(3)]
+    ends = await asyncio.gather(*(house.route.handler(call) for call, _ in calls), return_exceptions=True)
+    assert [type(end) for end in ends] == [KeyError] * 3
+    assert {body_in(sent) for _, sent in calls} == {b"one "}
+    assert (len(house.ran), len(house.store), house.store.held_bytes) == (1, 0, 0)
+
+
+async def test_work_that_is_cancelled_is_not_kept_and_those_attached_are_told():
+    begun = asyncio.Event()
+
+    async def hangs(call):
+        await call.stream(b"one ")
+        begun.set()
+        await asyncio.Event().wait()
+
+    house = House(hangs)
+    first, _ = house.call("req-1")
+    working = asyncio.create_task(house.route.handler(first))
+    attached = asyncio.create_task(house.route.handler(house.call("req-2")[0]))
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    with pytest.raises(Draining):
+        await attached
+    assert (len(house.store), house.store.held_bytes) == (0, 0)
