@@ -38,9 +38,9 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
         identity: The section `identity`, for the limits that hold for everybody.
 
     Raises:
-        ConfigInvalid: The message lists every fault. `faults_of` finds the same ones.
+        ConfigInvalid: The message lists every fault. `tenant_faults` finds the same ones.
     """
-    faults = list(faults_of(tenants))
+    faults = list(tenant_faults(tenants))
     if faults:
         raise ConfigInvalid(
             "\n".join(["The declared tenants have faults:", *(f"  {key}: {text}" for key, text in faults)])
@@ -62,7 +62,7 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
     return Declared(tuple(found), tuple(keys), tuple(limits))
 
 
-def faults_of(tenants: Mapping[str, OrganisationConfig]) -> Iterator[Fault]:
+def tenant_faults(tenants: Mapping[str, OrganisationConfig]) -> Iterator[Fault]:
     """What the types of the section cannot say: ids that fit, that differ, and keys that are keys."""
     places: dict[str, str] = {}
     holders: dict[str, str] = {}
@@ -109,7 +109,7 @@ def _tenant(tenant_id: str, parent: str | None, config: TeamConfig) -> Tenant:
 
 def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
     parsed = parse(config.secret.reveal())
-    assert parsed is not None, "faults_of() has looked"
+    assert parsed is not None, "tenant_faults() has looked"
     public_id, secret = parsed
     scopes = tuple(Scope(scope) for scope in config.scopes)
     return ApiKey(id=public_id, tenant=tenant_id, name=name, scopes=scopes, secrets=(KeySecret(hash_of(secret)),))

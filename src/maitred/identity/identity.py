@@ -17,9 +17,6 @@ from maitred.core.tenancy import Principal, Scope
 from maitred.identity.directory import Directory
 from maitred.identity.keys import PREFIX, matches, parse
 
-ANONYMOUS = Principal(key="anonymous", tenants=("anonymous",), scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
-"""Whoever sends no credential, where that is allowed. Limits of ``tenant:anonymous`` hold for all of them together."""
-
 Header = Callable[[bytes], str | None]
 """The value of a request's header, by its name in lower case."""
 

@@ -17,7 +17,6 @@ import jwt
 import msgspec
 
 from maitred.core.clock import Clock
-from maitred.core.errors import ConfigInvalid
 from maitred.core.tenancy import Principal
 from maitred.identity.claims import Claims, key_of, live, scopes_of, tenants_of
 from maitred.identity.config import OidcConfig
@@ -51,13 +50,10 @@ class OidcIssuers:
     """All configured providers. Implements `maitred.identity.identity.TokenIssuers`; use it as a context manager.
 
     Args:
-        configs: The providers by the names that the configuration gives them.
+        configs: The providers by the names that the configuration gives them, without faults (see `provider_faults`).
         directory: Their callers' tenants.
         clock: For the times in tokens, and the age of keys.
         fetch: See `SigningKeys`.
-
-    Raises:
-        ConfigInvalid: The address of one is not fit, or two are the same.
     """
 
     def __init__(
@@ -65,13 +61,6 @@ class OidcIssuers:
     ) -> None:
         self._directory = directory
         self._clock = clock
-        by_issuer: dict[str, str] = {}
-        for name, config in configs.items():
-            if by_issuer.setdefault(config.issuer, name) != name:
-                raise ConfigInvalid(
-                    f"identity.oidc.{name}.issuer: this is the issuer of {by_issuer[config.issuer]!r} too, and a token "
-                    "says no more than its issuer. Keep one of them."
-                )
         self._configs = {config.issuer: (name, config) for name, config in configs.items()}
         self._keys = {config.issuer: SigningKeys(name, config, clock, fetch) for name, config in configs.items()}
         # Checking a signature takes longer than everything else here, and clients send the same token for an hour.

@@ -1,7 +1,12 @@
-"""Opens the identity providers of the configuration, where there are any and what they need is installed."""
+"""Opens the identity providers of the configuration, where there are any and what they need is installed.
 
-from collections.abc import AsyncIterator, Mapping
+Needs neither of the packages that tokens are checked with, so the configuration can be checked without them.
+"""
+
+import ipaddress
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
@@ -22,6 +27,11 @@ async def token_issuers(
     if not configs:
         yield None
         return
+    faults = list(provider_faults(configs))
+    if faults:
+        raise ConfigInvalid(
+            "\n".join(["The identity providers have faults:", *(f"  {key}: {text}" for key, text in faults)])
+        )
     try:
         from maitred.identity.oidc import OidcIssuers
     except ModuleNotFoundError as error:
@@ -33,3 +43,42 @@ async def token_issuers(
         ) from error
     async with OidcIssuers(configs, directory, clock) as issuers:
         yield issuers
+
+
+def provider_faults(configs: Mapping[str, OidcConfig]) -> Iterator[tuple[str, str]]:
+    """The settings that are not sound, by their dotted names, and what is wrong with each."""
+    issuers: dict[str, str] = {}
+    for name, config in configs.items():
+        place = f"identity.oidc.{name}"
+        for setting, url in (("issuer", config.issuer), ("jwks_url", config.jwks_url)):
+            if url is not None and not is_trustworthy(url):
+                yield (
+                    f"{place}.{setting}",
+                    f"{url!r} must begin with https://, or be an http address of this machine: over a network, anybody "
+                    "in between could replace the keys.",
+                )
+        if issuers.setdefault(config.issuer, name) != name:
+            yield (
+                f"{place}.issuer",
+                f"This is the issuer of {issuers[config.issuer]!r} too, and a token says no more than its issuer. Keep "
+                "one of them.",
+            )
+        if not config.algorithms:
+            yield f"{place}.algorithms", "Without an algorithm no token can be checked. Name at least one."
+
+
+def is_trustworthy(url: str) -> bool:
+    """Whether what comes from there is what its owner sent: `https`, or this very machine."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return False
+    if not host or parts.scheme not in ("https", "http"):
+        return False
+    if parts.scheme == "https" or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

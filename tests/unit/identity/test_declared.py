@@ -7,7 +7,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import Scope, Tenant
 from maitred.identity.config import IdentityConfig, OidcConfig
-from maitred.identity.declared import declared, faults_of
+from maitred.identity.declared import declared, tenant_faults
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.identity.keys import make_key, matches, parse
 
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_listed_with_its_place():
         "    teams:\n      two: {}\n      lab: {}\n"
         "  two:\n    teams:\n      lab:\n        keys:\n          c: {secret: {env: FIRST}}\n"
     ).tenants
-    assert [key for key, _ in faults_of(tenants)] == [
+    assert [key for key, _ in tenant_faults(tenants)] == [
         "tenants.Acme",
         "tenants.one.keys.b.secret",
         "tenants.two",

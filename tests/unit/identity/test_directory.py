@@ -156,3 +156,11 @@ def test_a_replacement_forgets_what_is_not_in_it():
     assert principal(directory) is None
     assert list(directory.limits_of("*")) == []
     assert [each.id for each in directory.limits_of("key:k1")] == ["l2"]
+
+
+def test_a_key_that_is_revoked_gives_its_scope_to_nobody():
+    directory = directory_of(ORGANISATION, ApiKey(id="k", tenant="acme", scopes=(Scope.ADMIN,)))
+    assert directory.anyone_with(Scope.ADMIN)
+    assert not directory.anyone_with(Scope.METRICS)
+    directory.apply(changes_of(ApiKey(id="k", tenant="acme", scopes=(Scope.ADMIN,), revoked=True)))
+    assert not directory.anyone_with(Scope.ADMIN)

@@ -2,9 +2,9 @@ import pytest
 
 from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Forbidden, StoreUnavailable, Unauthenticated, Unavailable
-from maitred.core.tenancy import ApiKey, Scope, Tenant
+from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
 from maitred.identity.directory import Directory
-from maitred.identity.identity import ANONYMOUS, Identity, credential_of, require
+from maitred.identity.identity import Identity, credential_of, require
 from maitred.identity.keys import make_key
 from tests.clock import FakeClock
 

@@ -11,9 +11,8 @@ from maitred.core.errors import ConfigInvalid, Unavailable
 from maitred.core.tenancy import Scope, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
-from maitred.identity.jwks import is_trustworthy
 from maitred.identity.oidc import OidcIssuers
-from maitred.identity.providers import token_issuers
+from maitred.identity.providers import is_trustworthy, provider_faults, token_issuers
 from tests.clock import FakeClock
 from tests.identity_provider import KEYS, Provider, jwk
 
@@ -366,16 +365,24 @@ def test_keys_come_from_where_nobody_can_replace_them(url, expected):
     assert is_trustworthy(url) is expected
 
 
-@pytest.mark.parametrize("settings", [{"issuer": "http://idp.example"}, {"jwks_url": "http://idp.example/keys"}])
-def test_a_provider_behind_plain_http_is_a_fault_of_the_configuration(settings):
-    with pytest.raises(ConfigInvalid, match=r"identity\.oidc\.idp"):
-        Fixture(**settings)
-
-
-def test_an_issuer_stands_in_the_configuration_once():
-    config = OidcConfig(issuer="https://idp.example", audience="a")
-    with pytest.raises(ConfigInvalid, match="is the issuer of 'a' too"):
-        OidcIssuers({"a": config, "b": config}, Directory(), FakeClock())
+async def test_providers_that_prove_nothing_are_faults_of_the_configuration():
+    configs = {
+        "plain": OidcConfig(issuer="http://idp.example", audience="a"),
+        "keys": OidcConfig(issuer="https://b.example", audience="a", jwks_url="http://b.example/keys"),
+        "first": OidcConfig(issuer="https://idp.example", audience="a"),
+        "second": OidcConfig(issuer="https://idp.example", audience="b"),
+        "none": OidcConfig(issuer="https://c.example", audience="a", algorithms=()),
+        "local": OidcConfig(issuer="http://127.0.0.1:8080", audience="a"),
+    }
+    assert [key for key, _ in provider_faults(configs)] == [
+        "identity.oidc.plain.issuer",
+        "identity.oidc.keys.jwks_url",
+        "identity.oidc.second.issuer",
+        "identity.oidc.none.algorithms",
+    ]
+    with pytest.raises(ConfigInvalid, match="is the issuer of 'first' too"):
+        async with token_issuers(configs, Directory(), FakeClock()):
+            pass
 
 
 async def test_without_providers_nothing_is_needed(monkeypatch):
