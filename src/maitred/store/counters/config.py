@@ -1,0 +1,77 @@
+"""The `counters` section: where limits and budgets are counted."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from maitred.core.secret import Secret
+
+
+class CountersConfig(Struct, frozen=True, kw_only=True):
+    """Where limits and budgets are counted."""
+
+    url: Annotated[
+        Secret | None,
+        Meta(
+            description="A Redis that gateways share: `redis://user:password@host:6379/0`, `rediss://` for TLS or "
+            "`unix:///path`. Needs `maitred[redis]`, and a Redis that evicts nothing (`maxmemory-policy noeviction`). "
+            "Empty: in memory, for one gateway."
+        ),
+    ] = None
+    namespace: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            pattern=r"^[A-Za-z0-9_.-]+$",
+            description="Prefix of every key. Gateways of one name count together; give each installation on one Redis "
+            "its own.",
+        ),
+    ] = "maitred"
+    slice_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.5,
+            description="Part of each limit, and of what remains of each budget, that every gateway holds in advance, "
+            "to go on with while Redis is away. A limit may be passed by at most this part per gateway; limits smaller "
+            "than its inverse refuse everything while Redis is away.",
+        ),
+    ] = 0.02
+    slice_lease_s: Annotated[
+        float,
+        Meta(
+            ge=3,
+            le=600,
+            description="How long the slices of a gateway that vanished are kept from the others.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 10.0
+    answer_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=10,
+            description="How long Redis may take to answer before it counts as away.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.25
+    probe_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=60,
+            description="How often Redis is tried again while it is away.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.25
+    recovery_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="How long a Redis that was found empty waits for all gateways to tell what they hold, before "
+            "it takes reservations again.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 2.0

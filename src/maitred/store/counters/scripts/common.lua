@@ -1,0 +1,227 @@
+-- What all scripts share; each of them is appended to this text.
+--
+-- KEYS[1] is the prefix of every key, with a hash tag, so that a cluster keeps them together. ARGV[1] is the call and
+-- the reply its answer, both MessagePack, which keeps whole numbers below 2^53 exact. Time is Redis' own: one clock
+-- for all gateways.
+--
+--   <prefix>:epoch           {id, opens_s}: what Redis holds is one history since this was written
+--   <prefix>:counter:<name>  the state of one counter
+--   <prefix>:lease:<id>      {{counter, kind, amount, refill_per_s, ends_s}, ...}
+--   <prefix>:settled:<id>    this lease has ended; a call that arrives late must not begin it again
+--   <prefix>:slices:<gateway>  counter -> what this gateway holds of it in advance
+--   <prefix>:ends            sorted set of 'l' .. lease and 's' .. gateway by the time at which they expire
+
+local prefix = KEYS[1]
+local call = cmsgpack.unpack(ARGV[1])
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000 + call.offset_s
+
+local BUDGET_KEPT_S = 3 * 86400   -- after its window
+local BUCKET_KEPT_S = 600         -- after it is full
+local BUCKET_AT_MOST_S = 30 * 86400
+local LATE_S = 86400              -- an expired lease can still be settled
+local SETTLED_KEPT_S = 900
+local RECLAIMED = 100             -- expired leases that one call frees
+
+local ENDS = prefix .. ':ends'
+
+local function counter_key(name) return prefix .. ':counter:' .. name end
+local function lease_key(lease) return prefix .. ':lease:' .. lease end
+local function settled_key(lease) return prefix .. ':settled:' .. lease end
+local function slices_key(gateway) return prefix .. ':slices:' .. gateway end
+local function milliseconds(seconds) return string.format('%.0f', math.max(1, math.ceil(seconds * 1000))) end
+
+-- Why this call must not go on: 'lost' when Redis has another history than the caller knows, 'opening' when gateways
+-- may still be telling what they hold. nil: it may.
+local function barred(takes)
+  local raw = redis.call('GET', prefix .. ':epoch')
+  if not raw then return cmsgpack.pack({'lost'}) end
+  local epoch = cmsgpack.unpack(raw)
+  if epoch[1] ~= call.epoch then return cmsgpack.pack({'lost'}) end
+  if takes and now < epoch[2] then return cmsgpack.pack({'opening'}) end
+  return nil
+end
+
+-- --- counters ------------------------------------------------------------------------------------------------------
+
+local states, changed = {}, {}
+
+-- The state of a counter, as this call has left it so far; with a kind, one that does not exist yet begins empty.
+--   bucket: missing, at, refill   pool: reserved   budget: charged, reserved, seeded, ends   all: held (by slices)
+local function load(name, kind, refill, ends)
+  local state = states[name]
+  if not state then
+    local raw = redis.call('GET', counter_key(name))
+    if raw then state = cmsgpack.unpack(raw) end
+    if kind and (not state or state.kind ~= kind) then
+      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0, reserved = 0, charged = 0, seeded = false, ends = 0}
+    end
+    if not state then return nil end
+    states[name] = state
+  end
+  if state.kind == 'bucket' and now > state.at then
+    state.missing = math.max(0, state.missing - (now - state.at) * state.refill)
+    state.at = now
+  end
+  if refill then state.refill = refill end
+  if ends then state.ends = ends end
+  return state
+end
+
+local function touch(name) changed[name] = true end
+
+local function save()
+  for name in pairs(changed) do
+    local state, key = states[name], counter_key(name)
+    local kept_s = nil
+    if state.kind == 'bucket' then
+      kept_s = BUCKET_AT_MOST_S
+      if state.refill > 0 then kept_s = math.min(kept_s, state.missing / state.refill + BUCKET_KEPT_S) end
+    elseif state.kind == 'budget' and state.ends > 0 then
+      kept_s = math.max(0, state.ends - now) + BUDGET_KEPT_S
+    end
+    if state.kind ~= 'budget' and state.missing <= 0 and state.reserved <= 0 and state.held <= 0 then
+      redis.call('DEL', key)
+    elseif kept_s then
+      redis.call('SET', key, cmsgpack.pack(state), 'PX', milliseconds(kept_s))
+    else
+      redis.call('SET', key, cmsgpack.pack(state))
+    end
+  end
+end
+
+local function taken(state)
+  if state.kind == 'bucket' then return state.missing end
+  return state.charged + state.reserved
+end
+
+local function take(state, amount)
+  if state.kind == 'bucket' then state.missing = state.missing + amount else state.reserved = state.reserved + amount end
+end
+
+local function give_back(state, amount)
+  if state.kind == 'bucket' then
+    state.missing = math.max(0, state.missing - amount)
+  else
+    state.reserved = math.max(0, state.reserved - amount)
+  end
+end
+
+local function charge(state, amount)
+  if state.kind == 'bucket' then
+    state.missing = math.max(0, state.missing + amount)
+  elseif state.kind == 'budget' then
+    state.charged = state.charged + amount
+  end
+end
+
+-- --- slices --------------------------------------------------------------------------------------------------------
+
+local own = {}
+
+-- What the caller holds of a counter in advance: room for the caller, and for nobody else.
+local function own_slice(name)
+  if not own[name] then own[name] = tonumber(redis.call('HGET', slices_key(call.gateway), name) or '0') end
+  return own[name]
+end
+
+local function set_slice(name, state, amount)
+  state.held = math.max(0, state.held + amount - own_slice(name))
+  own[name] = amount
+  if amount > 0 then
+    redis.call('HSET', slices_key(call.gateway), name, string.format('%.0f', amount))
+  else
+    redis.call('HDEL', slices_key(call.gateway), name)
+  end
+  touch(name)
+end
+
+local function release_slices(gateway)
+  local slices = redis.call('HGETALL', slices_key(gateway))
+  for i = 1, #slices, 2 do
+    local state = load(slices[i])
+    if state then
+      state.held = math.max(0, state.held - tonumber(slices[i + 1]))
+      touch(slices[i])
+    end
+  end
+  redis.call('DEL', slices_key(gateway))
+  redis.call('ZREM', ENDS, 's' .. gateway)
+end
+
+-- --- leases --------------------------------------------------------------------------------------------------------
+
+-- Frees what has expired, oldest first; true when there may be more.
+local function reclaim(most)
+  local ended = redis.call('ZRANGEBYSCORE', ENDS, '-inf', now, 'LIMIT', 0, most)
+  for _, member in ipairs(ended) do
+    local id = string.sub(member, 2)
+    if string.sub(member, 1, 1) == 's' then
+      release_slices(id)
+    else
+      local raw = redis.call('GET', lease_key(id))
+      if raw then
+        for _, entry in ipairs(cmsgpack.unpack(raw)) do
+          give_back(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
+          touch(entry[1])
+        end
+        redis.call('PEXPIRE', lease_key(id), milliseconds(LATE_S))
+      end
+      redis.call('ZREM', ENDS, member)
+    end
+  end
+  return #ended == most
+end
+
+-- --- claims --------------------------------------------------------------------------------------------------------
+
+-- Loads the counters of claims, and sees that no budget goes backwards: it is at least what the caller saw of it last,
+-- and what the database says when it is met for the first time. Returns the budgets that the database must be asked
+-- about. A claim: {counter, kind, capacity, fixed, per_output, divisor, refill_per_s, ends_s, hard, clamps, asked,
+-- least, known, spent}; asked and least are amounts, -1 stands for nothing known.
+local function prepare(claims)
+  local unknown = {}
+  for _, claim in ipairs(claims) do
+    local name = claim[1]
+    local state = load(name, claim[2], claim[7], claim[8])
+    if state.kind == 'budget' then
+      if claim[13] > state.charged then state.charged = claim[13]; touch(name) end
+      if not state.seeded then
+        if claim[14] >= 0 then
+          state.charged = math.max(state.charged, claim[14])
+          state.seeded = true
+          touch(name)
+        else
+          unknown[#unknown + 1] = name
+        end
+      end
+    end
+  end
+  return unknown
+end
+
+-- What the caller could take now.
+local function room(claim)
+  local state = states[claim[1]]
+  return claim[3] - taken(state) - state.held + own_slice(claim[1])
+end
+
+-- {remaining, reset_s, used, reserved, charged, slice} of each claim.
+local function readings(claims)
+  local out = {}
+  for i, claim in ipairs(claims) do
+    local state = states[claim[1]]
+    local remaining, reset_s, used, reserved = math.floor(room(claim)), 0, 0, 0
+    if state.kind == 'bucket' then
+      used = claim[3] - remaining
+      if state.refill > 0 then reset_s = state.missing / state.refill end
+    elseif state.kind == 'pool' then
+      used = state.reserved
+    else
+      used, reserved = state.charged, state.reserved
+      if claim[8] > 0 then reset_s = math.max(0, claim[8] - now) end
+    end
+    out[i] = {remaining, reset_s, used, reserved, state.charged, own_slice(claim[1])}
+  end
+  return out
+end

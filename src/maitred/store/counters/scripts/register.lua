@@ -1,0 +1,32 @@
+-- Tells what a gateway held before Redis was away: totals {{counter, charged, ends_s}, ...} and leases
+-- {{id, seconds left, entries}, ...}. What Redis knows already stays; a lease that it does not know is taken whether it
+-- fits or not; one without time left is remembered, so that settling it charges. Returns {'registered'}.
+local refusal = barred(false)
+if refusal then return refusal end
+
+for _, total in ipairs(call.totals) do
+  local state = load(total[1], 'budget', nil, total[3])
+  if total[2] > state.charged then state.charged = total[2] end
+  touch(total[1])
+end
+for _, lease in ipairs(call.leases) do
+  local id, left_s, entries = lease[1], lease[2], lease[3]
+  if redis.call('EXISTS', settled_key(id)) == 0 then
+    local held = redis.call('ZSCORE', ENDS, 'l' .. id)
+    if left_s > 0 and not held then
+      for _, entry in ipairs(entries) do
+        take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
+        touch(entry[1])
+      end
+    end
+    if left_s > 0 then
+      if not held then redis.call('SET', lease_key(id), cmsgpack.pack(entries)) end
+      redis.call('ZADD', ENDS, now + left_s, 'l' .. id)
+    elseif not held then
+      redis.call('SET', lease_key(id), cmsgpack.pack(entries), 'NX', 'PX', milliseconds(LATE_S))
+    end
+  end
+end
+reclaim(RECLAIMED)
+save()
+return cmsgpack.pack({'registered'})

@@ -1,0 +1,303 @@
+"""Redis goes away while gateways count: what they give meanwhile is bounded, and it is normal by itself afterwards."""
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+
+from maitred.core.clock import SystemClock
+from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.core.errors import StoreUnavailable
+from maitred.store.counters.config import CountersConfig
+from maitred.store.counters.redis import Mode, RedisCounters
+from tests.redis_server import redis_server
+
+TIMEOUT_S = 0.25
+LONGEST_CALL_S = 1.5
+"""The timeout of an answer, and what a busy machine adds."""
+
+
+@pytest.fixture
+def server():
+    with redis_server() as server:
+        yield server
+
+
+def budget(capacity, fixed=0, **changes):
+    return Claim(counter="budget", kind=CounterKind.BUDGET, capacity=capacity, fixed=fixed, **changes)
+
+
+def pool(capacity, fixed=0):
+    return Claim(counter="pool", kind=CounterKind.POOL, capacity=capacity, fixed=fixed)
+
+
+def bucket(capacity, fixed=0, refill_per_s=1e-6):
+    return Claim(counter="bucket", kind=CounterKind.BUCKET, capacity=capacity, fixed=fixed, refill_per_s=refill_per_s)
+
+
+class Gateways:
+    """Several that share one Redis and one ledger, which knows at once what was used."""
+
+    def __init__(self, server, **changes):
+        changes = {"recovery_s": 0.3, "probe_interval_s": 0.05, "answer_timeout_s": TIMEOUT_S, **changes}
+        self.config = CountersConfig(url=server.url, namespace=uuid4().hex, **changes)
+        self.ledger = {}
+
+    async def spent(self, counters):
+        return {counter: self.ledger[counter] for counter in counters if counter in self.ledger}
+
+    def open(self, name):
+        return RedisCounters(self.config, SystemClock(), name, spent=self.spent)
+
+    @asynccontextmanager
+    async def two(self):
+        async with self.open("one") as one, self.open("two") as two:
+            yield one, two
+
+
+def reservation(lease, *claims, output=0, least=None, lease_s=30.0):
+    return Reservation(lease, claims, output, output if least is None else least, lease_s)
+
+
+async def until(condition, timeout_s=10.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another process
+            await asyncio.sleep(0.01)
+
+
+async def timed(call):
+    started_s = time.monotonic()
+    try:
+        return await call
+    finally:
+        assert time.monotonic() - started_s < LONGEST_CALL_S
+
+
+async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices(server):
+    capacity, share = 2_000_000, 0.02
+    gateways = Gateways(server, slice_share=share)
+    rng, used, refused, stop = random.Random(11), 0, 0, False
+
+    async with gateways.two() as (one, two):
+
+        async def client(name, counters):
+            nonlocal used, refused
+            n = 0
+            while not stop:
+                lease, n = f"{name}-{n}", n + 1
+                claim = budget(capacity, rng.randint(1, 20), per_output=3, clamps=True)
+                try:
+                    asked = reservation(lease, claim, pool(100_000, 1), output=rng.randint(1, 300), least=1)
+                    answer = await timed(counters.reserve(asked))
+                except StoreUnavailable:
+                    refused += 1
+                    await asyncio.sleep(0.02)
+                    continue
+                if isinstance(answer, Denied):
+                    refused += 1
+                    await asyncio.sleep(0.02)
+                    continue
+                await asyncio.sleep(rng.random() * 0.02)
+                amount = rng.randint(0, claim.amount(answer.output))
+                used += amount
+                gateways.ledger["budget"] = gateways.ledger.get("budget", 0) + amount
+                await timed(counters.settle(lease, {"budget": amount}))
+
+        async with asyncio.TaskGroup() as clients:
+            for n in range(20):
+                clients.create_task(client(str(n), (one, two)[n % 2]))
+            for _ in range(2):
+                await asyncio.sleep(1.3)
+                server.kill()
+                await asyncio.sleep(0.5)
+                assert not one.healthy
+                assert not two.healthy
+                server.start()
+                await until(lambda: one.healthy and two.healthy)
+            await asyncio.sleep(0.5)
+            assert one.healthy, "normal again"
+            assert two.healthy
+            stop = True
+
+        # Whatever was left is now asked for until nothing is granted any more.
+        for counters in (one, two) * 2:
+            n = 0
+            while True:
+                lease, n = f"rest-{uuid4().hex}", n + 1
+                claim = budget(capacity, 0, per_output=1, clamps=True)
+                answer = await counters.reserve(reservation(lease, claim, output=50_000, least=1))
+                if isinstance(answer, Denied):
+                    break
+                used += answer.output
+                await counters.settle(lease, {"budget": answer.output})
+
+        budget_reading, pool_reading = await one.read([budget(capacity), pool(100_000)])
+        assert budget_reading.reserved == 0
+        assert pool_reading.used == 0
+        slices = 2 * 2 * share * capacity  # gateways x outages
+        assert used <= budget_reading.used, "nothing is forgotten"
+        assert used <= capacity + slices
+        assert used > capacity / 2, "or nothing was tried"
+        assert one.state().unsettled == two.state().unsettled == 0
+
+
+async def test_slices_are_all_there_is_while_redis_is_away(server):
+    gateways = Gateways(server, slice_share=0.1)
+    claims = [budget(1000, 10), pool(1000, 10), bucket(1000, 10)]
+    async with gateways.two() as (one, two):
+        for counters in (one, two):
+            await counters.reserve(reservation(f"first-{counters.state()}", *claims))
+            await counters._renew_slices()
+            assert counters.state().slices == 3
+        server.kill()
+        granted = {one: 0, two: 0}
+        for counters in (one, two):
+            for n in range(30):
+                try:
+                    answer = await timed(counters.reserve(reservation(f"{n}-{uuid4().hex}", *claims)))
+                    assert isinstance(answer, Granted)
+                    granted[counters] += 1
+                except StoreUnavailable:
+                    continue
+        assert granted[one] == 9, "a tenth of the 990 that remained of the budget"
+        assert granted[two] == 8, "a tenth of what the first left"
+        assert one.state().mode is Mode.AWAY
+        with pytest.raises(StoreUnavailable, match="away") as refusal:
+            await one.reserve(reservation("other", Claim("other", CounterKind.POOL, 10, 1)))
+        assert refusal.value.retry_after_s is not None
+        assert isinstance(await one.reserve(reservation("free")), Granted)
+        soft = Claim("soft", CounterKind.BUDGET, 10, 1, hard=False)
+        assert isinstance(await one.reserve(reservation("soft", soft)), Granted)
+
+
+async def test_what_a_slice_lent_returns_to_it(server):
+    gateways = Gateways(server, slice_share=0.1)
+    async with gateways.open("one") as one:
+        claims = [budget(1000, 100), pool(1000, 100)]
+        await one.reserve(reservation("first", budget(1000, 0), pool(1000, 0)))
+        await one._renew_slices()
+        server.kill()
+        await until(lambda: not one.healthy)
+        for n in range(5):
+            assert isinstance(await one.reserve(reservation(str(n), *claims)), Granted)
+            with pytest.raises(StoreUnavailable):
+                await one.reserve(reservation("too-much", pool(1000, 1)))
+            await one.settle(str(n), {})
+            await one.settle(str(n), {})
+        clamped = budget(1000, 0, per_output=1, clamps=True)
+        answer = await one.reserve(reservation("clamped", clamped, output=500, least=1))
+        assert answer.output == 100
+        await one.settle("clamped", {"budget": 100})
+        with pytest.raises(StoreUnavailable):
+            await one.reserve(reservation("spent", budget(1000, 1)))
+
+
+async def test_rates_go_on_at_their_share(server):
+    gateways = Gateways(server, slice_share=0.1)
+    async with gateways.open("one") as one:
+        await one.reserve(reservation("first", bucket(100, 1, refill_per_s=100.0)))
+        await one._renew_slices()
+        server.kill()
+        granted, until_s = 0, time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            try:
+                await one.reserve(reservation(uuid4().hex, bucket(100, 1, refill_per_s=100.0)))
+                granted += 1
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
+        assert 15 <= granted <= 22, "10 that it held, 10 in a second"
+
+
+async def test_leases_and_charges_survive_a_redis_that_forgets(server):
+    gateways = Gateways(server, slice_share=0.1)
+    claims = [budget(1000, 100), pool(100, 40)]
+    async with gateways.two() as (one, two):
+        await one.reserve(reservation("charged", *claims))
+        await one.settle("charged", {"budget": 70})
+        await one.reserve(reservation("settled-away", *claims))
+        await one.reserve(reservation("runs", *claims))
+        await one._renew_slices()
+        server.kill()
+        await until(lambda: not one.healthy and not two.healthy)
+        assert isinstance(await one.reserve(reservation("from-slice", budget(1000, 20), pool(100, 1))), Granted)
+        await one.settle("settled-away", {"budget": 55})
+        await one.renew(["runs", "from-slice"], 60.0)
+        server.start()
+        await until(lambda: one.healthy and two.healthy)
+        for counters in (one, two):
+            readings = await counters.read([budget(1000), pool(100)])
+            assert (readings[0].used, readings[0].reserved, readings[1].used) == (125, 120, 41)
+        await one.settle("runs", {"budget": 5})
+        await one.settle("from-slice", {"budget": 6})
+        await one.settle("from-slice", {"budget": 6})
+        readings = await two.read([budget(1000), pool(100)])
+        assert (readings[0].used, readings[0].reserved, readings[1].used) == (136, 0, 0)
+
+
+async def test_the_database_counts_where_redis_and_gateways_know_less(server):
+    gateways = Gateways(server)
+    gateways.ledger["budget"] = 300
+    async with gateways.open("one") as one:
+        assert (await one.read([budget(1000)]))[0].used == 300
+        gateways.ledger["budget"] = 450  # Another gateway's, which died with what it knew.
+        server.kill()
+        server.start()
+        await until(lambda: not one.healthy)
+        await until(lambda: one.healthy)
+        assert (await one.read([budget(1000)]))[0].used == 450
+
+
+async def test_a_redis_that_hangs_holds_nobody_up(server):
+    gateways = Gateways(server, slice_share=0.1)
+    async with gateways.open("one") as one:
+        await one.reserve(reservation("held", budget(100_000, 10), pool(10_000, 10)))
+        await one._renew_slices()
+        server.freeze()
+        try:
+            started_s = time.monotonic()
+            calls = [one.reserve(reservation(str(n), budget(100_000, 10), pool(10_000, 10))) for n in range(50)]
+            answers = await asyncio.gather(*(timed(call) for call in calls), timed(one.settle("held", {"budget": 1})))
+            assert all(isinstance(answer, Granted) for answer in answers[:-1])
+            assert time.monotonic() - started_s >= TIMEOUT_S / 2
+            started_s = time.monotonic()
+            for n in range(50, 90):
+                await one.reserve(reservation(str(n), budget(100_000, 10), pool(10_000, 10)))
+            assert time.monotonic() - started_s < TIMEOUT_S, "only the first wait"
+            for n in range(90):
+                await one.settle(str(n), {"budget": 3})
+        finally:
+            server.thaw()
+        await until(lambda: one.healthy)
+        # What was sent before it hung is carried out late, and does no harm.
+        await asyncio.sleep(0.1)
+        readings = await one.read([budget(100_000), pool(10_000)])
+        assert (readings[0].used, readings[0].reserved, readings[1].used) == (271, 0, 0)
+
+
+async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
+    gateways = Gateways(server)
+    async with gateways.open("one") as one:
+        await one.reserve(reservation("a", budget(1000, 100), pool(100, 40)))
+        await one._renew_slices()
+        server.command("FLUSHALL")
+        answer = await one.reserve(reservation("b", budget(1000, 10), pool(100, 1)))
+        assert isinstance(answer, Granted), "from the slices"
+        assert not one.healthy
+        await until(lambda: one.healthy)
+        readings = await one.read([budget(1000), pool(100)])
+        assert (readings[0].reserved, readings[1].used) == (110, 41)
+
+
+async def test_starts_without_redis_and_finds_it(server):
+    gateways = Gateways(server)
+    server.kill()
+    async with gateways.open("one") as one:
+        with pytest.raises(StoreUnavailable):
+            await one.reserve(reservation("a", pool(10, 1)))
+        assert await one.read([pool(10, 1)]) == [one._book.readings([pool(10, 1)], 0.0)[0]]
+        server.start()
+        await until(lambda: one.healthy)
+        assert isinstance(await one.reserve(reservation("a", pool(10, 1))), Granted)
