@@ -19,6 +19,7 @@ from maitred.core.tenancy import ApiKey, KeySecret, Tenant
 from maitred.store import schema
 from maitred.store.admin_replies import AdminReplies
 from maitred.store.database import Database
+from maitred.store.declaration import declare
 from maitred.store.keys import add_keys, bury_keys, change_key, one_key, revoke, rotate, some_keys
 from maitred.store.limits import bury_limit, bury_limits_of, one_limit, put_limits, some_limits
 from maitred.store.rules import (
@@ -62,11 +63,12 @@ class DirectoryStore:
             if version <= since:
                 return DirectoryChanges(version)
             tenants, keys, limits = schema.tenants, schema.keys, schema.limits
+            # Ordered so that the index of versions serves: by id, SQLite would read the whole table for one change.
             return DirectoryChanges(
                 version,
-                await some_tenants(connection, tenants.c.version > since, ~tenants.c.deleted),
-                await some_keys(connection, keys.c.version > since, ~keys.c.deleted),
-                await some_limits(connection, limits.c.version > since, ~limits.c.deleted, as_made=True),
+                await some_tenants(connection, *_newer(tenants, since), order=tenants.c.version),
+                await some_keys(connection, *_newer(keys, since), order=keys.c.version),
+                await some_limits(connection, *_newer(limits, since), order=limits.c.made),
                 *[await _deleted(connection, table, since) for table in (tenants, keys, limits)],
             )
 
@@ -169,6 +171,19 @@ class DirectoryStore:
         async with self._change() as (connection, version):
             await bury_limit(connection, version, limit_id)
 
+    async def declare(self, tenants: Sequence[Tenant], keys: Sequence[ApiKey], limits: Sequence[Limit]) -> None:
+        """Makes the directory say what a configuration declares; see `maitred.store.declaration`.
+
+        Raises:
+            ConfigInvalid: It contradicts what was made otherwise.
+        """
+        for tenant in tenants:
+            check_tenant(tenant)
+        for limit in limits:
+            check_limit(limit)
+        async with self._change() as (connection, version):
+            await declare(connection, version, tenants, keys, limits)
+
     async def load_many(
         self, tenants: Iterable[Tenant] = (), keys: Iterable[ApiKey] = (), limits: Iterable[Limit] = ()
     ) -> None:
@@ -211,6 +226,10 @@ async def _deleted(connection: AsyncConnection, table: Table, since: int) -> lis
         return []
     query = select(table.c.id).where(table.c.version > since, table.c.deleted)
     return list((await connection.execute(query)).scalars())
+
+
+def _newer(table: Table, since: int) -> list[ColumnElement[bool]]:
+    return [~table.c.deleted, table.c.version > since]
 
 
 def _after(table: Table, last: str) -> list[ColumnElement[bool]]:

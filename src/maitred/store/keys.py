@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
@@ -28,14 +28,18 @@ async def one_key(connection: AsyncConnection, key_id: str) -> ApiKey:
 
 
 async def some_keys(
-    connection: AsyncConnection, *conditions: ColumnElement[bool], limit: int | None = None
+    connection: AsyncConnection,
+    *conditions: ColumnElement[bool],
+    order: Column[Any] = keys.c.id,
+    limit: int | None = None,
 ) -> list[ApiKey]:
-    """Keys in the order of their ids, each with its secrets from the oldest to the newest."""
-    query = select(*_COLUMNS).where(*conditions).order_by(keys.c.id).limit(limit)
+    """The keys that fulfil all conditions, each with its secrets from the oldest to the newest."""
+    query = select(*_COLUMNS).where(*conditions).order_by(order).limit(limit)
     rows = (await connection.execute(query)).all()
     if not rows:
         return []
-    of_these = select(keys.c.id).where(*conditions, keys.c.id <= rows[-1][0])
+    # A page names its keys; more than that would be too many for a statement.
+    of_these = select(keys.c.id).where(*conditions) if limit is None else [row.id for row in rows]
     found = await connection.execute(
         select(key_secrets.c.key, key_secrets.c.sha256, key_secrets.c.expires_s)
         .where(key_secrets.c.key.in_(of_these))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import Column, ColumnElement, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
@@ -34,11 +34,14 @@ async def one_limit(connection: AsyncConnection, limit_id: str) -> Limit:
 
 
 async def some_limits(
-    connection: AsyncConnection, *conditions: ColumnElement[bool], limit: int | None = None, as_made: bool = False
+    connection: AsyncConnection,
+    *conditions: ColumnElement[bool],
+    order: Column[Any] = limits.c.id,
+    limit: int | None = None,
 ) -> list[Limit]:
-    """Limits in the order of their ids, or in the order they were made."""
-    order = (limits.c.made, limits.c.id) if as_made else (limits.c.id,)
-    result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(*order).limit(limit))
+    """The limits that fulfil all conditions."""
+    query = select(*_COLUMNS).where(*conditions).order_by(order, limits.c.id).limit(limit)
+    result = await connection.execute(query)
     return [
         Limit(
             id=limit_id,
@@ -59,10 +62,10 @@ async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Li
     ids = {limit.id for limit in new}
     by_id = {row.id: row for row in await connection.execute(select(limits).where(limits.c.id.in_(ids)))}
     alike = select(limits).where(limits.c.subject.in_({limit.subject for limit in new}), ~limits.c.deleted)
-    by_what = {(row.subject, row.model, row.kind): row.id for row in await connection.execute(alike)}
+    by_what = {(row.subject, row.model, row.kind, row.hard): row.id for row in await connection.execute(alike)}
     added: dict[str, dict[str, Any]] = {}
     for limit in new:
-        what = (limit.subject, limit.model or "", limit.kind.value)
+        what = (limit.subject, limit.model or "", limit.kind.value, limit.hard)
         if limit.id in added or (limit.id in by_id and by_id[limit.id].deleted):
             raise Conflict(f"There was a limit {limit.id} before, and ids are not used again. Choose another id.")
         first = by_what.setdefault(what, limit.id)
@@ -74,7 +77,7 @@ async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Li
         if (before := by_id.get(limit.id)) is None:
             added[limit.id] = _row(limit, version)
             continue
-        if (before.subject, before.model, before.kind) != what:
+        if (before.subject, before.model, before.kind) != what[:3]:
             raise Conflict(
                 f"The limit {limit.id} sets {before.kind} for {before.subject}, and only its value, burst and hardness "
                 "can be changed. Make another one."

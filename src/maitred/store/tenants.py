@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import Column, ColumnElement, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
@@ -36,10 +36,13 @@ async def one_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
 
 
 async def some_tenants(
-    connection: AsyncConnection, *conditions: ColumnElement[bool], limit: int | None = None
+    connection: AsyncConnection,
+    *conditions: ColumnElement[bool],
+    order: Column[Any] = tenants.c.id,
+    limit: int | None = None,
 ) -> list[Tenant]:
-    """Tenants in the order of their ids."""
-    result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(tenants.c.id).limit(limit))
+    """The tenants that fulfil all conditions."""
+    result = await connection.execute(select(*_COLUMNS).where(*conditions).order_by(order).limit(limit))
     return [
         Tenant(
             id=tenant_id,
