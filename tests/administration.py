@@ -1,6 +1,7 @@
 """The administration's routes behind real HTTP, on a real SQLite file, in the test's own event loop."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from jsonschema import Draft202012Validator
 from sqlalchemy import text
 
 from maitred.admission.budgets import budgets_of
@@ -15,6 +17,8 @@ from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
+from maitred.api.openapi import describe
+from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.core.clock import SystemClock
 from maitred.core.errors import StoreUnavailable, Unauthenticated
@@ -68,7 +72,19 @@ class Administered:
         """What a request that must succeed is answered."""
         response = await self.call(method, path, body, **more)
         assert response.status_code == 200, response.text
+        self._validate(method, path, body, response.json())
         return response.json()
+
+    def _validate(self, method: str, path: str, body: object, answer: object) -> None:
+        """Holds request and answer against the API's description of itself."""
+        route, _ = RouteTable(self.routes).find(method, f"/admin/v1/{path}")
+        api = json.loads(describe(self.routes))
+        operation = api["paths"][route.path][method.lower()]
+        content = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        Draft202012Validator({**content, "components": api["components"]}).validate(answer)
+        if body is not None:
+            content = operation["requestBody"]["content"]["application/json"]["schema"]
+            Draft202012Validator({**content, "components": api["components"]}).validate(body)
 
     async def refused(self, method: str, path: str, status: int, body: object = None, **more: Any) -> Any:
         """The error of a request that must fail."""

@@ -142,11 +142,13 @@ async def test_limits_in_their_own_units(admin):
     listed = (await admin.done("GET", "limits", query={"subject": "tenant:acme"}))["data"]
     assert {limit["id"] for limit in listed} == {rate["id"], "monthly"}
     assert await admin.done("GET", "limits/monthly") == put
-    assert "already sets" in (await admin.refused("POST", "limits", 409, {**budget, "hard": True}))["message"]
+    assert "already sets" in (await admin.refused("POST", "limits", 409, budget))["message"]
     await admin.refused("POST", "limits", 409, {**budget, "id": "monthly"})
+    # A soft budget and a hard one go together.
+    await admin.done("PUT", "limits/hard", {**budget, "hard": True})
     await admin.done("DELETE", "limits/monthly")
     await admin.refused("DELETE", "limits/monthly", 404)
-    assert len(admin.directory.limits_of("tenant:acme")) == 1
+    assert {limit.id for limit in admin.directory.limits_of("tenant:acme")} == {rate["id"], "hard"}
 
 
 async def test_budgets_say_what_is_left(admin):
@@ -242,7 +244,7 @@ async def test_a_repeated_request_is_done_once(admin):
     headers = {"idempotency-key": "k1"}
     first = await admin.done("POST", "tenants", {"id": "acme"}, headers=headers)
     again = await admin.call("POST", "tenants", {"id": "acme"}, headers=headers)
-    assert (again.status_code, again.json(), again.headers["idempotent-replayed"]) == (200, first, "true")
+    assert (again.status_code, again.json(), again.headers["x-maitred-idempotent-replay"]) == (200, first, "true")
     other = await admin.refused("POST", "tenants", 409, {"id": "other"}, headers=headers)
     assert "another call" in other["message"]
     await admin.refused("GET", "tenants/other", 404)

@@ -67,8 +67,10 @@ def _operation(route: Route, schema_of: dict[type, Any], components: dict[str, A
     if parameters:
         operation["parameters"] = parameters
     if route.reads is not None:
+        body = components[_name_in(schema_of[route.reads])]
         operation["requestBody"] = {
-            "required": True,
+            # Where no field is required, no body is an empty object.
+            "required": bool(body.get("required")),
             "content": {"application/json": {"schema": schema_of[route.reads]}},
         }
     return operation
@@ -88,7 +90,7 @@ def _parameters(route: Route, schema_of: dict[type, Any], components: dict[str, 
             required = name in described.get("required", ())
             text = {"description": schema.pop("description")} if "description" in schema else {}
             parameters.append({"name": name, "in": "query", "required": required, **text, "schema": schema})
-    if route.idempotent:
+    if route.idempotent or route.remembers:
         parameters.append(_IDEMPOTENCY_KEY)
     return parameters
 

@@ -31,6 +31,7 @@ class Route:
         query: The struct of the query's parameters, whose fields are described.
         also: Another content type, of text, that the caller can choose.
         idempotent: Takes an ``Idempotency-Key``.
+        remembers: Takes one, too, and keeps its replies itself.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Route:
     query: type[msgspec.Struct] | None = None
     also: str = ""
     idempotent: bool = False
+    remembers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

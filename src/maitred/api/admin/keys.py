@@ -36,13 +36,13 @@ class KeyRoutes:
         """The routes, in the order of the documentation."""
         one = f"{PATH}/{{id}}"
         needs = Scope.ADMIN
-        rotate = "A new secret for a key, shown this once."
+        create, rotate = "A new key, shown this once.", "A new secret for a key, shown this once."
         return [
             Route("GET", PATH, self.list, "API keys.", returns=KeyList, query=KeysQuery, needs=needs),
-            Route("POST", PATH, self.create, "A new key, shown this once.", CreateKey, KeyBody, needs=needs),
+            Route("POST", PATH, self.create, create, CreateKey, KeyBody, needs=needs, remembers=True),
             Route("GET", one, self.get, "One API key.", returns=KeyBody, needs=needs),
             Route("PATCH", one, self.update, "Changes an API key.", reads=UpdateKey, returns=KeyBody, needs=needs),
-            Route("POST", f"{one}/rotate", self.rotate, rotate, reads=RotateKey, returns=KeyBody, needs=needs),
+            Route("POST", f"{one}/rotate", self.rotate, rotate, RotateKey, KeyBody, needs=needs, remembers=True),
             Route("POST", f"{one}/revoke", self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
             Route("DELETE", one, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
         ]

@@ -33,7 +33,7 @@ class LimitRoutes:
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Limits.", returns=LimitList, query=LimitsQuery, needs=needs),
-            Route("POST", PATH, self.create, "A new limit.", reads=CreateLimit, returns=LimitBody, needs=needs),
+            Route("POST", PATH, self.create, "A new limit.", CreateLimit, LimitBody, needs=needs, remembers=True),
             Route("GET", one, self.get, "One limit.", returns=LimitBody, needs=needs),
             Route("PUT", one, self.put, "A limit as it shall be.", reads=CreateLimit, returns=LimitBody, needs=needs),
             Route("DELETE", one, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),

@@ -24,7 +24,7 @@ E = TypeVar("E")
 Refresh = Callable[[], Awaitable[None]]
 """Makes this gateway apply what has changed in the store, now."""
 
-_REPLAYED = (b"idempotent-replayed", b"true")
+_REPLAYED = (b"x-maitred-idempotent-replay", b"true")
 
 
 class Made(NamedTuple):

@@ -30,7 +30,7 @@ class TenantRoutes:
         needs = Scope.ADMIN
         return [
             Route("GET", PATH, self.list, "Tenants.", returns=TenantList, query=TenantsQuery, needs=needs),
-            Route("POST", PATH, self.create, "A new tenant.", reads=CreateTenant, returns=TenantBody, needs=needs),
+            Route("POST", PATH, self.create, "A new tenant.", CreateTenant, TenantBody, needs=needs, remembers=True),
             Route("GET", one, self.get, "One tenant.", returns=TenantBody, needs=needs),
             Route("PATCH", one, self.update, "Changes a tenant.", reads=UpdateTenant, returns=TenantBody, needs=needs),
             Route("DELETE", one, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
