@@ -37,21 +37,20 @@ _SQLITE_CODES = frozenset(
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database is away; otherwise the error is a fault of the statement, and ours."""
+    """Whether the database is away; otherwise the error is a fault of the statement, and ours.
+
+    Args:
+        error: SQLAlchemy's, the driver's, or one that says that time is up.
+    """
     if isinstance(error, OSError | NoConnectionLeft):  # Among them TimeoutError, and a refused connection.
         return True
-    if not isinstance(error, DBAPIError):
-        return _of_driver(error)
-    return error.connection_invalidated or (error.orig is not None and _of_driver(error.orig))
-
-
-def _of_driver(error: BaseException) -> bool:
-    """An error of the driver itself, or SQLAlchemy's version of it with the driver's as its cause."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or (error.orig is not None and is_outage(error.orig))
     sqlstate = getattr(error, "sqlstate", None)
     if isinstance(sqlstate, str):
         return sqlstate.startswith(_SQLSTATES)
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int):
         return code & 0xFF in _SQLITE_CODES
-    cause = error.__cause__
-    return cause is not None and is_outage(cause)
+    # What an adapter raised for the driver says nothing by itself; its cause does.
+    return error.__cause__ is not None and is_outage(error.__cause__)
