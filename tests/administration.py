@@ -27,6 +27,7 @@ from maitred.core.usage import UsageEvent
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import hash_of, parse
+from maitred.identity.refresh import Refresher
 from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.database import Database, open_database
@@ -59,6 +60,7 @@ class Administered:
     ledger: UsageLedger
     folder: Path
     routes: Sequence[Any]
+    clock: SystemClock
     refresh_fails: bool = False
 
     async def call(
@@ -137,7 +139,8 @@ async def administered(folder: Path) -> AsyncIterator[Administered]:
             ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_of(secret)),))
         )
         directory = Directory()
-        directory.apply(await store.changes(0))
+        refresher = Refresher(store, directory, clock)
+        await refresher.load()
         identity = Identity(directory, clock)
         ledger = UsageLedger(database, Journal(folder / "journal", clock=clock), clock)
         counters = MemoryCounters(clock, ledger.spent)
@@ -145,7 +148,7 @@ async def administered(folder: Path) -> AsyncIterator[Administered]:
         async def refresh() -> None:
             if system.refresh_fails:
                 raise StoreUnavailable
-            directory.apply(await store.changes(directory.version))
+            await refresher.load()
 
         routes = administration(
             store,
@@ -160,7 +163,7 @@ async def administered(folder: Path) -> AsyncIterator[Administered]:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=20, headers=headers) as client:
             system = Administered(
-                url_of(listener), client, store, directory, identity, database, ledger, folder, routes
+                url_of(listener), client, store, directory, identity, database, ledger, folder, routes, clock
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event
