@@ -287,7 +287,7 @@ class RedisCounters:
         """What a script says of claims; also keeps what this gateway must remember of it."""
         now_s = self._clock.monotonic_s()
         readings = []
-        for claim, (remaining, reset_s, used, reserved, _, slice_amount) in zip(claims, packed, strict=True):
+        for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, packed, strict=True):
             readings.append(Reading(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
             if self._mode is Mode.SHARED and claim.counter in self._book:
                 self._book.put(claim, int(slice_amount), now_s)
@@ -434,5 +434,5 @@ class RedisCounters:
                 self._book.drop(counter)
                 self._sliced.discard(counter)
             for claim, reading in zip(claims, answer[1], strict=True):
-                self._book.put(claim, int(reading[5]), now_s)
+                self._book.put(claim, int(reading[4]), now_s)
                 self._sliced.add(claim.counter)

@@ -46,25 +46,67 @@ end
 
 local states, changed = {}, {}
 
+-- A state as Redis keeps it, by kind; all begin with the kind and what slices hold.
+local function packed(state)
+  if state.kind == 'bucket' then
+    return cmsgpack.pack({'bucket', state.held, state.missing, state.at, state.refill})
+  elseif state.kind == 'pool' then
+    return cmsgpack.pack({'pool', state.held, state.reserved})
+  end
+  return cmsgpack.pack({'budget', state.held, state.charged, state.reserved, state.seeded, state.ends})
+end
+
+local function unpacked(raw)
+  local kept = cmsgpack.unpack(raw)
+  local kind, held = kept[1], kept[2]
+  if kind == 'bucket' then
+    return {kind = kind, held = held, missing = kept[3], at = kept[4], refill = kept[5]}
+  elseif kind == 'pool' then
+    return {kind = kind, held = held, charged = 0, reserved = kept[3]}
+  end
+  return {kind = kind, held = held, charged = kept[3], reserved = kept[4], seeded = kept[5], ends = kept[6]}
+end
+
+-- Reads the states of many counters at once; rows have the name first.
+local function fetch(rows)
+  local names, keys = {}, {}
+  for _, row in ipairs(rows) do
+    if not states[row[1]] then
+      names[#names + 1] = row[1]
+      keys[#keys + 1] = counter_key(row[1])
+    end
+  end
+  if #keys == 0 then return end
+  for i, raw in ipairs(redis.call('MGET', unpack(keys))) do
+    if raw then states[names[i]] = unpacked(raw) end
+  end
+end
+
 -- The state of a counter, as this call has left it so far; with a kind, one that does not exist yet begins empty.
---   bucket: missing, at, refill   pool: reserved   budget: charged, reserved, seeded, ends   all: held (by slices)
 local function load(name, kind, refill, ends)
   local state = states[name]
   if not state then
     local raw = redis.call('GET', counter_key(name))
-    if raw then state = cmsgpack.unpack(raw) end
-    if kind and (not state or state.kind ~= kind) then
-      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0, reserved = 0, charged = 0, seeded = false, ends = 0}
+    if raw then state = unpacked(raw) end
+  end
+  if kind and (not state or state.kind ~= kind) then
+    if kind == 'bucket' then
+      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0}
+    else
+      state = {kind = kind, held = 0, charged = 0, reserved = 0, seeded = false, ends = 0}
     end
-    if not state then return nil end
-    states[name] = state
   end
-  if state.kind == 'bucket' and now > state.at then
-    state.missing = math.max(0, state.missing - (now - state.at) * state.refill)
-    state.at = now
+  if not state then return nil end
+  states[name] = state
+  if state.kind == 'bucket' then
+    if now > state.at then
+      state.missing = math.max(0, state.missing - (now - state.at) * state.refill)
+      state.at = now
+    end
+    if refill then state.refill = refill end
+  elseif ends then
+    state.ends = ends
   end
-  if refill then state.refill = refill end
-  if ends then state.ends = ends end
   return state
 end
 
@@ -73,19 +115,22 @@ local function touch(name) changed[name] = true end
 local function save()
   for name in pairs(changed) do
     local state, key = states[name], counter_key(name)
-    local kept_s = nil
+    local kept_s, idle = nil, false
     if state.kind == 'bucket' then
+      idle = state.missing <= 0 and state.held <= 0
       kept_s = BUCKET_AT_MOST_S
       if state.refill > 0 then kept_s = math.min(kept_s, state.missing / state.refill + BUCKET_KEPT_S) end
-    elseif state.kind == 'budget' and state.ends > 0 then
+    elseif state.kind == 'pool' then
+      idle = state.reserved <= 0 and state.held <= 0
+    elseif state.ends > 0 then
       kept_s = math.max(0, state.ends - now) + BUDGET_KEPT_S
     end
-    if state.kind ~= 'budget' and state.missing <= 0 and state.reserved <= 0 and state.held <= 0 then
+    if idle then
       redis.call('DEL', key)
     elseif kept_s then
-      redis.call('SET', key, cmsgpack.pack(state), 'PX', milliseconds(kept_s))
+      redis.call('SET', key, packed(state), 'PX', milliseconds(kept_s))
     else
-      redis.call('SET', key, cmsgpack.pack(state))
+      redis.call('SET', key, packed(state))
     end
   end
 end
@@ -118,6 +163,16 @@ end
 -- --- slices --------------------------------------------------------------------------------------------------------
 
 local own = {}
+
+-- Reads what the caller holds of many counters at once; rows have the name first.
+local function fetch_slices(rows)
+  if #rows == 0 then return end
+  local names = {}
+  for i, row in ipairs(rows) do names[i] = row[1] end
+  for i, amount in ipairs(redis.call('HMGET', slices_key(call.gateway), unpack(names))) do
+    own[names[i]] = tonumber(amount or '0')
+  end
+end
 
 -- What the caller holds of a counter in advance: room for the caller, and for nobody else.
 local function own_slice(name)
@@ -161,7 +216,9 @@ local function reclaim(most)
     else
       local raw = redis.call('GET', lease_key(id))
       if raw then
-        for _, entry in ipairs(cmsgpack.unpack(raw)) do
+        local entries = cmsgpack.unpack(raw)
+        fetch(entries)
+        for _, entry in ipairs(entries) do
           give_back(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
           touch(entry[1])
         end
@@ -181,6 +238,8 @@ end
 -- least, known, spent}; asked and least are amounts, -1 stands for nothing known.
 local function prepare(claims)
   local unknown = {}
+  fetch(claims)
+  fetch_slices(claims)
   for _, claim in ipairs(claims) do
     local name = claim[1]
     local state = load(name, claim[2], claim[7], claim[8])
@@ -206,7 +265,7 @@ local function room(claim)
   return claim[3] - taken(state) - state.held + own_slice(claim[1])
 end
 
--- {remaining, reset_s, used, reserved, charged, slice} of each claim.
+-- {remaining, reset_s, used, reserved, slice} of each claim.
 local function readings(claims)
   local out = {}
   for i, claim in ipairs(claims) do
@@ -221,7 +280,7 @@ local function readings(claims)
       used, reserved = state.charged, state.reserved
       if claim[8] > 0 then reset_s = math.max(0, claim[8] - now) end
     end
-    out[i] = {remaining, reset_s, used, reserved, state.charged, own_slice(claim[1])}
+    out[i] = {remaining, reset_s, used, reserved, own_slice(claim[1])}
   end
   return out
 end

@@ -10,7 +10,9 @@ for _, settlement in ipairs(call.settlements) do
   local raw = redis.call('GET', lease_key(lease))
   if redis.call('SET', settled_key(lease), '', 'NX', 'PX', milliseconds(SETTLED_KEPT_S)) and raw then
     local expires = redis.call('ZSCORE', ENDS, 'l' .. lease)
-    for _, entry in ipairs(cmsgpack.unpack(raw)) do
+    local entries = cmsgpack.unpack(raw)
+    fetch(entries)
+    for _, entry in ipairs(entries) do
       local name = entry[1]
       local state = load(name, entry[2], entry[4], entry[5])
       local used = amounts[name] or 0
