@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
+from maitred.admission.admission import Admission
+from maitred.admission.config import AdmissionConfig
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
@@ -22,13 +24,16 @@ from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
+from maitred.core.limits import Limit
 from maitred.core.tenancy import ANONYMOUS
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.replica.engine_link import EngineLink
 from maitred.routing.catalog import Catalog, ServedModel
+from maitred.store.counters.memory import MemoryCounters
 from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.text.tokenizer import Tokenizer
+from tests.admission_desk import Limits, PaperLedger
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 MODEL = "tiny"
@@ -53,6 +58,8 @@ class Gateway:
     metrics: Metrics
     client: httpx.AsyncClient
     kept: MemoryAnswers
+    admission: Admission
+    ledger: PaperLedger
     tallies: list[Tally] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -83,6 +90,8 @@ async def gateway(
     *,
     step_s: float = 0.0,
     idempotency: IdempotencyConfig | None = None,
+    limited: Sequence[Limit] = (),
+    admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
@@ -97,8 +106,10 @@ async def gateway(
         metrics = Metrics(lambda: gate.inside, lambda: {MODEL: EngineState(link.ready, 0, link.load(), CARD)})
         kept = MemoryAnswers(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
-            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept)
-            pipeline = Pipeline(Catalog([model]), clock)
+            ledger = PaperLedger()
+            admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
+            pipeline = Pipeline(Catalog([model]), admission, clock)
+            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger)
             observers = [metrics.requests, system]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge)

@@ -7,15 +7,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport
+from maitred.core.request import Usage
+from maitred.observe.accounts import AccountsState
 from maitred.observe.metrics import EngineState, Metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 SUFFIXES = {"_bucket", "_count", "_sum"}
 
 
+def accounts():
+    return AccountsState(stores_up={"database": True}, recorded={"m": Usage(1, 1)}, drift_tokens={"m": 0})
+
+
 def rendered():
-    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)})
+    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)}, accounts)
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
+    tally.refused_by = "tokens_per_minute"
     tally.close(Outcome.FINISHED, 200, 2.0)
     metrics.requests.ended(tally)
     return list(text_string_to_metric_families(metrics.render().decode()))

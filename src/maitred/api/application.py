@@ -1,6 +1,6 @@
 """All routes of the HTTP API, put together."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
@@ -30,6 +30,7 @@ def build(
     *,
     admin: Iterable[Route] = (),
     answers: AnswerStore | None = None,
+    stores_up: Callable[[], Mapping[str, bool]] = dict,
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -43,8 +44,9 @@ def build(
         clock: For the times in tallies.
         admin: Routes of the administration, where there is a store to administer.
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
+        stores_up: Whether each store that is behind this answers.
     """
-    service = ServiceRoutes(answering, gate, render_metrics)
+    service = ServiceRoutes(answering, gate, render_metrics, stores_up)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict).routes(),

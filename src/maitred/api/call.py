@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any
 from urllib.parse import parse_qsl
 
-from maitred.api.errors import Header, body_of, headers_of
+from maitred.api.errors import Header, body_of, clamped_headers, headers_of, standing_headers
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
@@ -187,8 +187,15 @@ class Call:
 
     async def _start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
-        identified = [*headers, *self.answer_headers, (b"x-request-id", self.tally.request_id.encode("ascii"))]
-        await self._send({"type": "http.response.start", "status": status, "headers": identified})
+        tally = self.tally
+        head = [
+            *headers,
+            *self.answer_headers,
+            (b"x-request-id", tally.request_id.encode("ascii")),
+            *standing_headers(tally.standing),
+            *clamped_headers(tally.clamped_max_tokens),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

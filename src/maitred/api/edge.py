@@ -19,6 +19,7 @@ from maitred.core.errors import (
     CallerError,
     Draining,
     Forbidden,
+    LimitReached,
     MaitredError,
     MethodNotAllowed,
     Refused,
@@ -108,6 +109,8 @@ class Edge:
             headers = [(b"connection", b"close")]  # the rest of the body may never come
         except Exception as error:
             failure = public(error, call.tally.request_id)
+        if isinstance(failure, LimitReached):
+            call.tally.refused_by = failure.limit
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT
         if untouched and call.tally.principal is not None and call.tally.standing is None:
             call.tally.standing = await self._standing(call.tally)

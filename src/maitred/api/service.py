@@ -3,7 +3,7 @@
 They take no place inside and work while the server drains; a probe must see what is going on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -19,11 +19,14 @@ _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the server can work, and if not, why."""
 
     status: str
-    """``ok``, ``draining`` or ``no_replica``."""
+    """``ok``, ``degraded`` (a store is away and requests run on what is known without it), ``draining`` or
+    ``no_replica``."""
+    away: list[str] = []
+    """The stores that do not answer."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -39,12 +42,20 @@ class ServiceRoutes:
         answering: Asked whether a request could run.
         gate: Asked whether one would be let in.
         render_metrics: Everything in Prometheus' text format.
+        stores_up: Whether each store that is behind this answers.
     """
 
-    def __init__(self, answering: Answering, gate: Gate, render_metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        answering: Answering,
+        gate: Gate,
+        render_metrics: Callable[[], bytes],
+        stores_up: Callable[[], Mapping[str, bool]],
+    ) -> None:
         self._answering = answering
         self._gate = gate
         self._render_metrics = render_metrics
+        self._stores_up = stores_up
         self._description = b""
 
     def routes(self) -> list[Route]:
@@ -75,10 +86,15 @@ class ServiceRoutes:
 
     async def ready(self, call: Call) -> None:
         """Ready: a request that came now would be let in and would run."""
-        status = "draining"
-        if not self._gate.draining:
-            status = "ok" if self._answering.ready() else "no_replica"
-        await call.respond(msgspec.json.encode(Health(status)), status=200 if status == "ok" else 503)
+        away = [store for store, up in self._stores_up().items() if not up]
+        if self._gate.draining:
+            status = "draining"
+        elif not self._answering.ready():
+            status = "no_replica"
+        else:
+            status = "degraded" if away else "ok"
+        code = 200 if status in ("ok", "degraded") else 503
+        await call.respond(msgspec.json.encode(Health(status, away)), status=code)
 
     async def version(self, call: Call) -> None:
         """The version."""

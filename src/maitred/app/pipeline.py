@@ -11,11 +11,14 @@ from typing import Self
 
 import msgspec
 
+from maitred.admission.admission import Admission
+from maitred.admission.grant import Grant
+from maitred.admission.work import Work
 from maitred.app.choice import Choice
 from maitred.app.limits import check_fits, check_sampling, check_size
 from maitred.app.merge import merged
 from maitred.app.prompts import tokens_of
-from maitred.core.answer import Answer, Ask, Part, Prompt, Standing, Tally
+from maitred.core.answer import Answer, Ask, Outcome, Part, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.ids import new_request_id
@@ -35,6 +38,7 @@ class Pipeline:
 
     Args:
         catalog: What is served.
+        admission: Who may run, and how long answers may be.
         clock: For the times in the tally.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, if the replica would take more.
@@ -43,12 +47,14 @@ class Pipeline:
     def __init__(
         self,
         catalog: Catalog,
+        admission: Admission,
         clock: Clock | None = None,
         *,
         draw_seed: Callable[[], int] = draw_seed,
         max_choices: int = 128,
     ) -> None:
         self._catalog = catalog
+        self._admission = admission
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._max_choices = max_choices
@@ -66,24 +72,31 @@ class Pipeline:
         check_size(card, model.tokenizer, ask)
         # What does it read?
         prompts = await tokens_of(model, ask.prompts)
-        # Does that fit, and what exactly is to be generated?
-        scope = _cache_scope(principal)
-        requests = [self._request(card, ask, prompt, scope) for prompt in prompts]
+        # Does that fit the window?
+        rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
-        choices = [
-            Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
-            for prompt in prompts
-            for _ in range(ask.sampling.n)
-        ]
-        # Run it. Leaving the stack, however that comes about, cancels what has not finished.
-        async with AsyncExitStack() as running:
+        # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
+        # not finished, and then settles what has not been settled.
+        work = _work(principal, ask, tally, prompts, max(rooms))
+        async with self._admission.admit(work) as grant, AsyncExitStack() as running:
+            # What exactly is to be generated?
+            scope = _cache_scope(principal)
+            requests = [
+                self._request(ask, prompt, min(room, grant.max_tokens), scope)
+                for prompt, room in zip(prompts, rooms, strict=True)
+            ]
+            choices = [
+                Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
+                for prompt in prompts
+                for _ in range(ask.sampling.n)
+            ]
+            # Run it.
             streams = [await running.enter_async_context(model.replica.generate(request)) for request in requests]
             batches = await running.enter_async_context(merged(streams))
-            yield _Answer(batches, streams, choices, tally, self._clock)
+            yield _Answer(batches, streams, choices, tally, self._clock, grant)
 
-    def _request(self, card: ModelCard, ask: Ask, prompt: list[int], cache_scope: str) -> Request:
+    def _request(self, ask: Ask, prompt: list[int], max_tokens: int, cache_scope: str) -> Request:
         """The request as scheduler and engine see it."""
-        max_tokens = check_fits(card, prompt, ask)
         seed = self._draw_seed() if ask.seed is None else ask.seed
         return Request(
             # A client may repeat its request id; at the replica it must be unique.
@@ -118,7 +131,9 @@ class Pipeline:
 
     async def standing(self, tally: Tally) -> Standing | None:
         """See `Answering.standing`."""
-        return None
+        if tally.principal is None:
+            return None
+        return await self._admission.peek(tally.principal, tally.model)
 
     def ready(self) -> bool:
         """See `Answering.ready`."""
@@ -126,7 +141,7 @@ class Pipeline:
 
 
 class _Answer:
-    """Turns batches of deltas into lists of parts, and writes what it sees into the tally."""
+    """Turns batches of deltas into lists of parts, writes what it sees into the tally, and settles before the end."""
 
     def __init__(
         self,
@@ -135,6 +150,7 @@ class _Answer:
         choices: Sequence[Choice],
         tally: Tally,
         clock: Clock,
+        grant: Grant,
     ) -> None:
         self._batches = batches
         self._streams = streams
@@ -143,6 +159,7 @@ class _Answer:
         self._unfinished = len(choices)
         self._tally = tally
         self._clock = clock
+        self._grant = grant
 
     def __aiter__(self) -> Self:
         return self
@@ -162,6 +179,9 @@ class _Answer:
             if choice.finish is None:
                 self._take(source, choice, delta)
         self._time(touched.values(), now_s)
+        if not self._unfinished:
+            # Nobody may see the end of an answer that could still be lost to the ledger.
+            await self._grant.settle(self._tally.usage, Outcome.FINISHED)
         return [part for index, choice in touched.items() if (part := choice.part(index)) is not None]
 
     def _take(self, source: int, choice: Choice, delta: Delta) -> None:
@@ -186,6 +206,25 @@ class _Answer:
             if choice.last_token_s is not None:
                 self._tally.gaps_s.append(now_s - choice.last_token_s)
             choice.last_token_s = now_s
+
+
+def _work(principal: Principal, ask: Ask, tally: Tally, prompts: Sequence[list[int]], room: int) -> Work:
+    """The request as admission sees it."""
+    return Work(
+        principal=principal,
+        request_id=tally.request_id,
+        route=tally.route,
+        model=tally.model,
+        prompt_tokens=tally.prompt_tokens,
+        longest_prompt=max(map(len, prompts)),
+        max_tokens=ask.max_tokens,
+        min_tokens=ask.sampling.min_tokens,
+        window_left=room,
+        choices=len(prompts) * ask.sampling.n,
+        max_tokens_param=ask.max_tokens_param,
+        prompt_param=ask.prompt_param,
+        tally=tally,
+    )
 
 
 def _cache_scope(principal: Principal) -> str:

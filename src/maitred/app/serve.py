@@ -2,37 +2,47 @@
 
     signals -> Shutdown -> Gate <- Edge <- HttpServer <- clients
                                     |
-                                 Pipeline -> Catalog -> EngineLink <- LocalEngine (its own process)
-                                    |
-                     Metrics, RequestLog <- one Tally per request
+                     Identity       |       who calls: keys and tokens, from the directory in memory
+                        ^           v
+                     Directory   Pipeline -> Admission -> Counters, Ledger -> database
+                        ^           |
+                     database       +-----> Catalog -> EngineLink <- LocalEngine (its own process)
+
+    Metrics, RequestLog <- one Tally per request
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
 probe sees the process alive but not ready.
 """
 
 import asyncio
-from collections.abc import Callable
 
 import uvloop
 from rich.console import Console
 from rich.markup import escape
 
+from maitred.admission.admission import Admission
+from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.gate import Gate
+from maitred.app.access import open_access
+from maitred.app.accounts import AccountsView, log_soft_budget
 from maitred.app.banner import announce
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
+from maitred.app.stores import open_stores, running
+from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
-from maitred.core.clock import SystemClock
-from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.clock import Clock, SystemClock
 from maitred.engine.models.source import find_model
+from maitred.fleet.attached import AttachedEngine
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.address import parse_address
 
 
 def run(loaded: LoadedConfig, command: Command | None = None) -> int:
@@ -59,48 +69,67 @@ async def _serve(config: Config, command: Command | None) -> int:
     console = Console()
     clock = SystemClock()
     folder = find_model(config.model.folder)
-    command = command or engine_command(folder, config.engine)
     tokenizer = Tokenizer.load(folder)
     listener = bind(config.server)
-    async with LocalEngine(command, clock=clock) as engine:
+    async with (
+        _engine(config, command or engine_command(folder, config.engine), clock) as engine,
+        open_stores(config, clock) as stores,
+        open_access(config, stores.directory, clock) as access,
+    ):
+        admission = Admission(
+            access.directory,
+            stores.counters,
+            stores.ledger,
+            config.admission,
+            clock,
+            on_soft_budget=log_soft_budget,
+        )
         model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
+        pipeline = Pipeline(Catalog([model]), admission, clock, max_choices=config.model.max_choices)
         gate = Gate(config.server.max_in_flight)
-        metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)})
+        accounts = AccountsView(stores, access, admission, {model.name: engine.link})
+        metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)}, accounts.state)
         edge = build(
             config.server,
-            Pipeline(Catalog([model]), clock, max_choices=config.model.max_choices),
-            _Anyone(),
+            pipeline,
+            access.identity,
             gate,
             [metrics.requests, RequestLog()],
             metrics.render,
             clock,
+            admin=administration(stores.directory, stores.usage, admission.budgets, access.refresher.load, clock),
+            answers=MemoryAnswers(config.idempotency, clock),
+            stores_up=accounts.stores_up,
         )
         server = HttpServer(edge)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
-        with shutdown.on_signals():
-            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
-            serving.add_done_callback(lambda _: shutdown.request())
-            console.print(f"Listening at {url_of(listener)}; {escape(model.name)} is being loaded.", highlight=False)
-            try:
-                if await _is_up(engine, shutdown):
-                    announce(console, url_of(listener), model.name, model.card())
-                await shutdown.requested()
-                await shutdown.drain()
-            finally:
-                server.stop(at_once=shutdown.insisted)
-                await asyncio.wait([serving])
+        async with running(admission.leases.run(), "leases"):
+            with shutdown.on_signals():
+                serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+                serving.add_done_callback(lambda _: shutdown.request())
+                console.print(
+                    f"Listening at {url_of(listener)}; {escape(model.name)} is being loaded.", highlight=False
+                )
+                try:
+                    if await _is_up(engine, shutdown):
+                        accounts.begin()
+                        announce(console, url_of(listener), model.name, model.card(), access.first_key)
+                    await shutdown.requested()
+                    await shutdown.drain()
+                finally:
+                    server.stop(at_once=shutdown.insisted)
+                    await asyncio.wait([serving])
         serving.result()
     return 0
 
 
-class _Anyone:
-    """Asks for no key."""
+def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | AttachedEngine:
+    if config.model.engine_address is not None:
+        return AttachedEngine(parse_address(config.model.engine_address))
+    return LocalEngine(command, clock=clock)
 
-    async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
-        return ANONYMOUS
 
-
-async def _is_up(engine: LocalEngine, shutdown: Shutdown) -> bool:
+async def _is_up(engine: LocalEngine | AttachedEngine, shutdown: Shutdown) -> bool:
     """Waits until the engine is ready; False if we are told to stop before that.
 
     Raises:
@@ -118,6 +147,6 @@ async def _is_up(engine: LocalEngine, shutdown: Shutdown) -> bool:
         stopping.cancel()
 
 
-def _state_of(engine: LocalEngine) -> EngineState:
+def _state_of(engine: LocalEngine | AttachedEngine) -> EngineState:
     up = engine.link.ready
     return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)

@@ -39,8 +39,17 @@ def serve(
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option("--allow-unauthenticated", help="Serve requests without an API key on any address, not only on a loopback one."),
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Serve requests without an API key on any address, not only on a loopback one.",
+        ),
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="ADDRESS", help="Use an engine that runs already: unix:/path or tcp:host:port."
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -63,6 +72,7 @@ def serve(
         {
             "model.path": ("MODEL", model),
             "model.served_name": ("--served-name", served_name),
+            "model.engine_address": ("--engine", engine),
             "server.host": ("--host", host),
             "server.port": ("--port", port),
             "server.allow_unauthenticated": ("--allow-unauthenticated", "true" if allow_unauthenticated else None),

@@ -5,9 +5,15 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from maitred.admission.config import AdmissionConfig
 from maitred.api.config import ServerConfig
+from maitred.cache.config import IdempotencyConfig
 from maitred.engine.config import EngineConfig
+from maitred.identity.config import IdentityConfig
+from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
+from maitred.store.config import StoreConfig
+from maitred.store.counters.config import CountersConfig
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-tiny"
 """The small model that comes with maitred, so that it runs without a download."""
@@ -27,6 +33,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=256)] | None,
         Meta(description="The name that clients put into `model`; null takes the name of the folder."),
     ] = None
+    engine_address: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="An engine that runs already (`maitred engine --listen ADDRESS`), as `unix:/path` or "
+            "`tcp:host:port`. It must run the same model. Null: start one."
+        ),
+    ] = None
     max_choices: Annotated[
         int,
         Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
@@ -44,4 +57,16 @@ class Config(Struct, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    identity: IdentityConfig = IdentityConfig()
+    tenants: Annotated[
+        dict[str, OrganisationConfig],
+        Meta(
+            description="Organisations with their teams, keys and limits, each under its id. They are put into the "
+            "store at every start; what is no longer here is disabled or revoked."
+        ),
+    ] = {}
+    admission: AdmissionConfig = AdmissionConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()
+    store: StoreConfig = StoreConfig()
+    counters: CountersConfig = CountersConfig()
     log: LogConfig = LogConfig()

@@ -115,6 +115,8 @@ class Tally:
     """As resolved, so its values are bounded; empty until then."""
     standing: Standing | None = None
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
+    refused_by: str = ""
+    """The kind of limit that refused it, such as ``tokens_per_minute``."""
     clamped_max_tokens: int | None = None
     """What `max_tokens` was lowered to, because a limit had no room for more."""
     prompt_tokens: int = 0

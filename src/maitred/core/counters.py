@@ -107,6 +107,11 @@ class Reservation(msgspec.Struct, frozen=True):
 class Counters(Protocol):
     """Counts. Every method is atomic, and safe under any number of concurrent callers."""
 
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that is shared can be reached."""
+        ...
+
     async def reserve(self, reservation: Reservation) -> Granted | Denied:
         """Takes all claims or none.
 

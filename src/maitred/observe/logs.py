@@ -27,8 +27,8 @@ def set_up(config: LogConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
-    for library in ("asyncio", "uvicorn", "uvicorn.error"):
-        # They log each connection; what we need to know of one we log ourselves.
+    for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy"):
+        # They log each connection and each step; what we need to know of one we log ourselves.
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
 
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
+from maitred.observe.accounts import Accounts, AccountsState
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
@@ -39,6 +40,12 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "maitred_requests", "Requests that ended.", ["route", "outcome", "status"], registry=registry
+        )
+        self._refused = Counter(
+            "maitred_limit_refusals", "Requests that a limit had no room for.", ["limit"], registry=registry
+        )
+        self._clamped = Counter(
+            "maitred_clamped_requests", "Requests whose max_tokens a limit lowered.", registry=registry
         )
         self._duration = Histogram(
             "maitred_request_seconds",
@@ -73,6 +80,10 @@ class RequestMetrics:
         """Counts one."""
         self._requests.labels(tally.route, tally.outcome or Outcome.FAILED, tally.status).inc()
         self._duration.labels(tally.route).observe(tally.ended_s - tally.started_s)
+        if tally.refused_by:
+            self._refused.labels(tally.refused_by).inc()
+        if tally.clamped_max_tokens is not None:
+            self._clamped.inc()
         if tally.first_token_s is None:
             return
         self._ttft.labels(tally.model).observe(tally.first_token_s - tally.started_s)
@@ -159,12 +170,18 @@ class Metrics:
         requests: The observer that counts ended requests.
     """
 
-    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
+    def __init__(
+        self,
+        in_flight: Callable[[], int],
+        engines: Callable[[], Mapping[str, EngineState]],
+        accounts: Callable[[], AccountsState] = AccountsState,
+    ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self._registry.register(LiveState(in_flight, engines))
+        self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 

@@ -130,9 +130,19 @@ Index(
     limits.c.subject,
     limits.c.model,
     limits.c.kind,
+    limits.c.hard,
     unique=True,
     sqlite_where=text("NOT deleted"),
     postgresql_where=text("NOT deleted"),
+)
+
+# What the configuration declared at the last start, so that what it no longer declares can be told from what was made
+# through the API.
+declarations = Table(
+    "declarations",
+    metadata,
+    Column("sort", String(10), primary_key=True),
+    Column("id", _id(), primary_key=True),
 )
 
 admin_replies = Table(

@@ -88,6 +88,7 @@ def serving(
         *(f"--set={key}={value}" for key, value in (settings or {}).items()),
     ]
     with tempfile.TemporaryDirectory(prefix="maitred-") as folder:
+        own = {"MAITRED__STORE__FOLDER": str(Path(folder) / "data")}  # nothing of earlier servers, nothing left
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -95,7 +96,7 @@ def serving(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **own, **(environment or {})},
                 cwd=folder,
             )
         server = ServerProcess(f"http://127.0.0.1:{port}", process, log)

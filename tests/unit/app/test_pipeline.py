@@ -15,6 +15,7 @@ from maitred.core.request import Delta, FinishReason, Request, SamplingParams, T
 from maitred.core.tenancy import ANONYMOUS
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
+from tests.admission_desk import Desk
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
 EOS = 3
@@ -100,7 +101,7 @@ def ids(text):
 
 
 def pipeline(replica, **options):
-    return Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), FrozenClock(), **options)
+    return Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), Desk().admission, FrozenClock(), **options)
 
 
 async def run(replica, asked, tally=None, **options):
@@ -334,7 +335,7 @@ async def test_a_replica_that_restarts_is_still_known():
 async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
-    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), FrozenClock())
+    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), Desk().admission, FrozenClock())
     with pytest.raises(InvalidRequest, match="no chat template"):
         async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
             pass

@@ -85,10 +85,18 @@ def _create_directory() -> None:
     op.create_index(
         "ix_limits_one_per_subject_model_kind",
         "limits",
-        ["subject", "model", "kind"],
+        ["subject", "model", "kind", "hard"],
         unique=True,
         sqlite_where=sa.text("NOT deleted"),
         postgresql_where=sa.text("NOT deleted"),
+    )
+
+
+    op.create_table(
+        "declarations",
+        sa.Column("sort", sa.String(10)),
+        sa.Column("id", _ID),
+        sa.PrimaryKeyConstraint("sort", "id", name="pk_declarations"),
     )
 
 

@@ -1,0 +1,80 @@
+"""Who may come in, from the configuration and the store to an `Identity` that answers without waiting for either."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from maitred.app.stores import running
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.core.errors import Conflict
+from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
+from maitred.identity.declared import declared
+from maitred.identity.directory import Directory
+from maitred.identity.identity import Identity
+from maitred.identity.keys import make_key
+from maitred.identity.providers import token_issuers
+from maitred.identity.refresh import Refresher
+from maitred.store.directory import DirectoryStore
+
+OPERATORS = "operators"
+"""The organisation that the first admin key belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What decides who calls.
+
+    Attributes:
+        first_key: The admin key that was made because there was none; shown once and kept nowhere.
+    """
+
+    directory: Directory
+    identity: Identity
+    refresher: Refresher
+    first_key: str | None
+
+
+@asynccontextmanager
+async def open_access(config: Config, store: DirectoryStore, clock: Clock) -> AsyncIterator[Access]:
+    """Declares what the configuration says, makes a first admin key if there is none, and keeps up with the store.
+
+    Raises:
+        ConfigInvalid: What is declared has faults.
+        StoreUnavailable: The store cannot be reached.
+    """
+    stated = declared(config.tenants, config.identity)
+    await store.declare(stated.tenants, stated.keys, stated.limits)
+    directory = Directory()
+    refresher = Refresher(
+        store, directory, clock, every_s=config.identity.refresh_s, max_stale_s=config.identity.max_stale_s
+    )
+    await refresher.load()
+    first_key = None
+    if not directory.anyone_with(Scope.ADMIN):
+        first_key = await _make_first_key(store)
+        await refresher.load()
+    async with token_issuers(config.identity.oidc, directory, clock) as issuers, running(refresher.run(), "directory"):
+        identity = Identity(
+            directory,
+            clock,
+            check_fresh=refresher.check,
+            anonymous=ANONYMOUS if config.server.serves_anyone else None,
+            issuers=issuers,
+        )
+        yield Access(directory, identity, refresher, first_key)
+
+
+async def _make_first_key(store: DirectoryStore) -> str | None:
+    """Makes it for an installation that has never had one; of several gateways that start together, one does.
+
+    Whoever revoked all admin keys later has done so on purpose, and declares another in the configuration.
+    """
+    try:
+        await store.create_tenant(Tenant(id=OPERATORS, name="Whoever runs this installation"))
+    except Conflict:
+        return None
+    new = make_key()
+    key = ApiKey(id=new.public_id, tenant=OPERATORS, name="first admin key", scopes=tuple(Scope), secrets=(new.secret,))
+    await store.create_key(key)
+    return new.plaintext

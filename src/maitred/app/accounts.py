@@ -1,0 +1,74 @@
+"""The state of stores, leases and ledger, collected for metrics and health."""
+
+import logging
+from collections.abc import Mapping
+
+from maitred.admission.admission import Admission
+from maitred.app.access import Access
+from maitred.app.reconciliation import Reconciliation
+from maitred.app.stores import Stores
+from maitred.core.counters import Reading
+from maitred.core.limits import Limit
+from maitred.core.money import usd_of
+from maitred.core.ports import Replica
+from maitred.core.request import Usage
+from maitred.observe.accounts import AccountsState
+
+log = logging.getLogger(__name__)
+
+_NOTHING = Usage(0, 0)
+
+
+class AccountsView:
+    """Reads all of it.
+
+    Args:
+        stores: Database, ledger and counters.
+        access: What is known of keys and limits.
+        admission: Holds the leases.
+        replicas: Model -> where it runs.
+    """
+
+    def __init__(self, stores: Stores, access: Access, admission: Admission, replicas: Mapping[str, Replica]) -> None:
+        self._stores = stores
+        self._access = access
+        self._admission = admission
+        self._replicas = {model: (replica, Reconciliation()) for model, replica in replicas.items()}
+
+    def begin(self) -> None:
+        """The engines are there; from now on, what they count must come into the ledger."""
+        for replica, reconciliation in self._replicas.values():
+            reconciliation.begin(replica.load())
+
+    def stores_up(self) -> Mapping[str, bool]:
+        """Whether each store answers."""
+        return {"database": not self._access.refresher.away, "counters": self._stores.counters.healthy}
+
+    def state(self) -> AccountsState:
+        """All of it, now."""
+        ledger, leases = self._stores.ledger, self._admission.leases
+        recorded = ledger.totals()
+        return AccountsState(
+            leases_held=leases.held,
+            leases_late=leases.late,
+            backlog=ledger.backlog,
+            backlog_age_s=ledger.backlog_age_s,
+            directory_age_s=self._access.refresher.age_s,
+            stores_up=self.stores_up(),
+            recorded=recorded,
+            drift_tokens={
+                model: reconciliation.drift_tokens(replica.load(), recorded.get(model, _NOTHING))
+                for model, (replica, reconciliation) in self._replicas.items()
+            },
+        )
+
+
+def log_soft_budget(limit: Limit, reading: Reading) -> None:
+    """Says that a soft budget was passed."""
+    log.warning(
+        "The soft budget %s of %s was passed: %.4f of %.4f USD are spent.",
+        limit.kind.value,
+        limit.subject,
+        usd_of(reading.used),
+        usd_of(limit.value),
+    )

@@ -1,0 +1,75 @@
+"""What this gateway keeps and counts, opened together and closed in the right order.
+
+database <- directory (tenants, keys, limits)
+<- ledger <- journal
+counters (memory | Redis), which ask the ledger what was spent
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.core.counters import Counters
+from maitred.core.ids import new_object_id
+from maitred.store.counters.memory import MemoryCounters
+from maitred.store.database import data_folder, open_database
+from maitred.store.directory import DirectoryStore
+from maitred.store.journal import Journal
+from maitred.store.ledger import UsageLedger
+from maitred.store.usage import UsageQueries
+
+_JOURNAL = "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """All stores of one gateway."""
+
+    directory: DirectoryStore
+    ledger: UsageLedger
+    usage: UsageQueries
+    counters: Counters
+
+
+@asynccontextmanager
+async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
+    """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
+
+    Raises:
+        ConfigInvalid: A setting names what cannot be used.
+        StoreUnavailable: The database cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(config.store))
+        ledger = UsageLedger(database, Journal(data_folder(config.store) / _JOURNAL, clock=clock), clock)
+        stack.push_async_callback(ledger.close)
+        await ledger.replay()
+        await stack.enter_async_context(running(ledger.run(), "usage ledger"))
+        counters = await _counters(config, clock, ledger, stack)
+        yield Stores(DirectoryStore(database, clock), ledger, UsageQueries(database), counters)
+
+
+async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
+    if config.counters.url is None:
+        return MemoryCounters(clock, ledger.spent)
+    from maitred.store.counters.redis import RedisCounters
+
+    gateway = new_object_id("gateway")
+    return await stack.enter_async_context(RedisCounters(config.counters, clock, gateway, spent=ledger.spent))
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """A task in the background for as long as the block lasts. If it fails, the end of the block raises that."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
