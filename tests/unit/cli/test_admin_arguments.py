@@ -1,0 +1,39 @@
+"""How arguments of the administration's commands become times."""
+
+import pytest
+
+from maitred.cli import keys, usage
+from maitred.core.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("7d", "-7d"),
+        ("12h", "-12h"),
+        ("-7d", "-7d"),
+        ("now", "now"),
+        ("2026-11-01", "2026-11-01"),
+        ("7 days", "7 days"),
+    ],
+)
+def test_how_far_back(text: str, sent: str) -> None:
+    assert usage._time(text) == sent
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400), ("90s", 90), ("0", 0), ("1.5h", 5400)])
+def test_overlap(text: str, seconds: float) -> None:
+    assert keys._seconds("--overlap", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "nan", "1 fortnight"])
+def test_what_is_no_overlap(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--overlap must be a time such as"):
+        keys._seconds("--overlap", text)
+
+
+def test_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    assert keys._expiry(None) is None
+    assert keys._expiry("90d") == 1000.0 + 90 * 86_400
+    assert keys._expiry("2027-01-01T00:00:00Z") == "2027-01-01T00:00:00Z"
