@@ -240,6 +240,7 @@ class CountersMachine(RuleBasedStateMachine):
         self.clock.now_s += REMEMBER_S + 100 * DAY_S
         for _ in range(len(self.tallies)):
             self.run(self.counters.renew([], 1.0))
+            self.clock.now_s += DAY_S
         size = self.counters.size()
         assert (size.leases, size.expired, size.ends) == (0, 0, 0)
         kept = [shape for shape in SHAPES if shape.name in self.tallies and not shape.windowed and not shape.rate]

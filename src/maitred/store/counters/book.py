@@ -1,8 +1,8 @@
 """All counters of one process and the leases on them. Pure: time is an argument.
 
 Nothing runs in the background. Each call first ends the leases whose time is over, and looks at a few counters that
-may be forgotten: buckets that are full again, and budgets whose window has passed. So what is kept is bounded by the
-counters in use and the leases that run, not by all that were ever met.
+may be forgotten: buckets that are full again, pools that are free, and budgets whose window has passed. So what is
+kept is bounded by the counters in use and the leases that run, not by all that were ever met.
 """
 
 import math
@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reading, Reservation
-from maitred.store.counters.tallies import Bucket, Budget, Pool, Tally, new_tally
+from maitred.store.counters.tallies import Budget, Tally, new_tally
 
 REMEMBER_S = 3600.0
 """So long after its end a lease can still be settled; later, only the ledger counts what it used."""
@@ -42,8 +42,6 @@ class BookSize(msgspec.Struct, frozen=True):
 
 class _Lease(msgspec.Struct):
     ends_us: int
-    noted_us: int
-    """When the book will look at it. Renewing moves the end, and not the note, unless the end comes sooner."""
     claims: Sequence[Claim]
     tallies: list[Tally]
     amounts: list[int]
@@ -56,10 +54,12 @@ class Book:
         self._tallies: dict[str, Tally] = {}
         self._leases: dict[str, _Lease] = {}
         self._ends: list[tuple[int, str]] = []
+        """Notes of when to look at which lease, at its end at the latest; renewing it leaves an early one."""
         self._expired: dict[str, Sequence[Claim]] = {}
-        self._expired_until: deque[tuple[int, str]] = deque()
+        self._remembered: deque[tuple[int, str]] = deque()
+        """The same leases, and some that were settled since, with the end of their time."""
         self._due: list[tuple[int, str]] = []
-        """When to look at which counter: one entry for each that is forgotten some time after it was used last."""
+        """When to see whether a counter may be forgotten; one note for each."""
 
     def size(self) -> BookSize:
         """How much is kept now."""
@@ -118,7 +118,7 @@ class Book:
             amounts.append(amount)
             readings.append(tally.reading(claim, room - amount, wall_s))
         ends_us = now_us + int(reservation.lease_s * 1e6)
-        self._leases[lease] = _Lease(ends_us, ends_us, claims, tallies, amounts)
+        self._leases[lease] = _Lease(ends_us, claims, tallies, amounts)
         heappush(self._ends, (ends_us, lease))
         return Granted(output, readings)
 
@@ -129,7 +129,7 @@ class Book:
         if running is not None:
             self._release(running, amounts, now_us)
             if len(self._ends) > 2 * len(self._leases) + _SPARE_ENDS:
-                self._ends = [(kept.noted_us, id_) for id_, kept in self._leases.items()]
+                self._ends = [(kept.ends_us, id_) for id_, kept in self._leases.items()]
                 heapify(self._ends)
             return
         expired = self._expired.pop(lease, None)
@@ -144,10 +144,9 @@ class Book:
             lease = self._leases.get(id_)
             if lease is None:
                 continue
-            lease.ends_us = ends_us
-            if ends_us < lease.noted_us:
-                lease.noted_us = ends_us
+            if ends_us < lease.ends_us:
                 heappush(self._ends, (ends_us, id_))
+            lease.ends_us = ends_us
 
     def read(self, claims: Sequence[Claim], now_us: int, wall_s: float) -> list[Reading]:
         """See `core.counters.Counters.read`."""
@@ -160,16 +159,12 @@ class Book:
 
     def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
         self._tallies[counter] = tally
-        # A pool goes when it is free, and a budget without end stays.
-        if isinstance(tally, Bucket) or (isinstance(tally, Budget) and tally.ends_s is not None):
-            heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
+        heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
 
     def _release(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
         used = amounts.get
         for claim, tally, amount in zip(lease.claims, lease.tallies, lease.amounts, strict=True):
             tally.settle(amount, used(claim.counter, 0), now_us)
-            if not tally.holders and isinstance(tally, Pool):
-                del self._tallies[claim.counter]
 
     def _charge_late(self, claims: Sequence[Claim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
@@ -187,18 +182,17 @@ class Book:
         while ends and ends[0][0] <= now_us:
             noted_us, id_ = heappop(ends)
             lease = self._leases.get(id_)
-            if lease is None or lease.noted_us != noted_us:
+            if lease is None:
                 continue
             if lease.ends_us > noted_us:
-                lease.noted_us = lease.ends_us
                 heappush(ends, (lease.ends_us, id_))
                 continue
             del self._leases[id_]
             self._release(lease, {}, now_us)
             self._expired[id_] = lease.claims
-            self._expired_until.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
-        while self._expired_until and self._expired_until[0][0] <= now_us:
-            self._expired.pop(self._expired_until.popleft()[1], None)
+            self._remembered.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
+        while self._remembered and self._remembered[0][0] <= now_us:
+            self._expired.pop(self._remembered.popleft()[1], None)
         due = self._due
         for _ in range(_LOOKS):
             if not due or due[0][0] > now_us:

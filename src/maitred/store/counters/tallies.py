@@ -18,6 +18,8 @@ UNITS = 10**9
 _AFTER_WINDOW_S = 60.0
 """So long after its window a budget is kept, for requests that chose their window just before its end."""
 
+_FOR_GOOD_US = 2**62
+
 _BUCKET = CounterKind.BUCKET
 _POOL = CounterKind.POOL
 
@@ -179,10 +181,12 @@ class Budget:
 
     def idle_in_us(self, now_us: int, wall_s: float) -> int | None:
         """See `Bucket.idle_in_us`. A budget without end is kept for good: only it knows what was charged last."""
-        left_s = 0.0 if self.ends_s is None else self.ends_s + _AFTER_WINDOW_S - wall_s
+        if self.ends_s is None:
+            return _FOR_GOOD_US
+        left_s = self.ends_s + _AFTER_WINDOW_S - wall_s
         if left_s > 0:
             return int(left_s * 1e6)
-        return 0 if self.holders or self.ends_s is None else None
+        return 0 if self.holders else None
 
 
 Tally = Bucket | Pool | Budget
