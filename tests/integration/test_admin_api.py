@@ -7,7 +7,7 @@ import io
 import pytest
 
 from maitred.core.answer import Outcome
-from maitred.core.tenancy import Scope
+from maitred.core.tenancy import Scope, Tenant
 from maitred.core.usage import UsageEvent
 from maitred.identity.keys import parse
 from tests.administration import ADMIN_KEY, administered
@@ -288,6 +288,31 @@ async def test_a_crash_after_the_work_makes_nothing_twice(admin, monkeypatch):
         await admin.refused("POST", "keys", 500, {"tenant": "acme"}, headers=headers)
     await admin.refused("POST", "keys", 409, {"tenant": "acme"}, headers=headers)
     assert len((await admin.done("GET", "keys", query={"tenant": "acme"}))["data"]) == 1
+
+
+async def test_of_two_gateways_that_get_the_same_request_the_slower_one_repeats_the_quicker(admin, monkeypatch):
+    headers = {"idempotency-key": "both"}
+    first = await admin.done("POST", "tenants", {"id": "acme"}, headers=headers)
+    asked = []
+    remembered = admin.store.remembered
+
+    async def too_early(*arguments):
+        asked.append(arguments)
+        return None if len(asked) == 1 else await remembered(*arguments)
+
+    monkeypatch.setattr(admin.store, "remembered", too_early)
+    assert await admin.done("POST", "tenants", {"id": "acme"}, headers=headers) == first
+    assert len(asked) == 2
+
+
+async def test_a_page_of_budgets_comes_soon_however_few_there_are(admin):
+    await admin.store.load_many(Tenant(id=f"t{number:04}") for number in range(1100))
+    await admin.done("PUT", "limits/last", {"subject": "tenant:t1099", "kind": "usd_total", "value": 1})
+    page = await admin.done("GET", "budgets")
+    assert (page["data"], page["has_more"], page["next"]) == ([], True, "tenant:t0997")
+    page = await admin.done("GET", "budgets", query={"after": page["next"]})
+    assert [budget["subject"] for budget in page["data"]] == ["tenant:t1099"]
+    assert not page["has_more"]
 
 
 async def test_a_gateway_that_cannot_refresh_still_tells_what_it_did(admin, caplog):

@@ -12,7 +12,7 @@ import msgspec
 
 from maitred.api.call import Call
 from maitred.core.clock import Clock
-from maitred.core.errors import InvalidRequest, MaitredError
+from maitred.core.errors import Conflict, InvalidRequest, MaitredError
 from maitred.store.directory import DirectoryStore
 from maitred.wire.admin.responses import encode
 from maitred.wire.openai.faults import shown
@@ -84,15 +84,25 @@ class Office:
         body_hash = hashlib.sha256(call.body).digest()
         # Two at once on this gateway wait for each other; on two gateways, one of them finds the id taken.
         async with self._busy.setdefault(name, Lock()):
-            known = await self.book.remembered(name, body_hash)
-            if known is not None:
-                status, reply = known
-                await call.respond(reply, status=status, headers=[_REPLAYED])
+            if await self._replayed(call, name, body_hash):
                 return
-            made = await make()
+            try:
+                made = await make()
+            except Conflict:
+                if await self._replayed(call, name, body_hash):  # the other gateway was quicker
+                    return
+                raise
             reply = encode(made.answer)
             await self.book.remember(name, body_hash, *(made.again or (200, reply)))
         await call.respond(reply)
+
+    async def _replayed(self, call: Call, name: str, body_hash: bytes) -> bool:
+        """Answers as before, if the request came before."""
+        known = await self.book.remembered(name, body_hash)
+        if known is not None:
+            status, reply = known
+            await call.respond(reply, status=status, headers=[_REPLAYED])
+        return known is not None
 
     def id_for(self, call: Call, length: int) -> str | None:
         """The id of what an idempotent request makes: the same for the same request. None for any other request."""
