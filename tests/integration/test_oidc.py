@@ -146,8 +146,8 @@ async def test_only_a_plain_answer_counts(server, status):
 
 
 async def test_an_answer_without_end_is_not_read(server):
-    server.body = b" " * (2 << 20)
-    async with identity(server) as who:
+    server.body = server.provider.key_set + b" " * (1 << 20)
+    async with identity(server, jwks_url=f"{server.provider.issuer}/keys") as who:
         with pytest.raises(Unavailable):
             await who(server.provider.token())
 

@@ -71,7 +71,7 @@ REFUSED = {
     "signed by another key": lambda p: p.token("r2", kid="r1"),
     "other family's key": lambda p: p.token("e1", kid="r1"),
     "unknown kid": lambda p: p.token("r2"),
-    "no kid among several": lambda p: p.token("r2", kid=None),
+    "no kid among several": lambda p: p.token("r1", kid=None),
     "wrong audience": lambda p: p.token(aud="other"),
     "audience missing": lambda p: p.token(aud=None),
     "expired": lambda p: p.token(exp=p.now_s - 31),
@@ -100,6 +100,13 @@ async def test_a_token_that_is_wrong_in_any_way_is_nobody(forge):
     fixture = Fixture()
     fixture.provider.published.append(jwk("r2", kid="r3"))
     assert await fixture.who(forge(fixture.provider)) is None
+
+
+async def test_an_algorithm_that_is_not_allowed_makes_nobody_look_for_keys():
+    fixture = Fixture()
+    for forged in (fixture.provider.unsigned(), fixture.provider.signed_with_the_public_key()):
+        assert await fixture.who(forged) is None
+    assert fixture.fetched == []
 
 
 async def test_tokens_of_others_are_not_of_this_issuer():
