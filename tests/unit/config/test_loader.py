@@ -210,3 +210,17 @@ def test_durations_take_units() -> None:
     assert faults("server:\n  drain_grace_s: 2h\n") == [
         "maitred.yaml:2: server.drain_grace_s: Must be a duration such as 500ms or 2m, from 0 to 3600, not 2h."
     ]
+
+
+def test_tenants_and_providers_are_checked_where_they_are_written() -> None:
+    text = (
+        "tenants:\n  Acme: {weight: 2}\n  one:\n    keys:\n      ci: {secret: {env: KEY}}\n"
+        "identity:\n  oidc:\n    idp:\n      issuer: http://idp.example\n      audience: a\n"
+    )
+    listed = faults(text, {"KEY": "sk-mtd-hunter2"})
+    assert [": ".join(fault.split(": ")[:2]) for fault in listed] == [
+        "maitred.yaml:2: tenants.Acme",
+        "maitred.yaml:5: tenants.one.keys.ci.secret",
+        "maitred.yaml:9: identity.oidc.idp.issuer",
+    ]
+    assert not any("hunter2" in fault for fault in listed)
