@@ -118,7 +118,7 @@ async def _record(call: Call, handler: Handler, recording: Recording) -> Excepti
 
 async def _send(reader: Reader, call: Call) -> None:
     """Sends what is read to a client."""
-    with reader:  # who is broken off must not count as a reader while the work goes on
+    with reader:  # who cannot send must not count as a reader while the work goes on
         head = await reader.head()
         if call.tally.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
             call.answer_headers += clamped_headers(head.clamped_max_tokens)

@@ -154,6 +154,8 @@ class MemoryRecording:
             del self.data[:gone]
             self.start = before
             self._shelf.count(-gone)
+            # Who is broken off will find out at its next piece. Until then, which may be long, nobody waits for it.
+            self.readers = {reader for reader in self.readers if reader.position >= before}
 
 
 class MemoryReader:
@@ -203,5 +205,5 @@ class MemoryReader:
     def close(self) -> None:
         """See `Reader.close`."""
         if self in self._recording.readers:
-            self._recording.readers.discard(self)
+            self._recording.readers.remove(self)
             self._recording.moved()

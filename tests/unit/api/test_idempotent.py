@@ -9,6 +9,7 @@ from maitred.api.idempotent import Idempotency
 from maitred.api.routes import Route
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryAnswers
+from maitred.cache.recording import ENTRY_BYTES, PIECE_BYTES
 from maitred.core.answer import Standing
 from maitred.core.clock import SystemClock
 from maitred.core.counters import Reading
@@ -19,10 +20,10 @@ from maitred.core.tenancy import Principal, Scope
 class House:
     """One route whose handler does what the test says."""
 
-    def __init__(self, work, *, idempotent=True):
+    def __init__(self, work, *, idempotent=True, **bounds):
         self.ran = []
         self.work = work
-        self.store = MemoryAnswers(IdempotencyConfig(), SystemClock())
+        self.store = MemoryAnswers(IdempotencyConfig(**bounds), SystemClock())
         route = Route("POST", "/work", self.handle, "Works.", reads=object, idempotent=idempotent)
         self.route = Idempotency(self.store, self.standing).guard(route)
 
@@ -33,10 +34,12 @@ class House:
     async def standing(self, tally):
         return Standing(requests=Reading(60, 59.0, 1.0))
 
-    def call(self, request_id, *, key="k", principal=None, body=b"{}"):
+    def call(self, request_id, *, key="k", principal=None, body=b"{}", may_send=None):
         sent = []
 
         async def send(message):
+            if may_send is not None:
+                await may_send.wait()
             sent.append(message)
 
         headers = [(b"x-request-id", request_id.encode()), (b"idempotency-key", key.encode())]
@@ -156,3 +159,57 @@ async def test_work_that_is_cancelled_is_not_kept_and_those_attached_are_told():
     with pytest.raises(Draining):
         await attached
     assert (len(house.store), house.store.held_bytes) == (0, 0)
+
+
+async def test_who_was_broken_off_for_its_slowness_holds_up_nobody():
+    """The slow one's own request does the work. When the fast one has left as well, nobody is there to go on for."""
+    go_on, may_send = asyncio.Event(), asyncio.Event()
+    written = 0
+
+    async def endless(call):
+        nonlocal written
+        await call.stream(b"one ")
+        await go_on.wait()
+        while True:
+            await call.stream(b"x" * PIECE_BYTES)
+            written += 1
+
+    house = House(endless, max_answer_bytes=1024)
+    slow, _ = house.call("req-slow", may_send=may_send)
+    fast, sent = house.call("req-fast")
+    working = asyncio.create_task(house.route.handler(slow))
+    reading = asyncio.create_task(house.route.handler(fast))
+    async with asyncio.timeout(5):
+        await until(lambda: len(sent) > 1)
+        go_on.set()
+        await until(lambda: written > 10)
+        may_send.set()
+        reading.cancel()
+        await asyncio.wait([reading])
+        with pytest.raises(IdempotencyConflict, match="too slowly"):
+            await working
+    with pytest.raises(IdempotencyConflict, match="too large to keep"):
+        await house.route.handler(house.call("req-late")[0])
+    assert house.store.held_bytes == ENTRY_BYTES
+
+
+async def test_a_connection_that_fails_holds_up_nobody():
+    async def endless(call):
+        while True:
+            await call.stream(b"x" * PIECE_BYTES)
+
+    house = House(endless, max_answer_bytes=1024)
+    call, _ = house.call("req-1")
+
+    async def fail(message):
+        raise ConnectionError("gone")
+
+    call._send = fail
+    async with asyncio.timeout(5):
+        with pytest.raises(ConnectionError):
+            await house.route.handler(call)
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - what it waits for has no event
+        await asyncio.sleep(0)
