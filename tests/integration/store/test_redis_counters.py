@@ -12,7 +12,8 @@ from maitred.core.clock import SystemClock
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
 from maitred.core.errors import Bug
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.redis import Mode, RedisCounters
+from maitred.store.counters.redis import RedisCounters
+from maitred.store.counters.session import Mode
 from maitred.testing.counters_conformance import CHECKS, CountersUnderTest, exercise_counters
 from tests.redis_server import redis_server
 
@@ -68,17 +69,16 @@ class AlwaysSliced(RedisCounters):
     """Takes slices before every call, so that a call meets counters whose room lies in its own slice."""
 
     async def reserve(self, reservation):
-        for claim in reservation.claims:
-            self._recent[claim.counter] = claim, self._clock.monotonic_s()
-        await self._renew_slices()
+        self._session.note(reservation.claims)
+        await self._session.renew_slices()
         return await super().reserve(reservation)
 
     async def settle(self, lease, amounts):
-        await self._renew_slices()
+        await self._session.renew_slices()
         await super().settle(lease, amounts)
 
     async def read(self, claims):
-        await self._renew_slices()
+        await self._session.renew_slices()
         return await super().read(claims)
 
 
@@ -149,10 +149,9 @@ async def test_leases_and_slices_of_a_gateway_that_vanishes_expire(server):
     gone = RedisCounters(config, clock, "gone", spent=nothing_spent, offset_s=lambda: clock.added_s)
     await gone.__aenter__()
     assert isinstance(await gone.reserve(reservation("a", claims)), Granted)
-    await gone._renew_slices()
-    gone._upkeep.cancel()  # The process is killed: nothing is given back.
-    await asyncio.gather(gone._upkeep, return_exceptions=True)
-    await gone._link.close()
+    await gone._session.renew_slices()
+    await gone._session._end_upkeep()  # As `kill -9` does: Redis is told nothing.
+    await gone._session._link.close()
 
     async with RedisCounters(config, clock, "two", spent=nothing_spent, offset_s=lambda: clock.added_s) as two:
         assert [r.remaining for r in await two.read(claims)] == [70, 70, 72], "10 reserved, a fifth in the slices"
@@ -167,7 +166,7 @@ async def test_closing_gives_slices_back(server):
     async with RedisCounters(config, SystemClock(), "two", spent=nothing_spent) as two:
         async with RedisCounters(config, SystemClock(), "one", spent=nothing_spent) as one:
             await one.reserve(reservation("a", [pool(100, 10)]))
-            await one._renew_slices()
+            await one._session.renew_slices()
             assert one.state().slices == 1
             assert (await two.read([pool(100, 0)]))[0].remaining == 70
             await one.settle("a", {})
@@ -179,7 +178,7 @@ async def test_slices_vanish_as_a_budget_runs_out(server):
         for n, slices in enumerate((1, 1, 0)):
             answer = await one.reserve(reservation(str(n), [budget(1000, (500, 450, 50)[n])]))
             assert isinstance(answer, Granted)
-            await one._renew_slices()
+            await one._session.renew_slices()
             assert one.state().slices == slices
 
 
@@ -200,7 +199,7 @@ async def test_a_cancelled_reservation_leaves_nothing(server):
         for n, answer in enumerate(answers):
             if isinstance(answer, Granted):
                 await one.settle(str(n), {})
-        await one._deliver()
+        await one._session.deliver()
         assert (await one.read([pool(100, 0)]))[0].remaining == 100
         assert one.state().mode is Mode.SHARED
 
