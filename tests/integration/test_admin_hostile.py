@@ -222,6 +222,7 @@ async def test_racing_for_one_id_makes_one(admin):
         ("tenants", {"id": "raced"}),
         ("keys", {"tenant": "acme", "id": "raced00000000000"}),
         ("limits", {"subject": "tenant:acme", "kind": "usd_total", "value": 1}),
+        ("limits", {"subject": "tenant:acme", "kind": "usd_per_day", "value": 1, "id": "raced"}),
     ):
         answers = await asyncio.gather(*(admin.call("POST", path, body) for _ in range(6)))
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409, 409, 409], path

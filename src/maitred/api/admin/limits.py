@@ -1,5 +1,6 @@
 """Routes of limits and budgets."""
 
+from asyncio import Lock
 from contextlib import suppress
 from secrets import token_hex
 
@@ -26,6 +27,7 @@ class LimitRoutes:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._making = Lock()
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -60,9 +62,11 @@ class LimitRoutes:
         limit = rules.limit_of(request, limit_id)
 
         async def make() -> Made:
-            if request.id is not None:
-                await self._check_free(request.id)
-            await self._office.book.put_limit(limit)
+            # Putting a limit changes one that exists. Of two who make one under the same id, only one does.
+            async with self._making:
+                if request.id is not None:
+                    await self._check_free(request.id)
+                await self._office.book.put_limit(limit)
             await self._office.changed()
             return Made(LimitBody.of(limit))
 
