@@ -4,7 +4,6 @@ Ids depend on nothing but what is declared, so that declaring the same again cha
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -15,11 +14,8 @@ from maitred.core.money import nusd_of
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
+from maitred.identity.faults import declaration_faults, each_tenant
 from maitred.identity.keys import hash_of, parse
-
-_TENANT_ID = re.compile(r"[a-z0-9_-]{1,64}")
-Fault = tuple[str, str]
-"""The dotted name of a setting, and what is wrong with it."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -30,7 +26,7 @@ class Declared(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...]
 
 
-def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig | None = None) -> Declared:
+def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> Declared:
     """Everything that the two sections declare.
 
     Args:
@@ -38,9 +34,9 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
         identity: The section `identity`, for the limits that hold for everybody.
 
     Raises:
-        ConfigInvalid: The message lists every fault. `tenant_faults` finds the same ones.
+        ConfigInvalid: The message lists every fault. `declaration_faults` finds the same ones.
     """
-    faults = list(tenant_faults(tenants))
+    faults = list(declaration_faults(tenants, identity))
     if faults:
         raise ConfigInvalid(
             "\n".join(["The declared tenants have faults:", *(f"  {key}: {text}" for key, text in faults)])
@@ -48,11 +44,10 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
     found: list[Tenant] = []
     keys: list[ApiKey] = []
     limits: list[Limit] = []
-    if identity is not None:
-        limits += _limits("*", identity.limits)
-        limits += _limits("tenant:*", identity.limits_per_tenant)
-        limits += _limits("key:*", identity.limits_per_key)
-    for tenant_id, _, parent, config in _each(tenants):
+    limits += _limits("*", identity.limits)
+    limits += _limits("tenant:*", identity.limits_per_tenant)
+    limits += _limits("key:*", identity.limits_per_key)
+    for tenant_id, _, parent, config in each_tenant(tenants):
         found.append(_tenant(tenant_id, parent, config))
         limits += _limits(f"tenant:{tenant_id}", config.limits)
         for name, key_config in config.keys.items():
@@ -62,56 +57,25 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
     return Declared(tuple(found), tuple(keys), tuple(limits))
 
 
-def tenant_faults(tenants: Mapping[str, OrganisationConfig]) -> Iterator[Fault]:
-    """What the types of the section cannot say: ids that fit, that differ, and keys that are keys."""
-    places: dict[str, str] = {}
-    holders: dict[str, str] = {}
-    for tenant_id, place, _, config in _each(tenants):
-        if not _TENANT_ID.fullmatch(tenant_id):
-            yield place, "An id has 1 to 64 lower-case letters, digits, `-` and `_`. Rename it."
-        elif tenant_id in places:
-            yield place, f"This id is taken by {places[tenant_id]}. Give one of them another."
-        places.setdefault(tenant_id, place)
-        for name, key in config.keys.items():
-            parsed = parse(key.secret.reveal())
-            secret_place = f"{place}.keys.{name}.secret"
-            if parsed is None:
-                yield secret_place, f"{key.secret.reference} does not hold a whole key, as `sk-mtd-<id>-<secret>`."
-            elif parsed[0] in holders:
-                yield secret_place, f"This key is that of {holders[parsed[0]]} too. Make another."
-            else:
-                holders[parsed[0]] = secret_place
-
-
-def _each(
-    tenants: Mapping[str, OrganisationConfig],
-) -> Iterator[tuple[str, str, str | None, TeamConfig]]:
-    """Id, place in the configuration, parent and settings of every tenant."""
-    for organisation_id, organisation in tenants.items():
-        yield organisation_id, f"tenants.{organisation_id}", None, organisation
-        for team_id, team in organisation.teams.items():
-            yield team_id, f"tenants.{organisation_id}.teams.{team_id}", organisation_id, team
-
-
 def _tenant(tenant_id: str, parent: str | None, config: TeamConfig) -> Tenant:
     return Tenant(
         id=tenant_id,
         parent=parent,
         name=config.name or tenant_id,
         weight=config.weight,
-        models=config.models,
+        models=None if config.models is None else _once(config.models),
         priority_ceiling=config.priority_ceiling,
-        regions=config.regions,
-        tags=config.tags,
+        regions=_once(config.regions),
+        tags=_once(config.tags),
         disabled=config.disabled,
     )
 
 
 def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
     parsed = parse(config.secret.reveal())
-    assert parsed is not None, "tenant_faults() has looked"
+    assert parsed is not None, "declaration_faults() has looked"
     public_id, secret = parsed
-    scopes = tuple(Scope(scope) for scope in config.scopes)
+    scopes = tuple(Scope(scope) for scope in _once(config.scopes))
     return ApiKey(id=public_id, tenant=tenant_id, name=name, scopes=scopes, secrets=(KeySecret(hash_of(secret)),))
 
 
@@ -144,3 +108,8 @@ def _limit(
         burst=burst,
         hard=hard,
     )
+
+
+def _once(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Each word where it comes first."""
+    return tuple(dict.fromkeys(words))

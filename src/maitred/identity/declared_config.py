@@ -6,9 +6,9 @@ from msgspec import Meta, Struct
 
 from maitred.core.secret import Secret
 
-Count = Annotated[int, Meta(ge=0, le=1 << 52)] | None
-Dollars = Annotated[float, Meta(ge=0, le=9e6)] | None
-"""Up to nine million: as nano-dollars that is below 2^53, exact wherever it is counted."""
+Count = Annotated[int, Meta(ge=1, le=1 << 52)] | None
+Dollars = Annotated[float, Meta(ge=1e-9, le=9e6)] | None
+"""From a nano-dollar to nine million dollars: as nano-dollars that is below 2^53, exact wherever it is counted."""
 
 
 class BurstConfig(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class TeamConfig(Struct, frozen=True, kw_only=True):
     name: Annotated[str, Meta(max_length=256, description="What people call it; empty: its id.")] = ""
     weight: Annotated[
         float,
-        Meta(gt=0, le=1_000_000, description="Share of service relative to its siblings when they compete."),
+        Meta(gt=0, le=1000, description="Share of service relative to its siblings when they compete."),
     ] = 1.0
     models: Annotated[
         tuple[str, ...] | None, Meta(description="Models that may be used; null: all that are open to what is above.")

@@ -7,8 +7,9 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import Scope, Tenant
 from maitred.identity.config import IdentityConfig, OidcConfig
-from maitred.identity.declared import declared, tenant_faults
+from maitred.identity.declared import declared as declared_with
 from maitred.identity.declared_config import OrganisationConfig
+from maitred.identity.faults import declaration_faults
 from maitred.identity.keys import make_key, matches, parse
 
 FIRST, SECOND = make_key(), make_key()
@@ -68,6 +69,10 @@ def read(text, env=ENV):
     return sections, [str(fault) for fault in [*faults, *walker.faults]]
 
 
+def declared(tenants):
+    return declared_with(tenants, IdentityConfig())
+
+
 def sound(text):
     sections, faults = read(text)
     assert faults == []
@@ -113,7 +118,7 @@ def test_keys_are_kept_as_hashes_under_their_public_ids():
 
 def test_limits_get_subjects_kinds_and_units():
     sections = sound(FULL)
-    found = declared(sections.tenants, sections.identity).limits
+    found = declared_with(sections.tenants, sections.identity).limits
     K = LimitKind  # noqa: N806
     acme, key = "tenant:acme", f"key:{FIRST.public_id}"
     assert {(each.subject, each.kind, each.value, each.model, each.burst, each.hard) for each in found} == {
@@ -157,7 +162,7 @@ def test_what_does_not_fit_is_listed_with_its_place():
         "    teams:\n      two: {}\n      lab: {}\n"
         "  two:\n    teams:\n      lab:\n        keys:\n          c: {secret: {env: FIRST}}\n"
     ).tenants
-    assert [key for key, _ in tenant_faults(tenants)] == [
+    assert [key for key, _ in declaration_faults(tenants, IdentityConfig())] == [
         "tenants.Acme",
         "tenants.one.keys.b.secret",
         "tenants.two",
@@ -189,3 +194,29 @@ def test_wrong_settings_are_found_where_they_stand():
         ("f:9", "tenants.acme.limits.usd_per_day"),
     ]
     assert not any("plain" in fault for fault in faults)
+
+
+def test_settings_without_effect_are_faults():
+    sections = sound(
+        "identity:\n  limits_per_key: {burst: {tokens_per_minute: 5}}\n"
+        "tenants:\n  acme:\n    name: \"a\\tb\"\n    models: [small, '']\n    tags: [x, x]\n"
+        "    limits: {models: {m: {burst: {requests_per_minute: 5}, tokens_per_minute: 9}}}\n"
+        "    keys:\n      ci: {secret: {env: FIRST}, scopes: []}\n      '': {secret: {env: SECOND}}\n"
+    )
+    assert [key for key, _ in declaration_faults(sections.tenants, sections.identity)] == [
+        "identity.limits_per_key.burst.tokens_per_minute",
+        "tenants.acme.name",
+        "tenants.acme.models",
+        "tenants.acme.keys.",
+        "tenants.acme.limits.models.m.burst.requests_per_minute",
+        "tenants.acme.keys.ci.scopes",
+    ]
+    with pytest.raises(ConfigInvalid):
+        declared_with({}, sections.identity)
+
+
+def test_words_that_are_repeated_count_once():
+    text = "tenants:\n  a:\n    tags: [x, y, x]\n    keys:\n      ci:\n        secret: {env: FIRST}\n"
+    found = declared(sound(text + "        scopes: [admin, admin]\n").tenants)
+    assert found.tenants[0].tags == ("x", "y")
+    assert found.keys[0].scopes == (Scope.ADMIN,)
