@@ -73,7 +73,7 @@ def _room(wish: Wish, context: Rule) -> int:
     if room < 1:
         raise ContextLengthExceeded(
             f"The prompt has {wish.longest_prompt:,} tokens and the answer needs some, but {allowed}. "
-            f"Shorten the prompt to at most {max(0, limit.value - 1):,} tokens.",
+            + (f"Shorten the prompt to at most {limit.value - 1:,} tokens." if limit.value > 1 else "Have it raised."),
             param=wish.prompt_param,
         )
     if wish.max_tokens is not None and wish.max_tokens > room:

@@ -63,3 +63,8 @@ def test_the_least_length_must_be_possible():
 
 def test_the_default_gives_way_to_the_least_length():
     assert length_of(Wish(10, None, 90, min_tokens=30), [], 20) == Length(30, 30)
+
+
+def test_no_prompt_is_short_enough_for_a_limit_of_one_token():
+    with pytest.raises(ContextLengthExceeded, match=r"may use 1 for both together\. Have it raised\.$"):
+        length_of(Wish(1, None, 90), rules(context_tokens=1), None)
