@@ -22,9 +22,8 @@ def rules_for(subjects: Sequence[str], book: LimitBook, model: str) -> list[Rule
     rules: list[Rule] = []
     for subject in subjects:
         for name in (subject, each(subject)):
-            for limit in book.limits_of(name):
-                if limit.model is None or limit.model == model:
-                    rules.append(Rule(subject, limit))
+            if limits := book.limits_of(name):
+                rules += [Rule(subject, limit) for limit in limits if limit.model is None or limit.model == model]
     return rules
 
 
