@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.core.clock import SystemClock
-from maitred.core.errors import StoreUnavailable, Unauthenticated
+from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
 from maitred.core.usage import UsageEvent
 from maitred.identity.directory import Directory
@@ -61,6 +61,7 @@ class Administered:
     folder: Path
     routes: Sequence[Any]
     clock: SystemClock
+    refresher: Refresher
     refresh_fails: bool = False
 
     async def call(
@@ -127,17 +128,17 @@ class Administered:
 
 
 @asynccontextmanager
-async def administered(folder: Path) -> AsyncIterator[Administered]:
-    """Starts it, with one admin key."""
+async def administered(folder: Path, store_config: StoreConfig | None = None) -> AsyncIterator[Administered]:
+    """Starts it, with one admin key; on SQLite in the folder, or on a database that other gateways share."""
     clock = SystemClock()
     config = ServerConfig(port=0)
-    async with open_database(StoreConfig(folder=str(folder))) as database:
+    async with open_database(store_config or StoreConfig(folder=str(folder))) as database:
         store = DirectoryStore(database, clock)
         _, secret = parse(ADMIN_KEY) or ("", "")
-        await store.create_tenant(Tenant(id="operators"))
-        await store.create_key(
-            ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_of(secret)),))
-        )
+        key = ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_of(secret)),))
+        with suppress(Conflict):  # another gateway has made them
+            await store.create_tenant(Tenant(id="operators"))
+            await store.create_key(key)
         directory = Directory()
         refresher = Refresher(store, directory, clock)
         await refresher.load()
@@ -163,7 +164,7 @@ async def administered(folder: Path) -> AsyncIterator[Administered]:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=20, headers=headers) as client:
             system = Administered(
-                url_of(listener), client, store, directory, identity, database, ledger, folder, routes, clock
+                url_of(listener), client, store, directory, identity, database, ledger, folder, routes, clock, refresher
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event
