@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.cache.config import IdempotencyConfig
 from maitred.core.answer import Outcome
+from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import Answer, Fault
 from tests.gateway import MODEL, Gateway, gateway, tokens_of
 
@@ -72,6 +73,8 @@ async def test_twenty_at_once_get_the_same_bytes_of_one_generation():
         await system.wait_until(lambda: len(system.tallies) == 20)
         assert {tally.outcome for tally in system.tallies} == {Outcome.FINISHED}
         assert sorted(tally.completion_tokens for tally in system.tallies) == [0] * 19 + [2 * len(LONG.tokens)]
+        (billed,) = system.ledger.events
+        assert (billed.request_id, billed.output_tokens) == (worker.headers["x-request-id"], 2 * len(LONG.tokens))
         assert counted(system, "maitred_requests") == 20
         assert counted(system, "maitred_output_tokens") == 2 * len(LONG.tokens)
 
@@ -128,6 +131,8 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
         worker, reader = sorted(system.tallies, key=lambda tally: tally.started_s)
         assert (worker.outcome, worker.completion_tokens) == (Outcome.CANCELLED, len(LONG.tokens))
         assert (reader.outcome, reader.completion_tokens) == (Outcome.FINISHED, 0)
+        (billed,) = system.ledger.events
+        assert (billed.outcome, billed.output_tokens) == (Outcome.FINISHED, len(LONG.tokens))
         assert system.gate.inside == 0
         assert (await ask(system, "k", stream=stream)).content == retry.content
 
@@ -310,6 +315,9 @@ async def test_an_answer_that_is_too_large_ends_with_its_last_reader():
         await system.wait_until(lambda: bool(system.tallies))
         assert system.tallies[0].outcome is Outcome.CANCELLED
         assert 0 < system.tallies[0].completion_tokens < 80
+        # What was made is billed, as with every client that leaves; that is why the key is not free again.
+        (billed,) = system.ledger.events
+        assert (billed.outcome, billed.output_tokens) == (Outcome.CANCELLED, system.tallies[0].completion_tokens)
         assert (await ask(system, "k")).status_code == 409
 
 
@@ -319,6 +327,23 @@ async def test_a_large_whole_answer_reaches_its_client():
         assert first.status_code == 200
         assert len(first.json()["choices"]) == 4
         assert (await ask(system, "k", stream=False, n=4, logprobs=True, top_logprobs=5)).status_code == 409
+
+
+async def test_a_repeat_uses_none_of_its_callers_limits_and_says_where_they_stand():
+    limit = Limit(id="l", subject="*", kind=LimitKind.REQUESTS_PER_MINUTE, value=2)
+    async with gateway([Answer(tokens=[*HELLO, EOS])], limited=[limit]) as system:
+        first = await ask(system, "k")
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        for _ in range(5):
+            again = await ask(system, "k")
+            assert replayed(again)
+            assert again.headers["x-ratelimit-remaining-requests"] == "1"
+        assert (await ask(system, "other")).status_code == 200
+        refused = await ask(system, "third")
+        assert refused.status_code == 429
+        # A refusal is not what the key stands for.
+        assert (await ask(system, "third", content="Something else")).status_code == 429
+        assert len(system.ledger.events) == 2
 
 
 async def test_without_a_key_everything_is_as_ever():

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from maitred.api.call import JSON, Call, Progress
 from maitred.api.errors import Header, clamped_headers
-from maitred.api.interrupt import ClientLeft
+from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.api.routes import Handler, Route
 from maitred.cache.idempotency import AnswerStore, Head, Reader, Recording, RepeatKey
 from maitred.core.answer import Standing, Tally
@@ -101,7 +101,8 @@ async def _perform(call: Call, handler: Handler, recording: Recording, reader: R
 async def _record(call: Call, handler: Handler, recording: Recording) -> Exception | None:
     """Runs the handler into the recording; returns its failure, which readers get as well."""
     try:
-        await handler(RecordedCall(call, recording))
+        async with Interruptible() as block:
+            await handler(RecordedCall(call, recording, block))
     except ClientLeft as left:
         # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.
         await recording.finish()
@@ -136,9 +137,10 @@ async def _send(reader: Reader, call: Call) -> None:
 class RecordedCall(Call):
     """The same call, tally and all, with its answer going into a recording."""
 
-    def __init__(self, call: Call, recording: Recording) -> None:
+    def __init__(self, call: Call, recording: Recording, block: Interruptible) -> None:
         vars(self).update(vars(call))
         self._recording = recording
+        self._block = block
 
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
@@ -149,17 +151,15 @@ class RecordedCall(Call):
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
-        """See `Call.stream`; waits for nobody, unless the answer is too large to keep.
-
-        Raises:
-            ClientLeft: Going on would be for nobody.
-        """
+        """See `Call.stream`; waits for nobody, unless the answer is too large to keep."""
         if self.progress is Progress.NOTHING_SENT:
             self.status, self.progress = 200, Progress.STREAMING
             await self._begin(Head(200, b"text/event-stream", (), streams=True))
         await self._recording.add(events)
         if self._recording.unwanted:
-            raise ClientLeft
+            # Ended as it is when the client of an ordinary request leaves, so that it is settled like that.
+            self._block.interrupt(ClientLeft())
+            await asyncio.sleep(0)
 
     async def finish(self, events: bytes = b"") -> None:
         """See `Call.finish`; whoever sends the recording ends it."""
