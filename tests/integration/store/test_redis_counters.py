@@ -101,14 +101,15 @@ async def test_keeps_the_rules_of_all_counters(server, check, counters_class):
     await exercise_counters(make, check)
 
 
-async def test_gateways_that_race_overspend_nothing(server):
+@pytest.mark.parametrize("counters_class", [RedisCounters, AlwaysSliced])
+async def test_gateways_that_race_overspend_nothing(server, counters_class):
     config = config_of(server, slice_share=0.02)
     capacity, rng = 200_000, random.Random(7)
     used, granted, denied = 0, 0, 0
 
     async with (
-        RedisCounters(config, SystemClock(), "one", spent=nothing_spent) as one,
-        RedisCounters(config, SystemClock(), "two", spent=nothing_spent) as two,
+        counters_class(config, SystemClock(), "one", spent=nothing_spent) as one,
+        counters_class(config, SystemClock(), "two", spent=nothing_spent) as two,
     ):
 
         async def client(name, counters):

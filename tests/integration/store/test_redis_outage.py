@@ -302,3 +302,18 @@ async def test_starts_without_redis_and_finds_it(server):
         server.start()
         await until(lambda: one.healthy)
         assert isinstance(await one.reserve(reservation("a", pool(10, 1))), Granted)
+
+
+async def test_a_redis_that_takes_no_writes_is_away(server):
+    gateways = Gateways(server, slice_share=0.1)
+    async with gateways.open("one") as one:
+        await one.reserve(reservation("a", pool(1000, 1)))
+        await one._session.renew_slices()
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        assert isinstance(await one.reserve(reservation("b", pool(1000, 1))), Granted)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            assert not one.healthy, "it still answers, but that is not enough"
+        server.command("REPLICAOF", "NO", "ONE")
+        await until(lambda: one.healthy)
+        assert (await one.read([pool(1000)]))[0].used == 2

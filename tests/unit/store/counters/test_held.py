@@ -1,0 +1,65 @@
+"""What a gateway can tell Redis again."""
+
+from maitred.core.counters import Claim, CounterKind, Reading, Reservation
+from maitred.store.counters.held import LATE_S, TOTAL_KEPT_S, Holdings
+
+BUDGET = Claim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=5000.0)
+POOL = Claim("pool", CounterKind.POOL, 10, 1)
+
+
+def held_by(lease="a", now_s=0.0, *, told=True, local=False):
+    holdings = Holdings()
+    holdings.hold(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, told=told, local=local)
+    return holdings
+
+
+def test_a_lease_is_told_as_it_was_granted():
+    assert held_by().leases["a"].entries() == [("day", "budget", 90, 0.0, 5000.0), ("pool", "pool", 1, 0.0, 0.0)]
+
+
+def test_all_must_be_told_again_after_redis_was_away():
+    holdings = held_by()
+    assert holdings.untold(10) == []
+    holdings.hold(Reservation("b", [POOL], 0, 0, 30.0), 0, 0.0, told=False, local=True)
+    assert holdings.untold(10) == ["b"]
+    holdings.distrust()
+    assert holdings.untold(10) == ["a", "b"]
+    assert holdings.untold(1) == ["a"]
+
+
+def test_renewing_revives_nothing():
+    holdings = held_by()
+    holdings.renew(["a", "never-made"], 30.0, 20.0)
+    assert holdings.leases["a"].expires_s == 50.0
+    holdings.renew(["a"], 30.0, 50.0)
+    assert holdings.leases["a"].expires_s == 50.0
+
+
+def test_an_expired_lease_returns_to_the_slices_once_and_is_forgotten_late():
+    holdings = held_by(local=True)
+    assert holdings.expire(29.0) == []
+    assert holdings.expire(30.0) == [holdings.leases["a"]]
+    assert holdings.expire(31.0) == []
+    assert "a" in holdings.leases
+    holdings.expire(30.0 + LATE_S)
+    assert holdings.leases == {}
+
+
+def test_what_redis_was_not_told_is_not_forgotten():
+    holdings = held_by(told=False, local=True)
+    holdings.expire(30.0 + 10 * LATE_S)
+    assert holdings.untold(10) == ["a"]
+
+
+def test_totals_never_go_backwards():
+    holdings = Holdings()
+    assert holdings.total("day") == -1
+    claims = [POOL, BUDGET]
+    holdings.saw(claims, [Reading(10, 9, 0.0, used=1), Reading(1000, 900, 0.0, used=100)], 0.0)
+    holdings.saw(claims, [Reading(10, 9, 0.0, used=1), Reading(1000, 910, 0.0, used=90)], 1.0)
+    holdings.charged({"day": 120, "never-seen": 5})
+    assert holdings.totals() == [("day", 120, 5000.0)]
+    holdings.forget_totals(TOTAL_KEPT_S)
+    assert holdings.total("day") == 120
+    holdings.forget_totals(TOTAL_KEPT_S + 1.0)
+    assert holdings.total("day") == -1
