@@ -401,7 +401,8 @@ async def renewing_puts_off_the_end(subject: CountersUnderTest) -> None:
         await subject.advance(LEASE_S - 1.0)
         await subject.counters.renew(["never-made", "a"], LEASE_S)
     assert (await _read(subject, _pool(100, 0))).used == 40
-    await subject.counters.renew(["a"], 5.0)
+    await _granted(subject, "c", [_pool(100, 30)])
+    await subject.counters.renew(["a", "c"], 5.0)
     await subject.advance(5.1)
     assert (await _read(subject, _pool(100, 0))).used == 0
 
