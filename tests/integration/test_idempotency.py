@@ -101,8 +101,8 @@ async def test_a_repeat_attaches_to_what_runs():
         ) as repeat:
             pieces = [piece async for piece in repeat.aiter_raw()]
         # What was sent so far came at once, the rest as it was made.
-        assert pieces[0].count(b"data: ") >= 20
-        assert len(pieces) > 20
+        assert pieces[0].count(b"data: ") >= 5
+        assert len(pieces) > 5
         assert b"".join(pieces) == (await first).content
         assert len(system.engine.submitted) == 1
 
@@ -179,10 +179,10 @@ async def test_a_key_is_short_printable_ascii(value):
 
 
 async def test_an_answer_that_is_too_old_is_made_anew():
-    async with gateway([Answer(tokens=[*HELLO, EOS])], idempotency=IdempotencyConfig(ttl_s=0.3)) as system:
+    async with gateway([Answer(tokens=[*HELLO, EOS])], idempotency=IdempotencyConfig(ttl_s=1)) as system:
         first = await ask(system, "k")
         assert replayed(await ask(system, "k"))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.1)
         anew = await ask(system, "k")
         assert not replayed(anew)
         assert anew.content != first.content  # its id, for one
