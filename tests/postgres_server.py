@@ -4,7 +4,6 @@ The programs are those of the package ``postgresql``; `scripts/services.sh` inst
 root, so that root's tests run it as the user ``postgres`` or ``nobody``.
 """
 
-import ctypes
 import itertools
 import os
 import pwd
@@ -21,7 +20,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-_PR_SET_PDEATHSIG = 1
 _OWNER = "maitred"
 
 
@@ -61,15 +59,15 @@ class PostgresServer:
         # Nothing here must survive a power cut, so that it need not wait for the disk.
         settings = ["-c", "fsync=off", "-c", "max_connections=60"]
         place = ["-D", str(self._data), "-k", str(self._folder), "-h", "127.0.0.1", "-p", str(self.port)]
-        log = (self._folder / "log").open("ab")
-        with log:
+        # The server ends with the tests, however they end: util-linux's setpriv asks the kernel for that.
+        with_us = ["setpriv", "--pdeathsig", "QUIT"] if shutil.which("setpriv") else []
+        with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._bin / "postgres"), *place, *settings],
+                [*with_us, str(self._bin / "postgres"), *place, *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                preexec_fn=_die_with_parent,
                 **self._as_user(),
             )
         deadline = time.monotonic() + 60
@@ -176,10 +174,6 @@ def _unprivileged() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise RuntimeError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody.")
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 def _signal(process: psutil.Process, number: int) -> None:

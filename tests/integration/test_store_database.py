@@ -21,6 +21,9 @@ from maitred.store.database import Database, open_database
 from maitred.store.schema import directory_version, metadata, spend, usage
 from tests.postgres_server import PostgresServer
 
+SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) SELECT count(*) FROM n"
+"""A statement that takes half a minute."""
+
 
 async def _version(database: Database) -> int:
     async with database.reading() as connection:
@@ -246,13 +249,12 @@ async def test_a_locked_sqlite_file_is_unavailable_and_returns_by_itself(tmp_pat
 
 
 async def test_a_statement_that_takes_too_long_is_given_up(store_config: StoreConfig) -> None:
-    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) SELECT count(*) FROM n"
     config = StoreConfig(folder=store_config.folder, url=store_config.url, deadline_s=0.5)
     async with open_database(config) as database:
         started_s = time.monotonic()
         with pytest.raises(StoreUnavailable):
             async with database.reading() as connection:
-                await connection.execute(text(slow))
+                await connection.execute(text(SLOW))
         assert time.monotonic() - started_s < 0.8
         assert await _version(database) == 0
 
@@ -269,3 +271,24 @@ async def test_a_caller_that_leaves_gives_its_connection_back(store_config: Stor
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(leave(), 0.02)
         assert await _version(database) == 0
+
+
+async def test_a_caller_may_leave_in_the_middle_of_a_statement(store_config: StoreConfig) -> None:
+    # On SQLite the statement goes on until the deadline: its thread cannot be reached before.
+    config = StoreConfig(folder=store_config.folder, url=store_config.url, deadline_s=0.8)
+    async with open_database(config) as database:
+
+        async def ask() -> None:
+            async with database.begin() as connection:
+                await connection.execute(update(directory_version).values(version=3))
+                await connection.execute(text(SLOW))
+
+        for _ in range(3):
+            asking = asyncio.create_task(ask())
+            await asyncio.wait([asking], timeout=0.2)
+            started_s = time.monotonic()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert time.monotonic() - started_s < 1
+            assert await _version(database) == 0

@@ -7,6 +7,7 @@ deadline, whose errors say either that the database is away (`StoreUnavailable`)
 import asyncio
 import fcntl
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from maitred.store.place import data_folder, database_url, make_folder
 __all__ = ["Database", "data_folder", "open_database"]
 
 _MIGRATION_DEADLINE_S = 120.0
-_LOCK_POLL_S = 0.05
+_POLL_S = 0.05
 _WRITES = "maitred_writes"
 """Execution option of a connection whose transaction will write."""
 _ENDS_S = "maitred_ends_s"
@@ -96,35 +97,55 @@ class Database:
 
 @asynccontextmanager
 async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
-    """Breaks the connection when time is up or the caller leaves.
-
-    A driver that is only cancelled first waits for the server to say goodbye, which one that hangs never does.
-    """
+    """Breaks the connection when time is up or the caller leaves."""
     driver = (await connection.get_raw_connection()).driver_connection
     timer = asyncio.get_running_loop().call_at(ends_s, _hang_up, driver)
     try:
         yield
     except asyncio.CancelledError:
-        _hang_up(driver)
         await connection.invalidate()
         raise
     except BaseException:
         # What went wrong first says more than that it cannot be undone on a connection that is lost.
-        with suppress(DBAPIError):
+        with suppress(Exception):
             await connection.rollback()
         raise
     finally:
         timer.cancel()
 
 
-def _hang_up(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
+def _hang_up_when_given_up(engine: AsyncEngine) -> None:
+    """Has every connection that is not to be used again broken before it is closed.
+
+    Closing it alone would wait for a server to say goodbye, which one that hangs never does, or for a statement to end.
+    """
+
+    @event.listens_for(engine.sync_engine, "invalidate")
+    def hang_up(connection: Any, _record: object, _error: object) -> None:  # noqa: ANN401 - the driver's.
+        _break(connection.driver_connection)
+
+
+def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
+    """Hangs up until the connection is closed: a statement may still be on its way to SQLite's thread."""
+    if _hang_up(driver):
+        with suppress(RuntimeError):  # Without a loop, the program ends.
+            asyncio.get_running_loop().call_later(_POLL_S, _break, driver)
+
+
+def _hang_up(driver: Any) -> bool:  # noqa: ANN401
+    """Ends whatever the connection does now; says whether it could do something yet."""
     if hasattr(driver, "terminate"):
         driver.terminate()  # asyncpg drops the connection.
-        return
-    # aiosqlite makes the statement that runs in its thread give up. Its coroutine waits for nothing, so that one step
-    # runs it whole.
-    with suppress(StopIteration, ValueError):
+        return False
+    try:
+        # aiosqlite makes the statement that runs in its thread give up. Its coroutine waits for nothing, so that one
+        # step runs it whole.
         driver.interrupt().send(None)
+    except StopIteration:
+        return True
+    except (ValueError, sqlite3.ProgrammingError):
+        return False  # It is closed.
+    return True
 
 
 @asynccontextmanager
@@ -137,6 +158,7 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """
     url = database_url(config)
     engine = _sqlite(url, config) if url.get_backend_name() == "sqlite" else _postgres(url, config)
+    _hang_up_when_given_up(engine)
     database = Database(engine, config.deadline_s)
     try:
         async with AsyncExitStack() as stack:
@@ -232,7 +254,7 @@ async def _opening_alone(file: Path) -> AsyncIterator[None]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(_LOCK_POLL_S)
+                    await asyncio.sleep(_POLL_S)
         yield
     except TimeoutError:
         raise StoreUnavailable(f"Another process has been opening the database {file} for too long.") from None
