@@ -12,6 +12,7 @@ from maitred.core.clock import SystemClock
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
 from maitred.core.errors import Bug
 from maitred.store.counters.config import CountersConfig
+from maitred.store.counters.memory import MemoryCounters
 from maitred.store.counters.redis import RedisCounters
 from maitred.store.counters.session import Mode
 from maitred.testing.counters_conformance import CHECKS, CountersUnderTest, exercise_counters
@@ -99,6 +100,71 @@ async def test_keeps_the_rules_of_all_counters(server, check, counters_class):
             assert counters.healthy, "Redis was not away at any time"
 
     await exercise_counters(make, check)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_counts_as_the_counters_in_memory_do(server, seed):
+    """Any sequence of calls has the same answers."""
+    clock, rng = Time(), random.Random(seed)
+    ends_s = clock.wall_s() + 1e5
+
+    def some_claims():
+        choices = []
+        for n in range(2):
+            for kind in CounterKind:
+                per_output = rng.choice([0, 1, 3])
+                choices.append(
+                    Claim(
+                        counter=f"{kind}-{n}",
+                        kind=kind,
+                        capacity=rng.choice([400, 500]),
+                        fixed=rng.randint(0, 60),
+                        per_output=per_output,
+                        divisor=rng.choice([1, 1, 7]),
+                        refill_per_s=1e-6 if kind is CounterKind.BUCKET else 0.0,
+                        ends_s=ends_s if kind is CounterKind.BUDGET and n else None,
+                        hard=rng.random() < 0.9,
+                        clamps=rng.random() < 0.6,
+                    )
+                )
+        return rng.sample(choices, rng.randint(0, 4))
+
+    def seen(answer):
+        readings = [(r.capacity, r.remaining, r.used, r.reserved) for r in answer.readings]
+        if isinstance(answer, Granted):
+            return answer.output, readings
+        return answer.claim, answer.retry_after_s is None, readings
+
+    async def spent(counters):
+        return {counter: 35 for counter in counters if counter.endswith("1")}
+
+    memory, leases = MemoryCounters(clock, spent), []
+    config = config_of(server, slice_share=0.3)
+    async with AlwaysSliced(config, clock, "one", spent=spent, offset_s=lambda: clock.added_s) as redis:
+        for n in range(400):
+            match rng.choice(["reserve", "reserve", "settle", "settle", "renew", "advance", "read"]):
+                case "reserve":
+                    output = rng.randint(0, 90)
+                    asked = reservation(str(n), some_claims(), output, rng.randint(0, output))
+                    answer = await redis.reserve(asked)
+                    assert seen(answer) == seen(await memory.reserve(asked)), f"call {n}: {asked}"
+                    if isinstance(answer, Granted):
+                        leases.append(asked)
+                case "settle" if leases:
+                    asked = leases.pop(rng.randrange(len(leases))) if rng.random() < 0.9 else rng.choice(leases)
+                    amounts = {claim.counter: rng.randint(0, 30) for claim in asked.claims if rng.random() < 0.8}
+                    await redis.settle(asked.lease, amounts)
+                    await memory.settle(asked.lease, amounts)
+                case "renew" if leases:
+                    some = [asked.lease for asked in rng.sample(leases, rng.randint(1, len(leases)))]
+                    await redis.renew(some, 30.0)
+                    await memory.renew(some, 30.0)
+                case "advance":
+                    await clock.advance(rng.choice([0.0, 1.0, 9.0]))
+                case "read":
+                    claims = some_claims()
+                    assert seen(Granted(0, await redis.read(claims))) == seen(Granted(0, await memory.read(claims)))
+        assert redis.healthy
 
 
 @pytest.mark.parametrize("counters_class", [RedisCounters, AlwaysSliced])

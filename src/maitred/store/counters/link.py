@@ -15,12 +15,17 @@ from importlib import resources
 from typing import Any
 
 import msgspec
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
+
+try:
+    from redis.asyncio.connection import AbstractConnection, ConnectionPool
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import NoScriptError, RedisError, ResponseError
+except ModuleNotFoundError:
+    raise ConfigInvalid("counters.url needs the client of Redis. Install it: pip install 'maitred[redis]'") from None
 
 _SCRIPTS = resources.files(__package__) / "scripts"
 _LONGEST = 8
