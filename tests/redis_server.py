@@ -1,102 +1,15 @@
-"""A real Redis of the test's own: on a Unix socket in a folder of its own, and nothing is left of it afterwards."""
+"""A real Redis of a test's own; see `maitred.testing.redis_server`."""
 
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack, contextmanager
 
-import pytest
-
-from maitred.core.secret import Secret
-
-START_S = 20.0
-KEEPS_NOTHING = ("--save", "", "--appendonly", "no", "--daemonize", "no")
-
-
-class RedisServer:
-    """One server that can be killed, stopped and started again. It keeps nothing on disk: a new start is empty."""
-
-    def __init__(self, program: str, folder: Path) -> None:
-        self._program = program
-        self._folder = folder
-        self._socket = folder / "redis.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> Secret:
-        return Secret(f"unix://{self._socket}", "{env: REDIS_URL}")
-
-    def start(self) -> None:
-        self._socket.unlink(missing_ok=True)
-        self._process = subprocess.Popen(
-            [self._program, "--port", "0", "--unixsocket", self._socket, "--dir", self._folder, *KEEPS_NOTHING],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        give_up_s = time.monotonic() + START_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > give_up_s:
-                self.kill()
-                raise RuntimeError(f"{self._program} does not start. Run it by hand to see why.")
-            time.sleep(0.01)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as client:
-            try:
-                client.settimeout(1.0)
-                client.connect(str(self._socket))
-                client.sendall(b"PING\r\n")
-                return client.recv(16).startswith(b"+PONG")
-            except OSError:
-                return False
-
-    def command(self, *words: str) -> None:
-        """Sends one command that answers with a status."""
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5.0)
-            client.connect(str(self._socket))
-            client.sendall((" ".join(words) + "\r\n").encode())
-            answer = client.recv(1024)
-        assert answer.startswith(b"+"), answer
-
-    def kill(self) -> None:
-        """As `kill -9` does: nothing is said to anyone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def freeze(self) -> None:
-        """Connections stay open, and nothing answers."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+from maitred.testing import redis_server as real
+from maitred.testing.redis_server import RedisServer
+from tests.programs import entered
 
 
 @contextmanager
 def redis_server() -> Iterator[RedisServer]:
-    """A server that runs. Without the program the test is skipped, in CI it fails."""
-    program = shutil.which("redis-server")
-    if program is None:
-        sentence = "redis-server is not installed. On Debian and Ubuntu: sudo apt-get install redis-server"
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    # Sockets have short paths, and the folders of pytest may be deep.
-    with TemporaryDirectory(prefix="redis-", dir="/tmp") as folder:
-        server = RedisServer(program, Path(folder))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.kill()
+    """A server that runs."""
+    with ExitStack() as stack:
+        yield entered(stack, real.redis_server())
