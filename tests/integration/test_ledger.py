@@ -213,6 +213,23 @@ async def test_two_writers_of_the_same_events(store_config, tmp_path):
         assert ids(await stored(database)) == [event.id for event in events]
 
 
+async def test_cancelled_at_any_moment_every_event_counts_once(store_config, tmp_path):
+    chance = random.Random(5)
+    async with opened(store_config, tmp_path / "journal", most_events=700) as (database, ledger):
+        for life in range(20):
+            for number in range(life * 300, life * 300 + 300):
+                ledger.record(usage_event(number))
+            writing = asyncio.create_task(ledger.flush())
+            await asyncio.sleep(chance.uniform(0, 0.03))
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+        expected = sum(1_000 + number for number in range(6_000))
+        assert await ledger.spent([ACME]) == {ACME: expected}
+        await ledger.flush()
+        assert len(await stored(database)) == 6_000
+        assert await ledger.spent([ACME]) == {ACME: expected}
+
+
 async def test_run_writes_by_itself_and_close_writes_the_rest(store_config, tmp_path):
     async with open_database(store_config) as database:
         clock = SystemClock()

@@ -13,8 +13,9 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -40,6 +41,7 @@ _MOST_RETRY_S = 10.0
 _MOST = 2**53
 """Of one amount; see `maitred.core.money`. Sums of them then fit the 64 bits of a column."""
 _STORED = StoredText()
+_Result = TypeVar("_Result")
 
 
 class UsageLedger:
@@ -147,7 +149,7 @@ class UsageLedger:
                     continue
                 count = 0
                 for batch in orphan.batches(BATCH):
-                    await self._write(batch)
+                    await _whole(self._write(batch))
                     count += len(batch)
                 orphan.remove()
                 if count:
@@ -165,13 +167,8 @@ class UsageLedger:
         Raises:
             StoreUnavailable: The database is away; what is not written stays.
         """
-        while True:
-            async with self._writing:
-                batch = self._backlog.oldest(BATCH)
-                if not batch:
-                    break
-                await self._write(batch)
-                self._backlog.written(len(batch))
+        while await _whole(self._write_oldest()):
+            pass
         self._full.clear()
 
     async def run(self) -> None:
@@ -199,7 +196,10 @@ class UsageLedger:
                 retry_s = min(2 * retry_s, _MOST_RETRY_S)
 
     async def close(self, deadline_s: float = 5.0) -> None:
-        """Writes what is left, as far as the deadline allows; the next start finds the rest in the journal."""
+        """Writes what is left, as far as the deadline allows; the next start finds the rest in the journal.
+
+        A batch that is being written when the deadline passes still gets the database's own.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 await self.flush()
@@ -207,6 +207,13 @@ class UsageLedger:
             log.warning("%d usage events stay in the journal; the next start writes them.", self.backlog)
         finally:
             self._backlog.close()
+
+    async def _write_oldest(self) -> int:
+        async with self._writing:
+            batch = self._backlog.oldest(BATCH)
+            await self._write(batch)
+            self._backlog.written(len(batch))
+            return len(batch)
 
     async def _write(self, events: Sequence[UsageEvent]) -> None:
         unique: dict[str, UsageEvent] = {}
@@ -223,6 +230,20 @@ class UsageLedger:
             if charges:
                 changes = [{"counter": counter, "charged_nusd": charges[counter]} for counter in sorted(charges)]
                 await connection.execute(self._charge, changes)
+
+
+async def _whole(step: Coroutine[None, None, _Result]) -> _Result:
+    """Lets a step end even if its caller is cancelled; the database's deadline bounds the wait.
+
+    A batch that was committed and did not leave the backlog would count twice until it is written again, and a
+    connection that is cut off within a transaction is lost.
+    """
+    task = asyncio.create_task(step, name="usage batch")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _row(event: UsageEvent) -> dict[str, object]:
