@@ -278,6 +278,18 @@ async def test_a_redis_that_hangs_holds_nobody_up(server):
         assert (readings[0].used, readings[0].reserved, readings[1].used) == (271, 0, 0)
 
 
+async def test_a_gateway_that_is_busy_itself_does_not_blame_redis(server):
+    gateways = Gateways(server)
+    async with gateways.open("one") as one:
+        calls = [asyncio.create_task(one.reserve(reservation(str(n), pool(1000, 1)))) for n in range(50)]
+        await asyncio.sleep(0)
+        time.sleep(2 * TIMEOUT_S)  # noqa: ASYNC251 - this is what it is about
+        assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*calls))
+        assert one.healthy
+        assert one.state().mode is Mode.SHARED
+        assert one._session.losses == 0
+
+
 async def test_calls_whose_answer_was_lost_count_once(server):
     gateways = Gateways(server, slice_share=0.1)
     async with gateways.open("one") as one:
