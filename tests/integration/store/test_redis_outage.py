@@ -123,18 +123,8 @@ async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices
             assert two.healthy
             stop = True
 
-        # Whatever was left is now asked for until nothing is granted any more.
         for counters in (one, two) * 2:
-            n = 0
-            while True:
-                lease, n = f"rest-{uuid4().hex}", n + 1
-                claim = budget(capacity, 0, per_output=1, clamps=True)
-                answer = await counters.reserve(reservation(lease, claim, output=50_000, least=1))
-                if isinstance(answer, Denied):
-                    break
-                used += answer.output
-                await counters.settle(lease, {"budget": answer.output})
-
+            used += await spend_all(counters, capacity)
         budget_reading, pool_reading = await one.read([budget(capacity), pool(100_000)])
         assert budget_reading.reserved == 0
         assert pool_reading.used == 0
@@ -276,6 +266,47 @@ async def test_a_redis_that_hangs_holds_nobody_up(server):
         await asyncio.sleep(0.1)
         readings = await one.read([budget(100_000), pool(10_000)])
         assert (readings[0].used, readings[0].reserved, readings[1].used) == (271, 0, 0)
+
+
+async def spend_all(counters, capacity):
+    """Asks for as much as there is, until nothing is given; returns what was used."""
+    used = 0
+    while True:
+        lease, claim = uuid4().hex, budget(capacity, 0, per_output=1, clamps=True)
+        try:
+            answer = await counters.reserve(reservation(lease, claim, output=capacity, least=1))
+        except StoreUnavailable:
+            return used
+        if isinstance(answer, Denied):
+            return used
+        used += answer.output
+        await counters.settle(lease, {"budget": answer.output})
+
+
+@pytest.mark.parametrize("expires", [False, True], ids=["its slice is kept", "its slice expires"])
+async def test_a_gateway_that_is_cut_off_alone_oversteps_by_its_slice(server, expires):
+    gateways = Gateways(server, slice_share=0.1, slice_lease_s=0.4 if expires else 60.0)
+    async with gateways.two() as (cut_off, other):
+        await cut_off.reserve(reservation("first", budget(1000)))
+        await cut_off._session.renew_slices()
+        link = cut_off._session._link
+        call = link.call
+
+        async def unreachable(script, arguments):
+            raise LinkLost("no route")
+
+        link.call = unreachable
+        assert await spend_all(cut_off, 1000) == 100
+        if expires:
+            await asyncio.sleep(0.5)
+        assert await spend_all(other, 1000) == (1000 if expires else 900)
+        assert await spend_all(cut_off, 1000) == 0
+        link.call = call
+        await until(lambda: cut_off.healthy)
+        used = 1100 if expires else 1000
+        for counters in (cut_off, other):
+            assert (await counters.read([budget(1000)]))[0].used == used
+            assert await spend_all(counters, 1000) == 0
 
 
 async def test_a_gateway_that_is_busy_itself_does_not_blame_redis(server):
