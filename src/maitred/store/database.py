@@ -7,20 +7,17 @@ deadline, whose errors say either that the database is away (`StoreUnavailable`)
 import asyncio
 import fcntl
 import os
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection
-from sqlalchemy.exc import DBAPIError, DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
+from maitred.store.driver import ENDS_S, WRITES, engine_of, hang_up
 from maitred.store.migration import migrate
 from maitred.store.outage import is_outage
 from maitred.store.place import data_folder, database_url, make_folder
@@ -29,10 +26,6 @@ __all__ = ["Database", "data_folder", "open_database"]
 
 _MIGRATION_DEADLINE_S = 120.0
 _POLL_S = 0.05
-_WRITES = "maitred_writes"
-"""Execution option of a connection whose transaction will write."""
-_ENDS_S = "maitred_ends_s"
-"""Execution option: when its time is up, by the event loop's clock."""
 
 
 class Database:
@@ -68,7 +61,7 @@ class Database:
             StoreUnavailable: The database is away, or too slow. If the connection broke while it committed, the change
                 may have happened.
         """
-        async with self._transaction(deadline_s or self._deadline_s, {_WRITES: True}, self._turn) as connection:
+        async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._turn) as connection:
             yield connection
 
     @asynccontextmanager
@@ -82,7 +75,7 @@ class Database:
                 turn or nullcontext(),
                 self.engine.connect() as connection,
             ):
-                await connection.execution_options(**options, **{_ENDS_S: ends_s})
+                await connection.execution_options(**options, **{ENDS_S: ends_s})
                 async with _hanging_up(connection, ends_s):
                     await connection.begin()
                     yield connection
@@ -99,7 +92,7 @@ class Database:
 async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
     """Breaks the connection when time is up or the caller leaves."""
     driver = (await connection.get_raw_connection()).driver_connection
-    timer = asyncio.get_running_loop().call_at(ends_s, _hang_up, driver)
+    timer = asyncio.get_running_loop().call_at(ends_s, hang_up, driver)
     try:
         yield
     except asyncio.CancelledError:
@@ -114,40 +107,6 @@ async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterat
         timer.cancel()
 
 
-def _hang_up_when_given_up(engine: AsyncEngine) -> None:
-    """Has every connection that is not to be used again broken before it is closed.
-
-    Closing it alone would wait for a server to say goodbye, which one that hangs never does, or for a statement to end.
-    """
-
-    @event.listens_for(engine.sync_engine, "invalidate")
-    def hang_up(connection: Any, _record: object, _error: object) -> None:  # noqa: ANN401 - the driver's.
-        _break(connection.driver_connection)
-
-
-def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
-    """Hangs up until the connection is closed: a statement may still be on its way to SQLite's thread."""
-    if _hang_up(driver):
-        with suppress(RuntimeError):  # Without a loop, the program ends.
-            asyncio.get_running_loop().call_later(_POLL_S, _break, driver)
-
-
-def _hang_up(driver: Any) -> bool:  # noqa: ANN401
-    """Ends whatever the connection does now; says whether it could do something yet."""
-    if hasattr(driver, "terminate"):
-        driver.terminate()  # asyncpg drops the connection.
-        return False
-    try:
-        # aiosqlite makes the statement that runs in its thread give up. Its coroutine waits for nothing, so that one
-        # step runs it whole.
-        driver.interrupt().send(None)
-    except StopIteration:
-        return True
-    except (ValueError, sqlite3.ProgrammingError):
-        return False  # It is closed.
-    return True
-
-
 @asynccontextmanager
 async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """Opens the database, makes or updates its tables, and closes it at the end.
@@ -157,8 +116,7 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
         StoreUnavailable: It cannot be reached now.
     """
     url = database_url(config)
-    engine = _sqlite(url, config) if url.get_backend_name() == "sqlite" else _postgres(url, config)
-    _hang_up_when_given_up(engine)
+    engine = engine_of(url, config.deadline_s)
     database = Database(engine, config.deadline_s)
     try:
         async with AsyncExitStack() as stack:
@@ -170,73 +128,6 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
         yield database
     finally:
         await engine.dispose()
-
-
-def _postgres(url: URL, config: StoreConfig) -> AsyncEngine:
-    deadline_ms = str(int(config.deadline_s * 1000))
-    settings = {
-        "application_name": "maitred",
-        # What we have given up, the server gives up too; a gateway that hangs keeps no lock from the others.
-        "statement_timeout": deadline_ms,
-        "idle_in_transaction_session_timeout": deadline_ms,
-        "jit": "off",  # Our statements are short; compiling them takes longer than running them.
-    }
-    engine = create_async_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        connect_args={"timeout": config.deadline_s, "server_settings": settings},
-        pool_timeout=config.deadline_s,
-        hide_parameters=True,
-        **_json(),
-    )
-
-    @event.listens_for(engine.sync_engine, "checkout")
-    def refuse_closed(connection: Any, _record: object, _proxy: object) -> None:  # noqa: ANN401 - the driver's.
-        # After a restart of the server, no caller meets a connection that died with it. Asking the server itself would
-        # cost each transaction a round trip.
-        if connection.driver_connection.is_closed():
-            raise DisconnectionError
-
-    return engine
-
-
-def _sqlite(url: URL, config: StoreConfig) -> AsyncEngine:
-    engine = create_async_engine(
-        url,
-        connect_args={"timeout": config.deadline_s},
-        pool_timeout=config.deadline_s,
-        hide_parameters=True,
-        **_json(),
-    )
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's, and each has its own.
-        # The driver begins no transactions by itself: left alone, it would begin none for a SELECT.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA foreign_keys = ON")
-        # With a write-ahead log, only a power cut can lose the last commits, and never corrupts the file.
-        cursor.execute("PRAGMA synchronous = NORMAL")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def begin_transaction(connection: Connection) -> None:
-        # SQLite waits in a thread of its own, where nobody can reach it, so that it must know itself how long it may.
-        # A writer that took its lock only at the first write could find that its view is too old by then.
-        options = connection.get_execution_options()
-        now_s = asyncio.get_running_loop().time()
-        left_s = max(0.0, options.get(_ENDS_S, now_s + config.deadline_s) - now_s)
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES, False) else "BEGIN")
-
-    return engine
-
-
-def _json() -> dict[str, Any]:
-    return {
-        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
-        "json_deserializer": msgspec.json.decode,
-    }
 
 
 @asynccontextmanager

@@ -1,0 +1,127 @@
+"""How each database is spoken to: the settings of its connections, and how they are broken when time is up."""
+
+import asyncio
+import sqlite3
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+WRITES = "maitred_writes"
+"""Execution option of a connection whose transaction will write."""
+ENDS_S = "maitred_ends_s"
+"""Execution option: when its time is up, by the event loop's clock."""
+_POLL_S = 0.05
+
+
+def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
+    """SQLAlchemy's engine for that address; it connects when it is first used."""
+    make = _sqlite if url.get_backend_name() == "sqlite" else _postgres
+    engine = make(url, deadline_s)
+    _break_what_is_given_up(engine)
+    return engine
+
+
+def _postgres(url: URL, deadline_s: float) -> AsyncEngine:
+    deadline_ms = str(int(deadline_s * 1000))
+    settings = {
+        "application_name": "maitred",
+        # What we have given up, the server gives up too; a gateway that hangs keeps no lock from the others.
+        "statement_timeout": deadline_ms,
+        "idle_in_transaction_session_timeout": deadline_ms,
+        "jit": "off",  # Our statements are short; compiling them takes longer than running them.
+    }
+    engine = create_async_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        connect_args={"timeout": deadline_s, "server_settings": settings},
+        pool_timeout=deadline_s,
+        hide_parameters=True,
+        **_json(),
+    )
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def refuse_closed(connection: Any, _record: object, _proxy: object) -> None:  # noqa: ANN401 - the driver's.
+        # After a restart of the server, no caller meets a connection that died with it. Asking the server itself would
+        # cost each transaction a round trip.
+        if connection.driver_connection.is_closed():
+            raise DisconnectionError
+
+    return engine
+
+
+def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        connect_args={"timeout": deadline_s},
+        pool_timeout=deadline_s,
+        hide_parameters=True,
+        **_json(),
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's, and each has its own.
+        # The driver begins no transactions by itself: left alone, it would begin none for a SELECT.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        # With a write-ahead log, only a power cut can lose the last commits, and never corrupts the file.
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin_transaction(connection: Connection) -> None:
+        # SQLite waits in a thread of its own, where nobody can reach it, so that it must know itself how long it may.
+        # A writer that took its lock only at the first write could find that its view is too old by then.
+        options = connection.get_execution_options()
+        now_s = asyncio.get_running_loop().time()
+        left_s = max(0.0, options.get(ENDS_S, now_s + deadline_s) - now_s)
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN")
+
+    return engine
+
+
+def _json() -> dict[str, Any]:
+    return {
+        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+        "json_deserializer": msgspec.json.decode,
+    }
+
+
+def _break_what_is_given_up(engine: AsyncEngine) -> None:
+    """Has every connection that is not to be used again broken before it is closed.
+
+    Closing it alone would wait for a server to say goodbye, which one that hangs never does, or for a statement to end.
+    """
+
+    @event.listens_for(engine.sync_engine, "invalidate")
+    def break_it(connection: Any, _record: object, _error: object) -> None:  # noqa: ANN401 - the driver's.
+        _break(connection.driver_connection)
+
+
+def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
+    """Hangs up until the connection is closed: a statement may still be on its way to SQLite's thread."""
+    if hang_up(driver):
+        with suppress(RuntimeError):  # Without a loop, the program ends.
+            asyncio.get_running_loop().call_later(_POLL_S, _break, driver)
+
+
+def hang_up(driver: Any) -> bool:  # noqa: ANN401
+    """Ends whatever the connection does now; says whether it could do something yet."""
+    if hasattr(driver, "terminate"):
+        driver.terminate()  # asyncpg drops the connection.
+        return False
+    try:
+        # aiosqlite makes the statement that runs in its thread give up. Its coroutine waits for nothing, so that one
+        # step runs it whole.
+        driver.interrupt().send(None)
+    except StopIteration:
+        return True
+    except (ValueError, sqlite3.ProgrammingError):
+        return False  # It is closed.
+    return True
