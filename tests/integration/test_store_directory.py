@@ -303,6 +303,18 @@ async def test_a_limit_comes_back_as_it_was_stored(store: DirectoryStore) -> Non
             await store.put_limit(limit("l", subject))
 
 
+async def test_a_budget_may_have_a_soft_limit_below_its_hard_one(store: DirectoryStore) -> None:
+    hard = limit("hard", "*", 100, kind=LimitKind.USD_PER_DAY)
+    soft = limit("soft", "*", 80, kind=LimitKind.USD_PER_DAY, hard=False)
+    await store.load_many(limits=[hard])
+    await store.put_limit(soft)
+    assert await store.limits() == [hard, soft]
+    with pytest.raises(Conflict, match="The limit soft already"):
+        await store.put_limit(msgspec.structs.replace(soft, id="other"))
+    with pytest.raises(Conflict, match="The limit hard already"):
+        await store.put_limit(msgspec.structs.replace(soft, hard=True))
+
+
 async def test_racing_limits_for_one_thing_leave_one(store: DirectoryStore) -> None:
     results = await asyncio.gather(
         *(store.put_limit(limit(f"l{number}")) for number in range(5)), return_exceptions=True

@@ -91,7 +91,6 @@ def _create_directory() -> None:
         postgresql_where=sa.text("NOT deleted"),
     )
 
-
     op.create_table(
         "declarations",
         sa.Column("sort", sa.String(10)),
