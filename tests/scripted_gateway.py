@@ -1,7 +1,9 @@
 """`maitred serve` with a scripted engine in place of the real one: ``python -m tests.scripted_gateway``."""
 
 import argparse
+import os
 import sys
+from pathlib import Path
 
 from maitred.app.serve import run
 from maitred.config.loader import load
@@ -10,6 +12,7 @@ from maitred.config.loader import load
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--script", default="{}")
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--port", default="0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
@@ -20,7 +23,7 @@ def main() -> int:
         engine = [sys.executable, "-m", "maitred.testing.scripted_engine"]
         return [*engine, "--listen", address, "--script", arguments.script]
 
-    return run(load(None, {}, overrides), command)
+    return run(load(arguments.config, os.environ, overrides), command)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""Keys, limits, budgets and the ledger of a real `maitred serve`, as tenants, operators and crashes meet them."""
+
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from maitred.identity.keys import make_key
+from maitred.testing.server_process import serving
+
+SLOW = '{"step_s": 0.02}'
+BODY = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 8}
+LIMIT_S = 10.0
+
+CONFIG = """
+admission:
+  lease_s: 2
+  prices:
+    "*": {prompt: 1000, output: 2000}
+tenants:
+  acme:
+    limits: {usd_total: 1}
+    teams:
+      search:
+        keys:
+          one: {secret: {env: SEARCH_KEY}}
+  busy:
+    limits: {requests_per_minute: 3, tokens_per_minute: 100000}
+    keys:
+      one: {secret: {env: BUSY_KEY}}
+  house:
+    keys:
+      admin: {secret: {env: ADMIN_KEY}, scopes: [admin, metrics]}
+"""
+
+
+@pytest.fixture
+def keys():
+    return {name: make_key().plaintext for name in ("SEARCH_KEY", "BUSY_KEY", "ADMIN_KEY")}
+
+
+@contextmanager
+def installation(folder, keys, config=CONFIG, script="{}", **settings):
+    """A gateway whose data outlives it, in `folder`."""
+    path = folder / "maitred.yaml"
+    path.write_text(config)
+    with serving(
+        "--script",
+        script,
+        "--config",
+        str(path),
+        settings={"server.allow_unauthenticated": "false"} | {k.replace("__", "."): v for k, v in settings.items()},
+        environment={"PYTHONPATH": str(Path.cwd()), "MAITRED__STORE__FOLDER": str(folder / "data"), **keys},
+        program=("-m", "tests.scripted_gateway"),
+    ) as server:
+        yield server
+
+
+def post(server, key, path="/v1/completions", **fields):
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(server.url + path, json={**BODY, **fields}, headers=headers, timeout=LIMIT_S)
+
+
+def admin(server, keys, path, **query):
+    answer = httpx.get(f"{server.url}/admin/v1/{path}", params=query, headers={"x-api-key": keys["ADMIN_KEY"]})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def eventually(condition, what):
+    """Waits until it holds; the ledger is written in batches, and leases end by themselves."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+    return found
+
+
+def budget_of_acme(server, keys):
+    (budget,) = admin(server, keys, "budgets", subject="tenant:acme")["data"]
+    return budget
+
+
+def test_without_a_key_nothing_is_served_and_nothing_is_told(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        key = keys["SEARCH_KEY"]
+        wrong = [None, "none", key[:-1] + ("a" if key[-1] != "a" else "b"), make_key().plaintext, "sk-mtd-" + "x" * 60]
+        answers = [post(server, one) for one in wrong]
+        assert {answer.status_code for answer in answers} == {401}
+        assert len({answer.json()["error"]["message"] for answer in answers[1:]}) == 1
+        assert post(server, keys["ADMIN_KEY"]).status_code == 403
+        assert httpx.get(f"{server.url}/admin/v1/tenants", headers={"x-api-key": key}).status_code == 403
+        assert httpx.get(f"{server.url}/metrics").status_code == 401
+        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        for header in ("authorization", "x-api-key", "api-key"):
+            value = f"Bearer {key}" if header == "authorization" else key
+            assert httpx.get(f"{server.url}/v1/models", headers={header: value}).status_code == 200
+
+
+def test_a_budget_is_clamped_to_its_last_token_and_then_refuses_for_good(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        key = keys["SEARCH_KEY"]
+        prompt = post(server, key, max_tokens=1).json()["usage"]["prompt_tokens"]  # some tokens at $0.001 each
+        spent = prompt * 0.001 + 1 * 0.002
+        clamped = post(server, key, max_tokens=3000)
+        allowed = int(clamped.headers["x-maitred-max-tokens-clamped"])
+        assert clamped.json()["choices"][0]["finish_reason"] == "length"
+        assert clamped.json()["usage"]["completion_tokens"] == allowed
+        spent += prompt * 0.001 + allowed * 0.002
+        assert 1 - 0.002 < spent <= 1
+        refused = post(server, key)
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+        assert (error["limit"]["scope"], error["limit"]["limit"]) == ("tenant:acme", "usd_total")
+        assert refused.headers["x-should-retry"] == "false"
+        budget = budget_of_acme(server, keys)
+        assert budget["charged_usd"] == pytest.approx(spent)
+        assert budget["reserved_usd"] == 0
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=5)
+        began_s = time.monotonic()
+        with pytest.raises(openai.RateLimitError) as raised:
+            client.completions.create(**BODY)
+        assert raised.value.code == "insufficient_quota"
+        assert time.monotonic() - began_s < 1, "the SDK must not try again what cannot help"
+
+
+def test_rates_are_told_in_every_answer_and_in_every_refusal(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        left = []
+        for _ in range(3):
+            answer = post(server, keys["BUSY_KEY"])
+            assert answer.headers["x-ratelimit-limit-requests"] == "3"
+            assert answer.headers["x-ratelimit-limit-tokens"] == "100000"
+            left.append(int(answer.headers["x-ratelimit-remaining-requests"]))
+        assert left == [2, 1, 0]
+        refused = post(server, keys["BUSY_KEY"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        wait_ms = int(refused.headers["retry-after-ms"])
+        assert 10_000 < wait_ms < 24_000  # a request each 20 s, less what has passed, and a little jitter
+        assert int(refused.headers["retry-after"]) * 1000 >= wait_ms
+        bad = post(server, keys["BUSY_KEY"], max_tokens=-1)
+        assert bad.status_code == 400
+        assert bad.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_budgets_and_usage_survive_a_kill(tmp_path, keys):
+    with installation(tmp_path, keys, script=SLOW) as server:
+        whole = post(server, keys["SEARCH_KEY"]).json()["usage"]
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={**BODY, "max_tokens": 300, "stream": True},
+            headers={"x-api-key": keys["SEARCH_KEY"]},
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            held = budget_of_acme(server, keys)["reserved_usd"]
+            assert held >= 0.6
+            server.process.kill()
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        server.process.wait()
+    with installation(tmp_path, keys) as server:
+        budget = budget_of_acme(server, keys)
+        assert budget["charged_usd"] == pytest.approx(
+            whole["prompt_tokens"] / 1e3 + whole["completion_tokens"] * 2 / 1e3
+        )
+        assert budget["reserved_usd"] == 0
+        lines = eventually(lambda: admin(server, keys, "usage/events")["data"], "the ledger has no lines")
+        assert sorted(line["outcome"] for line in lines) == ["failed", "finished"]
+        assert sum(line["cost_usd"] for line in lines) == pytest.approx(budget["charged_usd"])
+
+
+def test_who_leaves_pays_for_what_was_made_and_gets_the_rest_back(tmp_path, keys):
+    with installation(tmp_path, keys, script=SLOW) as server:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={**BODY, "max_tokens": 300, "stream": True},
+            headers={"x-api-key": keys["SEARCH_KEY"]},
+        ) as stream:
+            for _, line in zip(range(6), stream.iter_lines(), strict=False):
+                assert line is not None
+        eventually(lambda: budget_of_acme(server, keys)["reserved_usd"] == 0, "the reservation stays")
+        charged = budget_of_acme(server, keys)["charged_usd"]
+        assert 0 < charged < 0.2
+        (line,) = eventually(lambda: admin(server, keys, "usage/events")["data"], "no line")
+        assert (line["outcome"], line["cost_usd"]) == ("cancelled", pytest.approx(charged))
+
+
+def test_a_revoked_key_is_refused_within_a_second(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        operator = {"x-api-key": keys["ADMIN_KEY"]}
+        made = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "search"}, headers=operator).json()
+        assert post(server, made["key"]).status_code == 200
+        httpx.post(f"{server.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
+        began_s = time.monotonic()
+        while post(server, made["key"]).status_code == 200:
+            assert time.monotonic() - began_s < 1
+        assert post(server, made["key"]).status_code == 401
+
+
+def test_what_is_no_longer_declared_is_no_longer_served(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        assert post(server, keys["BUSY_KEY"]).status_code == 200
+    without = re.sub(r"  busy:.*?(?=  house:)", "", CONFIG, flags=re.DOTALL)
+    with installation(tmp_path, keys, config=without) as server:
+        assert post(server, keys["BUSY_KEY"]).status_code == 401
+        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        assert not admin(server, keys, "limits", subject="tenant:busy")["data"]
+
+
+def test_the_first_start_shows_an_admin_key_and_no_later_one_does(tmp_path):
+    shown = []
+    for _ in range(2):
+        with installation(tmp_path, {}, config="") as server:
+            log = eventually(lambda server=server: "Ctrl-C" in (text := server.log.read_text()) and text, "no banner")
+            shown.append(re.findall(r"sk-mtd-\S+", log))
+            key = shown[0][0]
+            assert httpx.get(f"{server.url}/admin/v1/tenants", headers={"x-api-key": key}).status_code == 200
+    assert [len(found) for found in shown] == [1, 0]
+
+
+def test_the_ledger_agrees_with_the_engine(tmp_path, keys):
+    with installation(tmp_path, keys) as server:
+        for n in (1, 2, 3):
+            assert post(server, keys["SEARCH_KEY"], n=n, max_tokens=5 * n).status_code == 200
+        metrics = httpx.get(f"{server.url}/metrics", headers={"x-api-key": keys["ADMIN_KEY"]}).text
+        assert re.search(r"^maitred_leases\{state=\"held\"\} 0.0$", metrics, re.MULTILINE)
+        (row,) = eventually(lambda: admin(server, keys, "usage", group_by="tenant")["data"], "no usage")
+        assert row["output_tokens"] == 5 + 20 + 45
+        assert row["requests"] == 3
