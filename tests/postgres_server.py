@@ -1,181 +1,23 @@
-"""A real PostgreSQL server of the tests' own, in a temporary folder and on a free port; it never outlives them.
+"""A real PostgreSQL of the tests' own; see `maitred.testing.postgres_server`."""
 
-The programs are those of the package ``postgresql``; `scripts/services.sh` installs it. PostgreSQL refuses to run as
-root, so that root's tests run it as the user ``postgres`` or ``nobody``.
-"""
-
-import itertools
-import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack
 
-import psutil
 import pytest
 
-_OWNER = "maitred"
-
-
-def programs() -> Path | None:
-    """The folder of the newest version that is installed."""
-    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    if (elsewhere := shutil.which("initdb")) is not None:
-        found.append(Path(elsewhere).resolve().parent)
-    versions = sorted(found, key=lambda path: int(path.parent.name) if path.parent.name.isdigit() else 0)
-    return versions[-1] if versions else None
-
-
-class PostgresServer:
-    """One server; `kill`, `start` and `paused` show what its clients do without it."""
-
-    def __init__(self, bin_folder: Path) -> None:
-        self._bin = bin_folder
-        self._folder = Path(tempfile.mkdtemp(prefix="maitred-pg-"))
-        self._data = self._folder / "data"
-        self._user = _unprivileged()
-        if self._user is not None:
-            os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._names = (f"test_{number}" for number in itertools.count())
-
-    def create(self) -> None:
-        """Makes the server's files."""
-        options = ["--auth=trust", f"--username={_OWNER}", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-        self._run("initdb", "-D", str(self._data), *options)
-
-    def start(self) -> None:
-        """Starts it, and waits until it takes connections."""
-        assert self._process is None, "It runs already."
-        # Nothing here must survive a power cut, so that it need not wait for the disk.
-        settings = ["-c", "fsync=off", "-c", "max_connections=60"]
-        place = ["-D", str(self._data), "-k", str(self._folder), "-h", "127.0.0.1", "-p", str(self.port)]
-        # The server ends with the tests, however they end: util-linux's setpriv asks the kernel for that.
-        with_us = ["setpriv", "--pdeathsig", "QUIT"] if shutil.which("setpriv") else []
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*with_us, str(self._bin / "postgres"), *place, *settings],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                **self._as_user(),
-            )
-        deadline = time.monotonic() + 60
-        while not self._ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "log").read_text(errors="replace")[-3000:]
-                self.kill()
-                raise RuntimeError(f"PostgreSQL did not start:\n{said}")
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        """Ends it at once, as a crash would."""
-        if self._process is None:
-            return
-        for process in self._all():
-            _signal(process, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
-        # Its number may belong to another process by now, which would look like a server that still runs.
-        (self._data / "postmaster.pid").unlink(missing_ok=True)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """It keeps its connections, and does nothing."""
-        processes = self._all()
-        for process in processes:
-            _signal(process, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for process in reversed(processes):
-                _signal(process, signal.SIGCONT)
-
-    def database(self) -> str:
-        """The URL of a new, empty database."""
-        name = next(self._names)
-        self.sql(f"CREATE DATABASE {name}")
-        return f"postgresql://{_OWNER}@127.0.0.1:{self.port}/{name}"
-
-    def sql(self, statement: str, database: str = "postgres") -> str:
-        """What `psql` prints for a statement."""
-        place = ["-h", str(self._folder), "-p", str(self.port), "-U", _OWNER, "-d", database]
-        return self._run("psql", "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", *place, "-c", statement)
-
-    def remove(self) -> None:
-        """Ends it and removes its files."""
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _ready(self) -> bool:
-        command = [str(self._bin / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(command, check=False).returncode == 0
-
-    def _all(self) -> list[psutil.Process]:
-        """The server first, so that it starts no new process while the others are signalled."""
-        if self._process is None:
-            return []
-        server = psutil.Process(self._process.pid)
-        return [server, *server.children(recursive=True)]
-
-    def _run(self, program: str, *arguments: str) -> str:
-        command = [str(self._bin / program), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self._folder, check=False, **self._as_user())
-        if done.returncode != 0:
-            raise RuntimeError(f"{program} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout.strip()
-
-    def _as_user(self) -> dict[str, object]:
-        if self._user is None:
-            return {}
-        return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+from maitred.testing import postgres_server as real
+from maitred.testing.postgres_server import PostgresServer
+from tests.programs import entered
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One server for all tests of a session. A test that kills it starts it again."""
-    found = programs()
-    if found is None:
-        sentence = "PostgreSQL is not installed; scripts/services.sh installs what these tests need."
-        if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    server = PostgresServer(found)
-    try:
-        server.create()
-        server.start()
-        yield server
-    finally:
-        server.remove()
+    with ExitStack() as stack:
+        yield entered(stack, real.postgres_server())
 
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> str:
     """A new, empty database."""
     return postgres_server.database()
-
-
-def _unprivileged() -> pwd.struct_passwd | None:
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise RuntimeError("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody.")
-
-
-def _signal(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)

@@ -51,9 +51,11 @@ ECHO = Answer()
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Answers in the order of the requests; the last one serves all that follow."""
+    """Answers in the order of the requests; the last one serves all that follow, unless they come `again`."""
 
     answers: list[Answer] = msgspec.field(default_factory=lambda: [ECHO])
+    again: bool = False
+    """After the last answer comes the first."""
     step_s: float = 0.0
     """Pause between two steps."""
     load_s: float = 0.0

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.lifeline import follow_parent
 from maitred.core.ports import LoadReport, ModelCard
@@ -80,6 +81,7 @@ class ScriptedEngine:
         self.epoch = next(_epochs)
         self.step_s = step_s
         self.die = die or self.close
+        self._counted = LoadReport()
         self._answers = answers
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -125,9 +127,9 @@ class ScriptedEngine:
                 await self._changed.wait()
 
     def load(self) -> LoadReport:
-        """Gauges of what runs now; the counters a test may want to see move."""
+        """Gauges of what runs now, and counters of what was taken on and sent."""
         running = sum(connection.running for connection in self._connections)
-        return LoadReport(running=running, cancelled=len(self.cancelled))
+        return replace(self._counted, running=running, cancelled=len(self.cancelled))
 
     # --- what connections report ---
 
@@ -138,6 +140,16 @@ class ScriptedEngine:
         if callable(self._answers):
             return self._answers(request)
         return self._answers[min(len(self.submitted), len(self._answers)) - 1]
+
+    def count(self, *, prompt_tokens: int = 0, output_tokens: int = 0, finished: int = 0) -> None:
+        """Adds to the counters."""
+        counted = self._counted
+        self._counted = replace(
+            counted,
+            prompt_tokens=counted.prompt_tokens + prompt_tokens,
+            output_tokens=counted.output_tokens + output_tokens,
+            finished=counted.finished + finished,
+        )
 
     def note_cancel(self, cancel: Cancel) -> None:
         """Notes a cancellation."""
@@ -201,6 +213,7 @@ class _Connection(asyncio.Protocol):
         if answer.fault is Fault.REJECT:
             self._send_step([], [Rejection(request.id, answer.rejection, answer.retryable)])
             return
+        self._engine.count(prompt_tokens=len(request.prompt) * request.sampling.n)
         for index in range(request.sampling.n):
             self._runs[request.id, index] = ChoiceRun(request, index, answer)
         self._schedule()
@@ -225,6 +238,7 @@ class _Connection(asyncio.Protocol):
             if delta is None:
                 continue
             outputs.append(Output(request_id, delta))
+            self._engine.count(output_tokens=len(delta.tokens), finished=delta.finish is not None)
             if delta.finish is not None:
                 del self._runs[request_id, index]
         if outputs:
@@ -272,7 +286,11 @@ async def _serve(script: Script, address: Address) -> None:
         loop.add_signal_handler(number, stop.set)
     await asyncio.sleep(script.load_s)
     die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    async with ScriptedEngine(script.answers, address=address, step_s=script.step_s, die=die) as engine:
+    answers: Sequence[Answer] | Callable[[Request], Answer] = script.answers
+    if script.again:
+        endless = itertools.cycle(script.answers)
+        answers = lambda _: next(endless)  # noqa: E731
+    async with ScriptedEngine(answers, address=address, step_s=script.step_s, die=die) as engine:
         print(f"scripted engine listens at {engine.address}", flush=True)  # noqa: T201 - what its owner's log shows
         await stop.wait()
 
