@@ -60,6 +60,7 @@ class Administered:
     ledger: UsageLedger
     folder: Path
     routes: Sequence[Any]
+    gate: Gate
     clock: SystemClock
     refresher: Refresher
     refresh_fails: bool = False
@@ -159,12 +160,24 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             clock,
         )
         listener = bind(config)
-        edge = build(config, NoModels(), identity, Gate(100), [], lambda: b"", clock, admin=routes)
+        gate = Gate(100)
+        edge = build(config, NoModels(), identity, gate, [], lambda: b"", clock, admin=routes)
         server = HttpServer(edge)
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=20, headers=headers) as client:
             system = Administered(
-                url_of(listener), client, store, directory, identity, database, ledger, folder, routes, clock, refresher
+                url_of(listener),
+                client,
+                store,
+                directory,
+                identity,
+                database,
+                ledger,
+                folder,
+                routes,
+                gate,
+                clock,
+                refresher,
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import io
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -335,3 +336,10 @@ async def test_only_keys_with_the_scope_may_come_in(admin):
             assert response.status_code == status, (method, path, response.text)
     assert (await admin.done("GET", "tenants/acme"))["id"] == "acme"
     assert ADMIN_KEY not in str((await admin.done("GET", "keys"))["data"])
+
+
+async def test_a_full_server_takes_the_limit_that_relieves_it(admin):
+    async with AsyncExitStack() as crowd:
+        for _ in range(100):
+            await crowd.enter_async_context(admin.gate.enter())
+        await admin.done("PUT", "limits/relief", {"subject": "*", "kind": "concurrent_requests", "value": 50})

@@ -9,10 +9,10 @@ from aiohttp import web
 from maitred.core.clock import SystemClock
 from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import Unauthenticated, Unavailable
-from maitred.core.tenancy import ANONYMOUS, Scope, Tenant
+from maitred.core.tenancy import ANONYMOUS, Scope, Tenant, require
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity, require
+from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers
 from tests.identity_provider import Provider, jwk
 

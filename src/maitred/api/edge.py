@@ -18,14 +18,13 @@ from maitred.core.errors import (
     BodyTooSlow,
     CallerError,
     Draining,
-    Forbidden,
     LimitReached,
     MaitredError,
     MethodNotAllowed,
     Refused,
     ReplicaUnavailable,
 )
-from maitred.core.tenancy import Identifying, Principal
+from maitred.core.tenancy import Identifying, require
 from maitred.core.tenancy import Scope as KeyScope
 
 _CLIENT_LEFT_STATUS = 499
@@ -91,7 +90,9 @@ class Edge:
             call.tally.route = route.path
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
-                call.tally.principal = await self._identify(call, route.needs)
+                principal = await self._identity.identify(call.header)
+                require(principal, route.needs)
+                call.tally.principal = principal
             if route.reads is None:
                 await route.handler(call)
             else:
@@ -118,15 +119,10 @@ class Edge:
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
 
-    async def _identify(self, call: Call, scope: KeyScope) -> Principal:
-        principal = await self._identity.identify(call.header)
-        if scope not in principal.scopes:
-            raise Forbidden(f"This key does not have the scope `{scope}`. Use one that has it.")
-        return principal
-
     async def _work(self, route: Route, call: Call) -> None:
         """A call that takes a place inside and that the client can abandon."""
-        async with self._gate.enter() as block:
+        # A server that is full must still take the change that relieves it.
+        async with self._gate.enter(even_if_full=route.needs is KeyScope.ADMIN) as block:
             try:
                 async with asyncio.timeout(self._body_timeout_s):
                     await call.read_body(self._max_body_bytes)

@@ -42,8 +42,11 @@ class Gate:
         return self._draining
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[Interruptible]:
+    async def enter(self, *, even_if_full: bool = False) -> AsyncIterator[Interruptible]:
         """A place inside, for as long as the block runs; the block can be interrupted.
+
+        Args:
+            even_if_full: Whether to come in where no place is left; for those who can make some.
 
         Raises:
             Draining: Nobody is let in any more; or, from within the block, the grace period is over.
@@ -51,7 +54,7 @@ class Gate:
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
-        if len(self._inside) >= self._capacity:
+        if len(self._inside) >= self._capacity and not even_if_full:
             raise Saturated(retry_after_s=_RETRY_S)
         async with Interruptible() as block:
             self._inside.add(block)

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from maitred.core.errors import Forbidden, Unauthenticated
+
 
 class Scope(StrEnum):
     """What a key may be used for."""
@@ -93,6 +95,22 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 ANONYMOUS = Principal(key="anonymous", tenants=("anonymous",), scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
 """Whoever sends no key to a server that asks for none."""
+
+
+def require(principal: Principal, scope: Scope) -> None:
+    """Lets pass who has the scope.
+
+    Raises:
+        Unauthenticated: Nobody knows who it is; with a key it could pass.
+        Forbidden: The key is for something else.
+    """
+    if scope in principal.scopes:
+        return
+    if principal is ANONYMOUS:
+        raise Unauthenticated(
+            f"This needs an API key with the scope `{scope}`. Send one as `Authorization: Bearer sk-mtd-…`."
+        )
+    raise Forbidden(f"This key does not have the scope `{scope}`. Use one that has it.")
 
 
 class Identifying(Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.errors import Forbidden, Unauthenticated
-from maitred.core.tenancy import Principal, Scope
+from maitred.core.errors import Unauthenticated
+from maitred.core.tenancy import Principal
 from maitred.identity.directory import Directory
 from maitred.identity.keys import PREFIX, matches, parse
 
@@ -116,13 +116,3 @@ def credential_of(header: Header) -> str | None:
         if value is not None and (value := value.strip()):
             return value
     return None
-
-
-def require(principal: Principal, scope: Scope) -> None:
-    """Lets pass who has the scope.
-
-    Raises:
-        Forbidden: They have not.
-    """
-    if scope not in principal.scopes:
-        raise Forbidden(f"This needs the scope {scope.value!r}, which the key does not have. Use a key that has it.")

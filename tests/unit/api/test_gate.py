@@ -26,6 +26,16 @@ async def test_no_more_than_its_capacity():
     assert gate.inside == 0
 
 
+async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
+    gate = Gate(1)
+    async with gate.enter(), gate.enter(even_if_full=True):
+        assert gate.inside == 2
+    gate.close()
+    with pytest.raises(Draining):
+        async with gate.enter(even_if_full=True):
+            pass
+
+
 async def test_an_empty_house_drains_at_once():
     gate = Gate(1)
     assert await gate.drain(1000) == 0

@@ -1,10 +1,10 @@
 import pytest
 
 from maitred.core.directory import DirectoryChanges
-from maitred.core.errors import Forbidden, StoreUnavailable, Unauthenticated, Unavailable
-from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
+from maitred.core.errors import StoreUnavailable, Unauthenticated, Unavailable
+from maitred.core.tenancy import ANONYMOUS, ApiKey, Tenant
 from maitred.identity.directory import Directory
-from maitred.identity.identity import Identity, credential_of, require
+from maitred.identity.identity import Identity, credential_of
 from maitred.identity.keys import make_key
 from tests.clock import FakeClock
 
@@ -121,24 +121,12 @@ async def test_the_anonymous_may_come_where_they_are_let_in():
     for made_up in ("none", "sk-1234", "EMPTY", "a.b.c", "eyJhbGciOiJub25lIn0.e30."):
         assert await fixture.who(made_up) is ANONYMOUS
     assert (await fixture.who()).key == fixture.made.public_id
-    require(ANONYMOUS, Scope.INFERENCE)
-    require(ANONYMOUS, Scope.METRICS)
-    with pytest.raises(Forbidden):
-        require(ANONYMOUS, Scope.ADMIN)
 
 
 async def test_who_names_a_key_of_ours_is_not_anonymous():
     fixture = Fixture(anonymous=ANONYMOUS)
     for text in ("sk-mtd-", "sk-mtd-none", make_key().plaintext, fixture.made.plaintext + "x"):
         assert await fixture.refusal(text) == INVALID
-
-
-async def test_a_scope_that_is_missing_is_named():
-    fixture = Fixture()
-    principal = await fixture.who()
-    require(principal, Scope.INFERENCE)
-    with pytest.raises(Forbidden, match="'admin'"):
-        require(principal, Scope.ADMIN)
 
 
 async def test_nobody_is_told_apart_by_a_directory_that_is_too_old():
