@@ -61,14 +61,17 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.scripts: list[Answer] = []
         self.requests: list[tuple[str, dict[str, object]]] = []
+        self.authorizations: list[str | None] = []
         self.listing: Answer = body(200, json.dumps(MODELS))
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                outer.authorizations.append(self.headers["Authorization"])
                 outer.listing(self)
 
             def do_POST(self) -> None:
+                outer.authorizations.append(self.headers["Authorization"])
                 length = int(self.headers["Content-Length"])
                 outer.requests.append((self.path, json.loads(self.rfile.read(length))))
                 outer.scripts.pop(0)(self)
@@ -111,6 +114,31 @@ def test_where_nothing_listens_the_remedy_is_named(command: list[str]) -> None:
     assert done.exit_code == 1
     assert done.stderr == f"Nothing answers at {url}. Start a server with `maitred serve`, or pass --url.\n"
     assert done.stdout == ""
+
+
+def test_a_key_goes_along_with_every_request(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.scripts = [stream(text_chunk("Yes", "stop"), DONE), stream(chat_chunk("Yes", "stop"), DONE)]
+    assert maitred("models", "--url", server.url, "--key", "one").exit_code == 0
+    assert maitred("complete", "x", "--url", server.url, "--key", "one").exit_code == 0
+    monkeypatch.setenv("MAITRED_API_KEY", "two")
+    assert maitred("chat", "--url", server.url, given="hello\n").exit_code == 0
+    assert server.authorizations == ["Bearer one"] * 3 + ["Bearer two"] * 2
+
+
+def test_where_a_key_is_needed_its_place_is_named(server: ScriptedServer) -> None:
+    server.listing = body(401, '{"error": {"message": "This API key is not valid here.", "code": "invalid_api_key"}}')
+    done = maitred("models", "--url", server.url)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "The server asks for an API key. Set MAITRED_API_KEY, or pass --key.\n",
+    )
+    done = maitred("models", "--url", server.url, "--key", "old")
+    assert (done.exit_code, done.stderr) == (2, "This API key is not valid here. (HTTP 401, invalid_api_key)\n")
+    done = maitred("models", "--url", server.url, "--key", "two\nlines")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "The key has characters that no key has. Check what MAITRED_API_KEY holds.\n",
+    )
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://[::1"])

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from maitred.cli.client import CONNECT_TIMEOUT_S, refusal, root_of, unreachable
+from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, unreachable
 from maitred.core.errors import Conflict, InvalidRequest, MaitredError, Unavailable
 
 _TIMEOUT_S = 60.0
@@ -51,9 +51,7 @@ class AdminClient:
                 "An admin key is needed: set MAITRED_ADMIN_KEY, or pass --key. `maitred serve` prints one when it "
                 "starts for the first time."
             )
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise InvalidRequest("The admin key has characters that no key has. Check what MAITRED_ADMIN_KEY holds.")
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._headers = {**bearer(key, "MAITRED_ADMIN_KEY"), "Content-Type": "application/json"}
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:

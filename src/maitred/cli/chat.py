@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, ModelOption, TemperatureOption, UrlOption
+from maitred.cli.options import DEFAULT_URL, KeyOption, ModelOption, TemperatureOption, UrlOption
 from maitred.core.errors import MaitredError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def chat(
     ] = None,
     model: ModelOption = None,
     url: UrlOption = DEFAULT_URL,
+    key: KeyOption = None,
 ) -> None:
     """Talk with a model.
 
@@ -43,21 +44,21 @@ def chat(
     from maitred.cli.terminal import given_lines
 
     async def choose() -> str:
-        async with Client(url) as client:
+        async with Client(url, key) as client:
             return await client.first_model()
 
     name = model or asyncio.run(choose())
     conversation = [Message("system", system)] if system else []
     options = Options(temperature, max_tokens)
     if sys.stdin.isatty():
-        _converse(url, name, conversation, options)
+        _converse(url, key, name, conversation, options)
         return
     for line in given_lines():
         if line.strip():
-            _turn(url, name, conversation, line.strip(), options)
+            _turn(url, key, name, conversation, line.strip(), options)
 
 
-def _converse(url: str, model: str, conversation: "list[Message]", options: "Options") -> None:
+def _converse(url: str, key: str | None, model: str, conversation: "list[Message]", options: "Options") -> None:
     """Turns until Ctrl-D; a failed one is explained and can be sent again."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() line editing and history
@@ -73,12 +74,12 @@ def _converse(url: str, model: str, conversation: "list[Message]", options: "Opt
             continue
         if line:
             try:
-                _turn(url, model, conversation, line, options)
+                _turn(url, key, model, conversation, line, options)
             except MaitredError as error:
                 typer.echo(error.message, err=True)
 
 
-def _turn(url: str, model: str, conversation: "list[Message]", line: str, options: "Options") -> None:
+def _turn(url: str, key: str | None, model: str, conversation: "list[Message]", line: str, options: "Options") -> None:
     """One question and its answer; both join the conversation, the answer as far as it came before Ctrl-C.
 
     Raises:
@@ -93,7 +94,7 @@ def _turn(url: str, model: str, conversation: "list[Message]", line: str, option
     answer: list[str] = []
 
     async def stream() -> None:
-        async with Client(url) as client:
+        async with Client(url, key) as client:
             await write_answer(client.chat(model, [*conversation, question], options), answer)
 
     try:

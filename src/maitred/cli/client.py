@@ -12,7 +12,7 @@ from typing import Literal, Self
 import aiohttp
 import msgspec
 
-from maitred.core.errors import CallerError, InvalidRequest, MaitredError, Refused, Unavailable
+from maitred.core.errors import CallerError, InvalidRequest, MaitredError, Refused, Unauthenticated, Unavailable
 from maitred.wire.sse import SSEDecoder
 
 CONNECT_TIMEOUT_S = 10.0
@@ -83,19 +83,21 @@ class Client:
 
     Args:
         url: Where the server is, with or without the ``/v1`` at the end.
+        key: The API key, where the server asks for one.
 
     Raises:
-        InvalidRequest: That is not an HTTP address.
+        InvalidRequest: That is not an HTTP address, or no key.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self._url = root_of(url)
+        self._headers = bearer(key, "MAITRED_API_KEY") if key else {}
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
         # An answer may take as long as it takes; only connecting has a limit.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(timeout=timeout)
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
         return self
 
     async def __aexit__(
@@ -113,7 +115,7 @@ class Client:
             async with self._session.get(f"{self._url}/v1/models") as response:
                 body = await response.read()
                 if response.status != 200:
-                    raise refusal(response.status, body)
+                    raise self._refusal(response.status, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unreachable(error) from error
         try:
@@ -152,7 +154,7 @@ class Client:
             raise self._unreachable(error) from error
         async with response:
             if response.status != 200:
-                raise refusal(response.status, await response.content.read(1 << 20))
+                raise self._refusal(response.status, await response.content.read(1 << 20))
             if response.content_type != "text/event-stream":
                 raise self._stranger()
             decoder = SSEDecoder()
@@ -166,6 +168,11 @@ class Client:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise _cut() from error
         raise _cut()
+
+    def _refusal(self, status: int, body: bytes) -> MaitredError:
+        if status == 401 and not self._headers:
+            return Unauthenticated("The server asks for an API key. Set MAITRED_API_KEY, or pass --key.")
+        return refusal(status, body)
 
     def _unreachable(self, error: Exception) -> MaitredError:
         return unreachable(self._url, error) or self._stranger()
@@ -183,6 +190,21 @@ def root_of(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def bearer(key: str, variable: str) -> dict[str, str]:
+    """The header that shows a key.
+
+    Args:
+        key: As the caller gave it.
+        variable: Where it usually comes from, for the message.
+
+    Raises:
+        InvalidRequest: No header can hold that.
+    """
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidRequest(f"The key has characters that no key has. Check what {variable} holds.")
+    return {"Authorization": f"Bearer {key}"}
 
 
 def unreachable(url: str, error: Exception) -> MaitredError | None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, ModelOption, TemperatureOption, UrlOption
+from maitred.cli.options import DEFAULT_URL, KeyOption, ModelOption, TemperatureOption, UrlOption
 
 EXAMPLES = """
 Examples:
@@ -23,6 +23,7 @@ def complete(
     temperature: TemperatureOption = None,
     model: ModelOption = None,
     url: UrlOption = DEFAULT_URL,
+    key: KeyOption = None,
 ) -> None:
     """Continue a text and stream it to standard output.
 
@@ -36,7 +37,7 @@ def complete(
     text = "".join(given_lines()) if prompt == "-" else prompt
 
     async def stream() -> None:
-        async with Client(url) as client:
+        async with Client(url, key) as client:
             name = model or await client.first_model()
             await write_answer(client.complete(name, text, Options(temperature, max_tokens)), [])
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from maitred.cli.options import DEFAULT_URL, UrlOption
+from maitred.cli.options import DEFAULT_URL, KeyOption, UrlOption
 
 if TYPE_CHECKING:
     from maitred.cli.client import ListedModel
@@ -16,7 +16,7 @@ Examples:
 """
 
 
-def models(url: UrlOption = DEFAULT_URL) -> None:
+def models(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     """List the models that a server serves."""
     import asyncio
 
@@ -28,14 +28,14 @@ def models(url: UrlOption = DEFAULT_URL) -> None:
     table.add_column("MODEL", overflow="fold")
     table.add_column("CONTEXT", justify="right")
     table.add_column("OWNER")
-    for model in asyncio.run(_listed(url)):
+    for model in asyncio.run(_listed(url, key)):
         context = f"{model.max_model_len} tokens" if model.max_model_len else "-"
         table.add_row(escape(model.id), context, escape(model.owned_by))
     Console().print(table)
 
 
-async def _listed(url: str) -> "list[ListedModel]":
+async def _listed(url: str, key: str | None) -> "list[ListedModel]":
     from maitred.cli.client import Client
 
-    async with Client(url) as client:
+    async with Client(url, key) as client:
         return await client.models()

@@ -59,6 +59,15 @@ AdminKeyOption = Annotated[
         help="A key with the scope admin. The variable keeps it out of your shell's history.",
     ),
 ]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        envvar="MAITRED_API_KEY",
+        help="Your API key, where the server asks for one. The variable keeps it out of your shell's history.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the server answers, as JSON.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ModelOption = Annotated[
