@@ -26,7 +26,7 @@ store:
 counters:
   url: {env: REDIS}
   recovery_s: 0
-  slice_share: 0.02
+  slice_share: 0.1
 tenants:
   acme:
     limits: {usd_total: 1, requests_per_minute: 6000}
@@ -105,10 +105,10 @@ def test_two_gateways_cannot_spend_one_budget_twice(tmp_path, redis, postgres_ur
         (row,) = admin(gateways[1], keys, "usage", group_by="tenant")
         assert row["cost_usd"] <= 1
         # What nobody holds in advance was used: at most a slice of each gateway, and the last answer, may be left.
-        assert row["cost_usd"] >= 0.9
+        assert row["cost_usd"] >= 0.8
         (budget,) = admin(gateways[1], keys, "budgets", subject="tenant:acme")
         assert budget["charged_usd"] == pytest.approx(row["cost_usd"])
-        assert budget["reserved_usd"] <= 0.05
+        assert budget["reserved_usd"] <= 0.2
 
 
 def test_a_key_that_one_gateway_revokes_is_refused_by_the_other_within_a_second(tmp_path, redis, postgres_url, keys):
@@ -132,7 +132,7 @@ def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgre
         away = crowd(gateways, keys["ACME_KEY"], 20)
         assert {answer.status_code for answer in away} <= {200, 503}, [a.text for a in away]
         served_away = sum(answer.status_code == 200 for answer in away)
-        assert served_away * COST_USD <= 2 * 0.02 + 1e-9, "more than the slices was given"
+        assert 0 < served_away * COST_USD <= 2 * 0.1 + 1e-9, "more than the slices was given, or nothing"
         health = httpx.get(f"{gateways[0].url}/health/ready").json()
         assert (health["status"], health["away"]) == ("degraded", ["counters"])
         redis.start()
@@ -151,4 +151,4 @@ def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgre
             ),
             "the ledger lacks lines",
         )
-        assert row["cost_usd"] <= 1 + 2 * 0.02
+        assert row["cost_usd"] <= 1 + 2 * 0.1
