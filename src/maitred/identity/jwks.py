@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from maitred.core.clock import Clock
 from maitred.core.errors import Unavailable
 from maitred.identity.config import OidcConfig
-from maitred.identity.providers import is_trustworthy
+from maitred.identity.trust import is_trustworthy
 
 log = logging.getLogger(__name__)
 

@@ -3,16 +3,15 @@
 Needs neither of the packages that tokens are checked with, so the configuration can be checked without them.
 """
 
-import ipaddress
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import TokenIssuers
+from maitred.identity.trust import is_trustworthy
 
 
 @asynccontextmanager
@@ -65,20 +64,3 @@ def provider_faults(configs: Mapping[str, OidcConfig]) -> Iterator[tuple[str, st
             )
         if not config.algorithms:
             yield f"{place}.algorithms", "Without an algorithm no token can be checked. Name at least one."
-
-
-def is_trustworthy(url: str) -> bool:
-    """Whether what comes from there is what its owner sent: `https`, or this very machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        return False
-    if not host or parts.scheme not in ("https", "http"):
-        return False
-    if parts.scheme == "https" or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

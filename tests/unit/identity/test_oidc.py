@@ -12,7 +12,8 @@ from maitred.core.tenancy import Scope, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.oidc import OidcIssuers
-from maitred.identity.providers import is_trustworthy, provider_faults, token_issuers
+from maitred.identity.providers import provider_faults, token_issuers
+from maitred.identity.trust import is_trustworthy
 from tests.clock import FakeClock
 from tests.identity_provider import KEYS, Provider, jwk
 

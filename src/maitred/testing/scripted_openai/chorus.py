@@ -6,12 +6,10 @@ its send: no entry in the timetable, no time of its own. This is what carries th
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from maitred.testing.scripted_openai.server import Exchange
+from maitred.testing.scripted_openai.connection import Exchange
 
-Voice = tuple[Callable[[bytes], int], int, "Exchange"]
+Voice = tuple[Callable[[bytes], int], int, Exchange]
 """How to send, which event was to come when the chorus began, and whose stream it is."""
 
 
@@ -38,7 +36,7 @@ class Chorus:
         self._joined: dict[Exchange, int] = {}
         self._ends: dict[int, list[Exchange]] = {}
 
-    def join(self, exchange: "Exchange") -> None:
+    def join(self, exchange: Exchange) -> None:
         """Takes a stream in that has more than its last event to come."""
         self.voices.append((exchange.send, exchange.at - self.rounds, exchange))
         self._joined[exchange] = self.rounds
@@ -49,7 +47,7 @@ class Chorus:
         self._times_s.append(self.due_s)
         self._times_s.append(now_s)
 
-    def end_round(self, broken: "list[Exchange]") -> "list[Exchange]":
+    def end_round(self, broken: list[Exchange]) -> list[Exchange]:
         """Lets go whose last event is next, and who could not be sent to; the former."""
         self.rounds += 1
         self.due_s += self.gap_s

@@ -11,14 +11,13 @@ import select
 import socket
 import struct
 import time
-from array import array
 from collections import deque
-from typing import Any
 
 import httptools
 
 from maitred.testing.scripted_openai.answers import Answer, Answers
 from maitred.testing.scripted_openai.chorus import Chorus
+from maitred.testing.scripted_openai.connection import Connection, Exchange
 from maitred.testing.scripted_openai.framing import response
 from maitred.testing.scripted_openai.odd_stream import Ending
 from maitred.testing.scripted_openai.script import Script
@@ -33,65 +32,6 @@ READING = select.EPOLLIN | select.EPOLLRDHUP
 LONGEST_WAIT_S = 1.0
 _NOT_NOTED = -1
 _LEFT = -1
-
-
-class Exchange:
-    """A request and its answer on their way."""
-
-    __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
-
-    def __init__(self, connection: "_Connection", truth: RequestTruth, answer: Answer) -> None:
-        self.connection = connection
-        self.send = connection.socket.send
-        self.truth = truth
-        self.answer = answer
-        self.sends = answer.sends
-        self.gaps_s = answer.gaps_s
-        self.at = 0
-        """Of the next send, which is due at `due_s`."""
-        self.due_s = 0.0
-        self.times_s: array[float] = array("d")
-        """When each send was due and when it was done, in turns; NaN: not yet."""
-        self.blocked: deque[tuple[bytes, int]] | None = None
-        """While the client does not read: what it is to have, each with the place in `times_s` to note when it has."""
-
-
-class _Connection:
-    """A client's connection, and the callbacks of its parser."""
-
-    def __init__(self, server: "ScriptedServer", accepted: socket.socket) -> None:
-        self.server = server
-        self.socket = accepted
-        self.parser: Any = httptools.HttpRequestParser(self)
-        self.exchange: Exchange | None = None
-        self.keep_alive = True
-        self._url = b""
-        self._expects = False
-        self._body: list[bytes] = []
-
-    def on_message_begin(self) -> None:
-        self._url, self._expects, self._body = b"", False, []
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"expect" and value.lower() == b"100-continue":
-            self._expects = True
-
-    def on_headers_complete(self) -> None:
-        if self._expects:
-            self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        self.keep_alive = self.parser.should_keep_alive()
-        method = self.parser.get_method().decode()
-        path = self._url.decode("latin-1").partition("?")[0]
-        body, self._body = b"".join(self._body), []
-        self.server.asked(self, method, path, body)
 
 
 class ScriptedServer:
@@ -120,7 +60,7 @@ class ScriptedServer:
         self._listener.setblocking(False)
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._timetable: Timetable[Exchange | Chorus] = Timetable()
         self._line: deque[Exchange] = deque()
         self._running = 0
@@ -306,10 +246,10 @@ class ScriptedServer:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections[accepted.fileno()] = _Connection(self, accepted)
+            self._connections[accepted.fileno()] = Connection(self, accepted)
             self._epoll.register(accepted, READING)
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
             data = connection.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -324,14 +264,14 @@ class ScriptedServer:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._left(connection)
 
-    def _left(self, connection: _Connection) -> None:
+    def _left(self, connection: Connection) -> None:
         """The client has closed the connection, or speaks something else than HTTP."""
         exchange = connection.exchange
         self._close(connection)
         if exchange is not None:
             self._end(exchange, "client_left")
 
-    def _close(self, connection: _Connection, *, reset: bool = False) -> None:
+    def _close(self, connection: Connection, *, reset: bool = False) -> None:
         if self._connections.pop(connection.socket.fileno(), None) is None:
             return
         if reset:
@@ -382,7 +322,7 @@ class ScriptedServer:
 
     # --- requests ---
 
-    def asked(self, connection: _Connection, method: str, path: str, body: bytes) -> None:
+    def asked(self, connection: Connection, method: str, path: str, body: bytes) -> None:
         """A request has come whole."""
         if connection.exchange is not None:
             self._left(connection)  # pipelining is not spoken here
@@ -399,7 +339,7 @@ class ScriptedServer:
             case _:
                 self._reply(connection, response(404, {"error": {"message": f"No such route: {method} {path}"}}))
 
-    def _asked_for_answer(self, connection: _Connection, chat: bool, body: bytes) -> None:
+    def _asked_for_answer(self, connection: Connection, chat: bool, body: bytes) -> None:
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
@@ -423,7 +363,7 @@ class ScriptedServer:
         else:
             self._start(exchange, now_s)
 
-    def _reply(self, connection: _Connection, data: bytes) -> None:
+    def _reply(self, connection: Connection, data: bytes) -> None:
         """Answers a question that is not part of the script."""
         exchange = Exchange(connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", takes_turn=False))
         connection.exchange = exchange

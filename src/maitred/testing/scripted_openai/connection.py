@@ -1,0 +1,89 @@
+"""A client's connection, and a request on it with its answer."""
+
+import socket
+from array import array
+from collections import deque
+from typing import Any, Protocol
+
+import httptools
+
+from maitred.testing.scripted_openai.answers import Answer
+from maitred.testing.scripted_openai.truth import RequestTruth
+
+
+class Handler(Protocol):
+    """Answers requests."""
+
+    def asked(self, connection: "Connection", method: str, path: str, body: bytes) -> None:
+        """Called once a request has been read whole."""
+        ...
+
+
+class Exchange:
+    """A request and its answer on their way."""
+
+    __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
+
+    def __init__(self, connection: "Connection", truth: RequestTruth, answer: Answer) -> None:
+        self.connection = connection
+        self.send = connection.socket.send
+        self.truth = truth
+        self.answer = answer
+        self.sends = answer.sends
+        self.gaps_s = answer.gaps_s
+        self.at = 0
+        """Of the next send, which is due at `due_s`."""
+        self.due_s = 0.0
+        self.times_s: array[float] = array("d")
+        """When each send was due and when it was done, in turns; NaN: not yet."""
+        self.blocked: deque[tuple[bytes, int]] | None = None
+        """While the client does not read: what it is to have, each with the place in `times_s` to note when it has."""
+
+
+class Connection:
+    """A client's connection, and the callbacks of its parser.
+
+    Args:
+        server: Told of every whole request.
+        accepted: The socket.
+    """
+
+    def __init__(self, server: Handler, accepted: socket.socket) -> None:
+        self.server = server
+        self.socket = accepted
+        self.parser: Any = httptools.HttpRequestParser(self)
+        self.exchange: Exchange | None = None
+        self.keep_alive = True
+        self._url = b""
+        self._expects = False
+        self._body: list[bytes] = []
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url, self._expects, self._body = b"", False, []
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its address."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        if name.lower() == b"expect" and value.lower() == b"100-continue":
+            self._expects = True
+
+    def on_headers_complete(self) -> None:
+        """Asks for the body, where the client waits to be asked."""
+        if self._expects:
+            self.socket.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Hands it to the server."""
+        self.keep_alive = self.parser.should_keep_alive()
+        method = self.parser.get_method().decode()
+        path = self._url.decode("latin-1").partition("?")[0]
+        body, self._body = b"".join(self._body), []
+        self.server.asked(self, method, path, body)
