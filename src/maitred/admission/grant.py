@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
-from maitred.admission.policy.claims import Demand, charges_of, spent_of
+from maitred.admission.policy.claims import Demand, charges_of, reserved_of, spent_of, taken_of
 from maitred.admission.prices import PriceTag
 from maitred.admission.work import Work
 from maitred.core.answer import Outcome, Standing
@@ -52,6 +52,7 @@ class Grant:
         max_tokens: What each choice may generate; less than the caller asked for if `clamped`.
         clamped: Whether a limit lowered it.
         standing: Where the caller stands with its rates, this request included; None without rates.
+        replica: Which one serves it, once that is decided.
     """
 
     def __init__(
@@ -77,16 +78,17 @@ class Grant:
         self._books = books
         self._readings = readings
         self._used: Usage | None = None
+        self.replica = ""
         self._started_s = books.clock.monotonic_s() if work.tally is None else work.tally.started_s
         self._recorded = False
         # If this process dies, this line is all that tells of the request.
-        books.ledger.begin(lease, self._event(Usage(work.prompt_tokens, 0), Outcome.FAILED, "", 0, {}))
+        books.ledger.begin(lease, self._event(Usage(work.prompt_tokens, 0), Outcome.FAILED, 0, {}))
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""
         self._used = usage
 
-    async def settle(self, usage: Usage, outcome: Outcome, *, replica: str = "") -> None:
+    async def settle(self, usage: Usage, outcome: Outcome) -> None:
         """Writes down what was used and charges it. Only the first call counts.
 
         Whole answers and those that the caller broke off are billed. What failed costs nothing: no budget is charged,
@@ -95,7 +97,6 @@ class Grant:
         Args:
             usage: What the replica counted.
             outcome: How the request ended.
-            replica: Which one served it.
 
         Raises:
             StoreUnavailable: The ledger cannot take it, so the answer must not be ended as if it were billed. Nothing
@@ -108,7 +109,7 @@ class Grant:
             cost_nusd = self._tag.price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         charges = charges_of(self._demand, usage, cost_nusd, outcome)
         spent = spent_of(self._demand, charges)
-        self._books.ledger.record(self._event(usage, outcome, replica, cost_nusd, spent))
+        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent))
         self._recorded = True
         await self._charge(charges)
 
@@ -136,9 +137,7 @@ class Grant:
         await self._books.leases.settle(self.lease, charges)
         self._books.soft.look(self._demand, self._readings, charges)
 
-    def _event(
-        self, usage: Usage, outcome: Outcome, replica: str, cost_nusd: int, charges: Mapping[str, int]
-    ) -> UsageEvent:
+    def _event(self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int]) -> UsageEvent:
         work, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if work.tally is None else work.tally.first_token_s
         return UsageEvent(
@@ -149,7 +148,7 @@ class Grant:
             tenant=principal.tenants[0],
             organisation=principal.tenants[-1],
             model=work.model,
-            replica=replica,
+            replica=self.replica,
             route=work.route,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,

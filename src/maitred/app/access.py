@@ -1,13 +1,13 @@
 """Who may come in, from the configuration and the store to an `Identity` that answers without waiting for either."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from maitred.app.stores import running
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
-from maitred.core.errors import Conflict
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
 from maitred.identity.declared import declared
 from maitred.identity.directory import Directory
@@ -19,6 +19,8 @@ from maitred.store.directory import DirectoryStore
 
 OPERATORS = "operators"
 """The organisation that the first admin key belongs to."""
+_FIRST_KEY = "firstadminkey000"
+"""Its public id. Everywhere the same, so that there is never a second one; no secret is known by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,12 @@ async def _make_first_key(store: DirectoryStore) -> str | None:
 
     Whoever revoked all admin keys later has done so on purpose, and declares another in the configuration.
     """
-    try:
+    with suppress(Conflict):  # it may be there without its key, of a start that was cut short
         await store.create_tenant(Tenant(id=OPERATORS, name="Whoever runs this installation"))
-    except Conflict:
-        return None
-    new = make_key()
+    new = make_key(_FIRST_KEY)
     key = ApiKey(id=new.public_id, tenant=OPERATORS, name="first admin key", scopes=tuple(Scope), secrets=(new.secret,))
-    await store.create_key(key)
+    try:
+        await store.create_key(key)
+    except (Conflict, InvalidRequest, ResourceNotFound):  # there was one, or its tenant was deleted
+        return None
     return new.plaintext

@@ -19,6 +19,24 @@ log = logging.getLogger(__name__)
 _NOTHING = Usage(0, 0)
 
 
+class SoftBudgetAlarm:
+    """Says of soft budgets that they were passed, and counts them."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+
+    def __call__(self, limit: Limit, reading: Reading) -> None:
+        """One was passed."""
+        self.passed += 1
+        log.warning(
+            "The soft budget %s of %s was passed: %.4f of %.4f USD are spent.",
+            limit.kind.value,
+            limit.subject,
+            usd_of(reading.used),
+            usd_of(limit.value),
+        )
+
+
 class AccountsView:
     """Reads all of it.
 
@@ -26,11 +44,20 @@ class AccountsView:
         stores: Database, ledger and counters.
         access: What is known of keys and limits.
         admission: Holds the leases.
+        alarm: Counts the soft budgets that were passed.
         replicas: Model -> where it runs.
     """
 
-    def __init__(self, stores: Stores, access: Access, admission: Admission, replicas: Mapping[str, Replica]) -> None:
+    def __init__(
+        self,
+        stores: Stores,
+        access: Access,
+        admission: Admission,
+        alarm: SoftBudgetAlarm,
+        replicas: Mapping[str, Replica],
+    ) -> None:
         self._stores = stores
+        self._alarm = alarm
         self._access = access
         self._admission = admission
         self._replicas = {model: (replica, Reconciliation()) for model, replica in replicas.items()}
@@ -56,19 +83,9 @@ class AccountsView:
             directory_age_s=self._access.refresher.age_s,
             stores_up=self.stores_up(),
             recorded=recorded,
+            soft_budgets_passed=self._alarm.passed,
             drift_tokens={
                 model: reconciliation.drift_tokens(replica.load(), recorded.get(model, _NOTHING))
                 for model, (replica, reconciliation) in self._replicas.items()
             },
         )
-
-
-def log_soft_budget(limit: Limit, reading: Reading) -> None:
-    """Says that a soft budget was passed."""
-    log.warning(
-        "The soft budget %s of %s was passed: %.4f of %.4f USD are spent.",
-        limit.kind.value,
-        limit.subject,
-        usd_of(reading.used),
-        usd_of(limit.value),
-    )

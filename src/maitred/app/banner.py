@@ -9,8 +9,15 @@ from rich.markup import escape
 from maitred.core.ports import ModelCard
 
 
-def announce(console: Console, url: str, model: str, card: ModelCard, first_key: str | None = None) -> None:
-    """Prints it; and the first admin key, which nobody can ever see again."""
+def show_key(console: Console, first_key: str) -> None:
+    """Prints the first admin key, which nobody can ever see again; so it waits for nothing that may yet fail."""
+    console.print("The admin key, shown only now:\n", highlight=False)
+    # Never wrapped or coloured: it is meant to be copied.
+    console.print(f"export MAITRED_ADMIN_KEY={first_key}\n", soft_wrap=True, markup=False, highlight=False)
+
+
+def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
+    """Prints it."""
     console.print(f"[bold green]Ready[/] at [bold]{escape(url)}[/]", highlight=False)
     console.print(f"  model     {escape(model)}  ({card.dtype} on {card.device})", highlight=False)
     console.print(
@@ -19,11 +26,7 @@ def announce(console: Console, url: str, model: str, card: ModelCard, first_key:
         highlight=False,
     )
     console.print("\nTry it:\n", highlight=False)
-    # Never wrapped or coloured: it is meant to be copied.
     console.print(first_request(url, model), soft_wrap=True, markup=False, highlight=False)
-    if first_key is not None:
-        console.print("\nThe admin key, shown only now:\n", highlight=False)
-        console.print(f"export MAITRED_ADMIN_KEY={first_key}", soft_wrap=True, markup=False, highlight=False)
     console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
 
 

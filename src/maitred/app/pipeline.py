@@ -91,6 +91,7 @@ class Pipeline:
                 for _ in range(ask.sampling.n)
             ]
             # Run it.
+            grant.replica = model.place
             streams = [await running.enter_async_context(model.replica.generate(request)) for request in requests]
             batches = await running.enter_async_context(merged(streams))
             yield _Answer(batches, streams, choices, tally, self._clock, grant)

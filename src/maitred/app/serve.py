@@ -25,8 +25,8 @@ from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
-from maitred.app.accounts import AccountsView, log_soft_budget
-from maitred.app.banner import announce
+from maitred.app.accounts import AccountsView, SoftBudgetAlarm
+from maitred.app.banner import announce, show_key
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
@@ -76,18 +76,22 @@ async def _serve(config: Config, command: Command | None) -> int:
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock) as access,
     ):
+        if access.first_key is not None:
+            show_key(console, access.first_key)
+        alarm = SoftBudgetAlarm()
         admission = Admission(
             access.directory,
             stores.counters,
             stores.ledger,
             config.admission,
             clock,
-            on_soft_budget=log_soft_budget,
+            on_soft_budget=alarm,
         )
-        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
+        place = config.model.engine_address or "local"
+        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer, place)
         pipeline = Pipeline(Catalog([model]), admission, clock, max_choices=config.model.max_choices)
         gate = Gate(config.server.max_in_flight)
-        accounts = AccountsView(stores, access, admission, {model.name: engine.link})
+        accounts = AccountsView(stores, access, admission, alarm, {model.name: engine.link})
         metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)}, accounts.state)
         edge = build(
             config.server,
@@ -113,7 +117,7 @@ async def _serve(config: Config, command: Command | None) -> int:
                 try:
                     if await _is_up(engine, shutdown):
                         accounts.begin()
-                        announce(console, url_of(listener), model.name, model.card(), access.first_key)
+                        announce(console, url_of(listener), model.name, model.card())
                     await shutdown.requested()
                     await shutdown.drain()
                 finally:

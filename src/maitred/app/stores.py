@@ -9,20 +9,25 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters
 from maitred.core.ids import new_object_id
+from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.database import data_folder, open_database
 from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
+from maitred.store.place import database_url
+from maitred.store.tenure import tenure
 from maitred.store.usage import UsageQueries
 
 _JOURNAL = "journal"
+_LOCK = "gateway.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,12 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
     Raises:
-        ConfigInvalid: A setting names what cannot be used.
+        ConfigInvalid: A setting names what cannot be used, or what another gateway uses for itself.
         StoreUnavailable: The database cannot be reached.
     """
     async with AsyncExitStack() as stack:
+        for lock in _locks(config.store):
+            await stack.enter_async_context(tenure(lock, alone=config.counters.url is None))
         database = await stack.enter_async_context(open_database(config.store))
         ledger = UsageLedger(database, Journal(data_folder(config.store) / _JOURNAL, clock=clock), clock)
         stack.push_async_callback(ledger.close)
@@ -51,6 +58,18 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         counters = await _counters(config, clock, ledger, stack)
         yield Stores(DirectoryStore(database, clock), ledger, UsageQueries(database), counters)
+
+
+def _locks(config: StoreConfig) -> list[Path]:
+    """What stands for the data of a gateway: its folder, and its SQLite file if that lies elsewhere."""
+    folder = data_folder(config)
+    url = database_url(config)
+    locks = [folder / _LOCK]
+    if url.get_backend_name() == "sqlite" and url.database is not None:
+        file = Path(url.database)
+        if file.parent.resolve() != folder.resolve():
+            locks.append(file.with_name(f"{file.name}.{_LOCK}"))
+    return locks
 
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:

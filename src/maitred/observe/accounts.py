@@ -29,6 +29,8 @@ class AccountsState:
     """``database`` and ``counters``."""
     recorded: Mapping[str, Usage] = field(default_factory=dict)
     """Model -> tokens in the ledger since this gateway started."""
+    soft_budgets_passed: int = 0
+    """Since this gateway started."""
     drift_tokens: Mapping[str, int] = field(default_factory=dict)
     """Model -> output tokens that its engine has counted and the ledger has not."""
 
@@ -57,6 +59,9 @@ class Accounts(Collector):
         for store, up in state.stores_up.items():
             stores.add_metric([store], up)
         yield stores
+        yield CounterMetricFamily(
+            "maitred_soft_budgets_passed", "Soft budgets that were passed.", state.soft_budgets_passed
+        )
         prompt = CounterMetricFamily("maitred_ledger_prompt_tokens", "Prompt tokens in the ledger.", labels=["model"])
         output = CounterMetricFamily("maitred_ledger_output_tokens", "Output tokens in the ledger.", labels=["model"])
         for model, usage in state.recorded.items():

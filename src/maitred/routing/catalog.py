@@ -16,11 +16,13 @@ class ServedModel:
         name: The name.
         replica: Where it runs.
         tokenizer: The model's own.
+        place: What the replica is called in the ledger.
     """
 
-    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer) -> None:
+    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer, place: str = "local") -> None:
         self.name = name
         self.replica = replica
+        self.place = place
         self.tokenizer = tokenizer
         self._card: ModelCard | None = None
 

@@ -43,7 +43,8 @@ async def test_without_limits_only_the_ledger_hears_of_a_request():
         assert (grant.max_tokens, grant.clamped, grant.standing) == (100, False, None)
         assert desk.admission.leases.held == 0
         desk.clock.now_s = 2.5
-        await grant.settle(Usage(10, 7, 4), Outcome.FINISHED, replica="r1")
+        grant.replica = "r1"
+        await grant.settle(Usage(10, 7, 4), Outcome.FINISHED)
     assert desk.counters.settled == []
     (event,) = desk.ledger.events
     assert event == UsageEvent(
