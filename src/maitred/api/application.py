@@ -31,6 +31,7 @@ def build(
     admin: Iterable[Route] = (),
     answers: AnswerStore | None = None,
     stores_up: Callable[[], Mapping[str, bool]] = dict,
+    check_stores: Callable[[], None] = lambda: None,
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -45,8 +46,9 @@ def build(
         admin: Routes of the administration, where there is a store to administer.
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
+        check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
     """
-    service = ServiceRoutes(answering, gate, render_metrics, stores_up)
+    service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict).routes(),

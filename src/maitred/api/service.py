@@ -3,7 +3,7 @@
 They take no place inside and work while the server drains; a probe must see what is going on.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from maitred.api.gate import Gate
 from maitred.api.openapi import describe
 from maitred.api.routes import Route
 from maitred.core.answer import Answering
+from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Scope
 
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -23,8 +24,8 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the server can work, and if not, why."""
 
     status: str
-    """``ok``, ``degraded`` (a store is away and requests run on what is known without it), ``draining`` or
-    ``no_replica``."""
+    """``ok``, ``degraded`` (a store is away and requests run on what is known without it), ``draining``,
+    ``no_replica``, or ``no_store`` (one has been away for too long)."""
     away: list[str] = []
     """The stores that do not answer."""
 
@@ -43,6 +44,7 @@ class ServiceRoutes:
         gate: Asked whether one would be let in.
         render_metrics: Everything in Prometheus' text format.
         stores_up: Whether each store that is behind this answers.
+        check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class ServiceRoutes:
         gate: Gate,
         render_metrics: Callable[[], bytes],
         stores_up: Callable[[], Mapping[str, bool]],
+        check_stores: Callable[[], None],
     ) -> None:
         self._answering = answering
         self._gate = gate
         self._render_metrics = render_metrics
         self._stores_up = stores_up
+        self._check_stores = check_stores
         self._description = b""
 
     def routes(self) -> list[Route]:
@@ -92,9 +96,16 @@ class ServiceRoutes:
         elif not self._answering.ready():
             status = "no_replica"
         else:
-            status = "degraded" if away else "ok"
+            status = self._with_stores(away)
         code = 200 if status in ("ok", "degraded") else 503
         await call.respond(msgspec.json.encode(Health(status, away)), status=code)
+
+    def _with_stores(self, away: Sequence[str]) -> str:
+        try:
+            self._check_stores()
+        except StoreUnavailable:
+            return "no_store"
+        return "degraded" if away else "ok"
 
     async def version(self, call: Call) -> None:
         """The version."""

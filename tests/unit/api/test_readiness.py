@@ -1,0 +1,48 @@
+"""What `/health/ready` says of the stores behind a gateway."""
+
+import msgspec
+import pytest
+
+from maitred.api.gate import Gate
+from maitred.api.service import Health, ServiceRoutes
+from maitred.core.errors import StoreUnavailable
+
+
+class Answers:
+    """A system whose replica is up."""
+
+    def ready(self):
+        return True
+
+
+class Probe:
+    """A call that keeps its answer."""
+
+    status = 0
+    body = b""
+
+    async def respond(self, body, *, status=200):
+        self.status, self.body = status, body
+
+
+def too_old():
+    raise StoreUnavailable("The directory is too old.")
+
+
+def fresh():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("up", "check", "expected"),
+    [
+        (True, fresh, (200, Health("ok"))),
+        (False, fresh, (200, Health("degraded", ["database"]))),
+        (False, too_old, (503, Health("no_store", ["database"]))),
+    ],
+)
+async def test_a_gateway_that_refuses_everybody_for_want_of_a_store_is_not_ready(up, check, expected):
+    routes = ServiceRoutes(Answers(), Gate(1), bytes, lambda: {"database": up}, check)
+    probe = Probe()
+    await routes.ready(probe)
+    assert (probe.status, msgspec.json.decode(probe.body, type=Health)) == expected
