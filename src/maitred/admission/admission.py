@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+
 from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budgets_of
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Books, Grant
@@ -19,11 +21,12 @@ from maitred.admission.policy.output import Wish, length_of
 from maitred.admission.policy.refusal import Asked, refusal_of
 from maitred.admission.policy.rules import rules_for
 from maitred.admission.policy.standing import standing_of
+from maitred.admission.policy.turns import Turns
 from maitred.admission.prices import FREE, PriceList
 from maitred.admission.work import Work
 from maitred.core.answer import Standing
 from maitred.core.clock import Clock
-from maitred.core.counters import Counters, Denied, Reading, Reservation
+from maitred.core.counters import CounterKind, Counters, Denied, Reading, Reservation
 from maitred.core.errors import StoreUnavailable
 from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitBook
@@ -72,6 +75,7 @@ class Admission:
         self._clock = clock
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
+        self._turns = Turns()
         self._books = Books(ledger, self.leases, clock, self._soft)
 
     def admit(self, work: Work) -> "Admitted":
@@ -157,10 +161,18 @@ class Admission:
             if work.tally is not None:
                 work.tally.standing = standing_of(demand.rules, answer.readings)
             self._soft.look(demand, answer.readings, {})
-            raise refusal_of(demand, answer, asked, self._jitter())
+            raise refusal_of(demand, self._with_turn(demand, answer, output), asked, self._jitter())
         self.leases.hold(lease)
         self._soft.look(demand, answer.readings, {})
         return answer.output, answer.readings
+
+    def _with_turn(self, demand: Demand, denied: Denied, output: int) -> Denied:
+        """The denial with the time until the caller's turn, where a rate has denied it."""
+        claim, wait_s = demand.claims[denied.claim], denied.retry_after_s
+        if claim.kind is not CounterKind.BUCKET or wait_s is None:
+            return denied
+        turn_s = self._turns.take(claim, claim.amount(output), wait_s, self._clock.monotonic_s())
+        return msgspec.structs.replace(denied, retry_after_s=turn_s)
 
 
 class Admitted:

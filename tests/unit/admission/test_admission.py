@@ -111,6 +111,19 @@ async def test_rates_take_what_may_be_used_and_keep_what_was(rate, kind, running
     assert await left(desk, kind) == after
 
 
+async def test_who_is_refused_gets_a_turn_of_their_own():
+    desk = Desk(limit("key:alice", "requests_per_minute", 60, burst=1))
+    async with desk.admit():
+        pass
+    waits = []
+    for _ in range(3):
+        with pytest.raises(RateLimited) as caught:
+            async with desk.admit():
+                pass
+        waits.append(caught.value.retry_after_s)
+    assert waits == pytest.approx([1.05, 2.1, 3.15], abs=1e-3)
+
+
 async def test_a_rate_refuses_and_refills():
     desk = Desk(limit("key:alice", "requests_per_minute", 60, burst=1))
     async with desk.admit():
