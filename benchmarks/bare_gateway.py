@@ -1,0 +1,204 @@
+"""`maitred serve` with only some of what recognises, limits and bills: the baseline of `benchmarks.gateway_cost`.
+
+Composed like `maitred.app.serve`, from the same parts, so that whatever is not left out costs what it costs there::
+
+    nothing     everybody is known without a look at the headers, and waved through: no grant, no usage, no ledger
+    identity    + keys are recognised, from a directory that is kept up with its store
+    admission   + every request gets a grant and is settled; nothing is limited, and the ledger forgets
+    limits      + counters and budgets, told to nobody
+    headers     + every answer says where its caller stands
+    journal     + usage is journaled
+
+One step further, with the ledger's batches, is `maitred serve` itself.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import uvloop
+
+from maitred.admission.admission import Admission
+from maitred.admission.grant import Grant
+from maitred.admission.work import Work
+from maitred.api.application import build
+from maitred.api.gate import Gate
+from maitred.app.access import open_access
+from maitred.app.listener import HttpServer, bind
+from maitred.app.pipeline import Pipeline
+from maitred.app.shutdown import Shutdown
+from maitred.app.stores import open_stores, running
+from maitred.config.loader import load
+from maitred.config.tree import Config
+from maitred.core.answer import Outcome
+from maitred.core.clock import Clock, SystemClock
+from maitred.core.limits import Limit, LimitBook
+from maitred.core.request import Usage
+from maitred.core.tenancy import Identifying, Principal, Scope
+from maitred.core.usage import Ledger, UsageEvent
+from maitred.engine.models.source import find_model
+from maitred.fleet.attached import AttachedEngine
+from maitred.observe.logs import RequestLog, set_up
+from maitred.observe.metrics import Metrics
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.store.counters.memory import MemoryCounters
+from maitred.store.journal import Journal
+from maitred.text.tokenizer import Tokenizer
+from maitred.wire.address import parse_address
+
+
+class Step(IntEnum):
+    """How much of it there is."""
+
+    NOTHING = 0
+    IDENTITY = 1
+    ADMISSION = 2
+    LIMITS = 3
+    HEADERS = 4
+    JOURNAL = 5
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What differs from step to step."""
+
+    identity: Identifying
+    admission: Admission
+
+
+class _KnowsEverybody:
+    _ONE = Principal(key="one", tenants=("team", "organisation"), scopes=frozenset(Scope))
+
+    async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
+        return self._ONE
+
+
+class _LimitsNobody:
+    def limits_of(self, subject: str) -> Sequence[Limit]:
+        return ()
+
+
+class _Forgets:
+    def begin(self, lease: str, event: UsageEvent) -> None:
+        pass
+
+    def record(self, event: UsageEvent) -> None:
+        pass
+
+
+class _JournalAlone:
+    """Takes what is journaled for written at once, so that nothing is left to read or to replay."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def begin(self, lease: str, event: UsageEvent) -> None:
+        self._journal.begin(lease, event)
+
+    def record(self, event: UsageEvent) -> None:
+        self._journal.release(self._journal.record(event))
+
+
+class _Pass(Grant):
+    """Owes nothing."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
+    async def settle(self, usage: Usage, outcome: Outcome, *, replica: str = "") -> None:
+        pass
+
+    async def end(self, error: BaseException | None) -> None:
+        pass
+
+
+class _OpenDoor(Admission):
+    async def grant(self, work: Work) -> Grant:
+        return _Pass(work.max_tokens or work.window_left)
+
+
+class _SaysNothing(Admission):
+    async def grant(self, work: Work) -> Grant:
+        grant = await super().grant(work)
+        if work.tally is not None:
+            work.tally.standing = None
+        return grant
+
+
+@asynccontextmanager
+async def _parts_of(config: Config, step: Step, clock: Clock, folder: Path) -> AsyncIterator[_Parts]:
+    nobody = _LimitsNobody()
+    if step is Step.NOTHING:
+        yield _Parts(_KnowsEverybody(), _OpenDoor(nobody, MemoryCounters(clock), _Forgets(), config.admission, clock))
+        return
+    async with open_stores(config, clock) as stores, open_access(config, stores.directory, clock) as access:
+        ledger: Ledger = _Forgets()
+        book: LimitBook = nobody
+        made: type[Admission] = _OpenDoor
+        if step >= Step.ADMISSION:
+            made = Admission
+        if step >= Step.LIMITS:
+            book = access.directory
+            made = _SaysNothing if step is Step.LIMITS else Admission
+        if step >= Step.JOURNAL:
+            ledger = _JournalAlone(Journal(folder / "alone", clock=clock))
+        yield _Parts(access.identity, made(book, stores.counters, ledger, config.admission, clock))
+
+
+async def _serve(config: Config, step: Step, folder: Path) -> None:
+    clock = SystemClock()
+    model_folder = find_model(config.model.folder)
+    listener = bind(config.server)
+    assert config.model.engine_address is not None, "a bare gateway attaches to a replica"
+    async with (
+        AttachedEngine(parse_address(config.model.engine_address)) as engine,
+        _parts_of(config, step, clock, folder) as parts,
+    ):
+        name = config.model.served_name or model_folder.name
+        served = ServedModel(name, engine.link, Tokenizer.load(model_folder))
+        pipeline = Pipeline(Catalog([served]), parts.admission, clock, max_choices=config.model.max_choices)
+        gate = Gate(config.server.max_in_flight)
+        metrics = Metrics(lambda: gate.inside, dict)
+        edge = build(
+            config.server,
+            pipeline,
+            parts.identity,
+            gate,
+            [metrics.requests, RequestLog()],
+            metrics.render,
+            clock,
+        )
+        server = HttpServer(edge)
+        shutdown = Shutdown(gate, config.server.drain_grace_s)
+        async with running(parts.admission.leases.run(), "leases"):
+            with shutdown.on_signals():
+                serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+                await engine.started()
+                await shutdown.requested()
+                await shutdown.drain()
+                server.stop()
+                await asyncio.wait([serving])
+
+
+def main() -> int:
+    """Serves until a signal comes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", choices=[step.name.lower() for step in Step], required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--port", default="0")
+    arguments = parser.parse_args()
+    config = load(arguments.config, os.environ, {"server.port": arguments.port}).config
+    set_up(config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, Step[arguments.step.upper()], Path(config.store.folder)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
