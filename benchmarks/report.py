@@ -50,7 +50,7 @@ class Report:
         self._head = {
             "benchmark": name,
             "quick": quick,
-            "command": " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]]),
+            "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
             "commit": _commit(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started_s)),
             "seed": seed,

@@ -1,0 +1,183 @@
+"""A lean client: sends one request, reads its answer to the end or leaves before, and says what became of it.
+
+It knows a whole answer from a cut one, which is what accounts are held against: an answer is whole when its finish
+reason, its usage and, of a stream, ``[DONE]`` have come.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.events import EventCutter
+from maitred.load.play.client.origin import Origin
+from maitred.load.play.client.pool import Pool
+from maitred.load.play.clock import RunClock
+
+CONNECT_S = 5.0
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True)
+class Call:
+    """One request.
+
+    Attributes:
+        leaves_after_s: The client hangs up so long after it has sent it.
+    """
+
+    request_id: str
+    key: str
+    body: Mapping[str, object]
+    path: str = COMPLETIONS
+    leaves_after_s: float | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What became of it.
+
+    Attributes:
+        status: 0 if no response came.
+        code: Of an error, also one in the middle of a stream.
+        message: Of the same.
+        should_retry: What ``x-should-retry`` says.
+        whole: The answer came to its end.
+        left: The client has hung up.
+        refused_connection: Nobody listened, so nothing was sent.
+    """
+
+    request_id: str
+    status: int = 0
+    code: str = ""
+    message: str = ""
+    should_retry: bytes = b""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    whole: bool = False
+    left: bool = False
+    refused_connection: bool = False
+    seconds: float = 0.0
+
+
+class Client:
+    """Calls one gateway. Nothing is sent twice: a request may have been served although its connection broke.
+
+    Args:
+        url: Where it listens.
+        patience_s: Whoever names no time leaves after this; nothing may take so long.
+    """
+
+    def __init__(self, url: str, *, patience_s: float) -> None:
+        origin = Origin.parse(url)
+        self._origin = origin
+        self._pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=RunClock())
+        self._patience_s = patience_s
+
+    async def ask(self, call: Call) -> Reply:
+        """Sends a request once."""
+        body = msgspec.json.encode(call.body)
+        headers = {
+            "Authorization": f"Bearer {call.key}",
+            "X-Request-Id": call.request_id,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+        }
+        data = self._origin.head("POST", call.path, headers) + b"\r\n" + body
+        reply = Reply(call.request_id)
+        started_s = time.monotonic()
+        await self._send(data, reply, call.leaves_after_s or self._patience_s)
+        reply.seconds = time.monotonic() - started_s
+        return reply
+
+    def close(self) -> None:
+        """Closes what is idle."""
+        self._pool.close()
+
+    async def _send(self, data: bytes, reply: Reply, leaves_after_s: float) -> None:
+        reader = _Reader(reply)
+        connection: Connection | None = None
+        try:
+            connection = await self._pool.take()
+            async with asyncio.timeout(leaves_after_s):
+                await connection.request(data, reader)
+            reader.end()
+        except ConnectionFailed as failure:
+            reply.refused_connection = connection is None
+            reply.code = reply.code or "connection"
+            reply.message = reply.message or str(failure)
+        except TimeoutError:
+            reply.left = True
+        finally:
+            if connection is not None:
+                self._pool.give_back(connection)
+
+
+class _Reader:
+    """Takes the response apart; see `maitred.load.play.client.connection.ResponseReader`."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._cutter: EventCutter | None = None
+        self._body = bytearray()
+        self._finished = self._done = False
+
+    def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
+        self._reply.status = status
+        self._reply.should_retry = headers.get(b"x-should-retry", b"")
+        if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._cutter = EventCutter()
+
+    def body(self, data: bytes, now_s: float) -> None:
+        if self._cutter is None:
+            self._body += data
+            return
+        for event in self._cutter.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+            else:
+                self._take(event)
+
+    def end(self) -> None:
+        """The response has come to its end."""
+        if self._cutter is None:
+            self._take(bytes(self._body))
+            self._done = True
+        reply = self._reply
+        reply.whole = reply.status == 200 and self._done and self._finished and not reply.code
+
+    def _take(self, data: bytes) -> None:
+        chunk = _chunk(data)
+        self._finished |= any(choice.finish_reason for choice in chunk.choices)
+        if chunk.usage is not None:
+            self._reply.prompt_tokens = chunk.usage.prompt_tokens
+            self._reply.output_tokens = chunk.usage.completion_tokens
+        if chunk.error is not None:
+            self._reply.code = chunk.error.code or "error"
+            self._reply.message = chunk.error.message
