@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
+_NATURAL = 100_000
+"""Wide enough for any row: a terminal breaks a long line by itself, and ids can still be copied."""
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
     """Prints a table.
@@ -19,10 +22,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column in numbers else "left")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    Console().print(table)
+    Console(width=_NATURAL).print(table)
 
 
 def print_json(value: object) -> None:
