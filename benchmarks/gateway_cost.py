@@ -120,7 +120,7 @@ async def _compare(
 
 
 async def _reject(served: MeasuredGateway, requests: int, rounds: int, report: Report) -> None:
-    """Keys that look like ours and do not exist, and keys that are not even that. (Without a key, one is served here.)"""
+    """Sends keys that do not exist, and keys that are not even that. Without a key one would be served here."""
     unknown = [request_of(CHAT, _body(), make_key().plaintext) for _ in range(1_000)]
     malformed = [request_of(CHAT, _body(), f"sk-mtd-{number}") for number in range(1_000)]
     rates, costs = [], []

@@ -19,9 +19,9 @@ from maitred.admission.leases import Leases
 from maitred.admission.policy.claims import Demand, Size, demand_of
 from maitred.admission.policy.output import Wish, length_of
 from maitred.admission.policy.refusal import Asked, refusal_of
-from maitred.admission.policy.rules import rules_for
 from maitred.admission.policy.standing import standing_of
 from maitred.admission.policy.turns import Turns
+from maitred.admission.policy.watches import Watches
 from maitred.admission.prices import FREE, PriceList
 from maitred.admission.work import Work
 from maitred.core.answer import Standing
@@ -69,6 +69,7 @@ class Admission:
     ) -> None:
         self.leases = Leases(counters, config.lease_s)
         self._limits = limits
+        self._watches = Watches(limits)
         self._counters = counters
         self._config = config
         self._prices = PriceList(config.prices)
@@ -91,15 +92,15 @@ class Admission:
 
     async def grant(self, work: Work) -> Grant:
         """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
-        rules = rules_for(work.principal.subjects, self._limits, work.model)
-        length = length_of(_wish_of(work), rules, self._config.default_output_tokens)
+        watched = self._watches.over(work.principal.subjects, work.model)
+        length = length_of(_wish_of(work), watched.rules, self._config.default_output_tokens)
         tag = self._prices.of(work.model)
         lease = new_object_id("use")
         demand, output, standing = _NO_DEMAND, length.most, None
         readings: list[Reading] = []
-        if rules:
+        if watched.watches:
             size = Size(work.prompt_tokens, work.choices)
-            demand = demand_of(rules, tag.price, size, self._clock.wall_s())
+            demand = demand_of(watched.watches, tag.price, size, self._clock.wall_s())
         if demand.claims:
             least = min(length.most, max(self._config.least_output_tokens, work.min_tokens))
             output, readings = await self._reserve(work, lease, demand, length.most, least)
@@ -128,10 +129,11 @@ class Admission:
 
     async def peek(self, principal: Principal, model: str) -> Standing | None:
         """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
-        rules = [rule for rule in rules_for(principal.subjects, self._limits, model) if rule.limit.kind.per_minute]
-        if not rules:
+        watches = self._watches.over(principal.subjects, model).watches
+        rates = [watch for watch in watches if watch.claim.kind is CounterKind.BUCKET]
+        if not rates:
             return None
-        demand = demand_of(rules, FREE.price, Size(), self._clock.wall_s())
+        demand = demand_of(rates, FREE.price, Size(), self._clock.wall_s())
         try:
             return standing_of(demand.rules, await self._counters.read(demand.claims))
         except StoreUnavailable:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import Demand, Size, spend_claim
+from maitred.admission.policy.claims import Demand, spend_claim
 from maitred.admission.policy.rules import Rule, each
+from maitred.admission.policy.watches import watches_of
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters, Reading
 from maitred.core.limits import Limit, LimitBook
-from maitred.core.money import Price
 
 OnSoftBudget = Callable[[Limit, Reading], None]
 """Told of a soft budget that was passed, and of its state."""
@@ -40,7 +40,8 @@ async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock:
         return []  # ``key:*`` is nobody by itself
     found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
     wall_s = clock.wall_s()
-    claims = [spend_claim(Rule(subject, limit), Price(), Size(), wall_s, hard=limit.hard) for limit in found]
+    watches = [watch for limit in found for watch in watches_of([Rule(subject, limit)])]
+    claims = [spend_claim(watch, 0, 0, wall_s) for watch in watches]
     readings = await counters.read(claims) if claims else []
     return [
         BudgetState(

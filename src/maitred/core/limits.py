@@ -68,5 +68,8 @@ class LimitBook(Protocol):
     """Who is limited how."""
 
     def limits_of(self, subject: str) -> Sequence[Limit]:
-        """The limits of exactly this subject (``tenant:acme``, ``key:*``, ``*``), in the order they were made."""
+        """The limits of exactly this subject (``tenant:acme``, ``key:*``, ``*``), in the order they were made.
+
+        What was returned is never changed: where limits have changed, another object is.
+        """
         ...

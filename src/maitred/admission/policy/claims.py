@@ -1,10 +1,7 @@
 """What a request claims of the counters, and what it is charged in the end.
 
-A counter counts one fact: how much of one kind a subject has used, of one model or of all, in one window. However many
-limits watch that fact, it has one counter and gets one claim, with the capacity of the tightest of them. So a limit
-that is raised, or deleted and made again, finds what was used before; and a soft budget below a hard one costs nothing.
-
-Counters are named ``kind|subject|model``, budgets with their window behind: ``usd_per_day|key:5b1f|*|2026-11-21``.
+Which counters there are is settled by the limits (see `maitred.admission.policy.watches`). A request adds its size, the
+price of its model and the time, which chooses the windows of budgets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from maitred.admission.policy.rules import Rule
+from maitred.admission.policy.watches import Watch
 from maitred.admission.policy.windows import window_at
 from maitred.core.answer import Outcome
 from maitred.core.counters import Claim, CounterKind
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import PRICED_TOKENS, Price
 from maitred.core.request import Usage
-
-_BOUNDS = frozenset({LimitKind.CONTEXT_TOKENS, LimitKind.OUTPUT_TOKENS})
-"""These bound each request by itself: nothing is counted."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -42,94 +37,62 @@ class Demand(msgspec.Struct, frozen=True):
     """Soft budgets, with the index of the claim that counts for them."""
 
 
-def demand_of(rules: Sequence[Rule], price: Price, size: Size, wall_s: float) -> Demand:
-    """One claim for every counter that these limits watch.
+def demand_of(watches: Sequence[Watch], price: Price, size: Size, wall_s: float) -> Demand:
+    """One claim for every counter that is watched.
 
     Args:
-        rules: The limits that hold.
+        watches: What the limits that hold come to.
         price: Of the model. Where tokens cost nothing, no budget counts.
         size: Of the request.
         wall_s: The time, for the windows of budgets.
     """
+    prompt_tokens, choices = size.prompt_tokens, size.choices
+    # A budget reserves the cost of the request as if no token of the prompt were found in the cache.
+    prompt_cost, output_cost = prompt_tokens * max(price.prompt, price.cached), choices * price.output
     free = not (price.prompt or price.cached or price.output)
-    watched: dict[tuple[LimitKind, str, str | None], list[Rule]] = {}
-    for rule in rules:
-        limit = rule.limit
-        if limit.kind not in _BOUNDS and not (free and limit.kind.spend):
-            watched.setdefault((limit.kind, rule.subject, limit.model), []).append(rule)
     demand = Demand([], [], [])
-    for (kind, _, _), group in watched.items():
-        strict = [rule for rule in group if rule.limit.hard or not kind.spend]
-        rule = min(strict or group, key=lambda rule: (rule.limit.value, burst_of(rule.limit)))
-        if kind.spend:
-            demand.soft.extend((len(demand.claims), each.limit) for each in group if not each.limit.hard)
-            claim = spend_claim(rule, price, size, wall_s, hard=bool(strict))
-        else:
-            claim = _claim(rule, min(burst_of(each.limit) for each in group), size)
+    for watch in watches:
+        claim = watch.claim
+        if claim.kind is CounterKind.BUDGET:
+            if free:
+                continue
+            for limit in watch.soft:
+                demand.soft.append((len(demand.claims), limit))
+            claim = spend_claim(watch, prompt_cost, output_cost, wall_s)
+        elif watch.prompt or watch.output:
+            claim = Claim(
+                claim.counter,
+                claim.kind,
+                claim.capacity,
+                prompt_tokens if watch.prompt else 0,
+                choices if watch.output else 0,
+                1,
+                claim.refill_per_s,
+                None,
+                True,
+                claim.clamps,
+            )
         demand.claims.append(claim)
-        demand.rules.append(rule)
+        demand.rules.append(watch.rule)
     return demand
 
 
-def burst_of(limit: Limit) -> int:
-    """What a counter of this limit holds at most."""
-    return limit.value if limit.burst is None or not limit.kind.per_minute else limit.burst
-
-
-def spend_claim(rule: Rule, price: Price, size: Size, wall_s: float, *, hard: bool) -> Claim:
-    """The claim for a budget: the cost of the request as if no token of the prompt were found in the cache."""
-    limit = rule.limit
-    window = window_at(limit.kind, wall_s)
+def spend_claim(watch: Watch, fixed: int, per_output: int, wall_s: float) -> Claim:
+    """The claim on a budget in the window of now, for that many nano-dollars per thousand tokens."""
+    claim = watch.claim
+    window = window_at(watch.rule.limit.kind, wall_s)
     return Claim(
-        f"{_name(rule)}|{window.name}",
+        f"{claim.counter}|{window.name}",
         CounterKind.BUDGET,
-        limit.value,
-        size.prompt_tokens * max(price.prompt, price.cached),
-        size.choices * price.output,
+        claim.capacity,
+        fixed,
+        per_output,
         PRICED_TOKENS,
-        ends_s=window.ends_s,
-        hard=hard,
-        clamps=True,
+        0.0,
+        window.ends_s,
+        claim.hard,
+        True,
     )
-
-
-def _claim(rule: Rule, capacity: int, size: Size) -> Claim:
-    """The claim for a rate or for what may run at one time."""
-    limit = rule.limit
-    fixed, per_output = _shape(limit.kind, size)
-    if limit.kind.concurrent:
-        return Claim(
-            _name(rule),
-            CounterKind.POOL,
-            capacity,
-            fixed,
-            per_output,
-            clamps=limit.kind is LimitKind.CONCURRENT_TOKENS,
-        )
-    return Claim(_name(rule), CounterKind.BUCKET, capacity, fixed, per_output, refill_per_s=limit.value / 60)
-
-
-def _shape(kind: LimitKind, size: Size) -> tuple[int, int]:
-    """What a claim takes in any case, and for every token that each choice may have."""
-    match kind:
-        case LimitKind.INPUT_TOKENS_PER_MINUTE:
-            return size.prompt_tokens, 0
-        case LimitKind.OUTPUT_TOKENS_PER_MINUTE:
-            return 0, size.choices
-        case LimitKind.TOKENS_PER_MINUTE | LimitKind.CONCURRENT_TOKENS:
-            return size.prompt_tokens, size.choices
-        case _:
-            return 1, 0
-
-
-def _name(rule: Rule) -> str:
-    model = rule.limit.model
-    return f"{rule.limit.kind.value}|{_part(rule.subject)}|{'*' if model is None else _part(model, wild='%2A')}"
-
-
-def _part(text: str, wild: str = "*") -> str:
-    """Part of a name, so that no two names can be the same by accident: subjects and models hold any character."""
-    return wild if text == "*" else text.replace("%", "%25").replace("|", "%7C")
 
 
 def charges_of(demand: Demand, usage: Usage, cost_nusd: int, outcome: Outcome) -> dict[str, int]:
@@ -142,13 +105,28 @@ def charges_of(demand: Demand, usage: Usage, cost_nusd: int, outcome: Outcome) -
     return {
         claim.counter: _charge(rule.limit.kind, usage, cost_nusd, outcome)
         for claim, rule in zip(demand.claims, demand.rules, strict=True)
-        if not rule.limit.kind.concurrent
+        if claim.kind is not CounterKind.POOL
     }
 
 
 def spent_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
     """Of these charges, those that last: the ones to budgets."""
     return {claim.counter: charges[claim.counter] for claim in _budgets(demand.claims)}
+
+
+def taken_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
+    """Of these charges, those to rates; one that is nothing is left out."""
+    return {
+        claim.counter: charges[claim.counter]
+        for claim in demand.claims
+        if claim.kind is CounterKind.BUCKET and charges[claim.counter]
+    }
+
+
+def reserved_of(demand: Demand, output: int) -> dict[str, int]:
+    """What a request holds of rates until it has ended, when each choice may have that much output."""
+    amounts = {claim.counter: claim.amount(output) for claim in demand.claims if claim.kind is CounterKind.BUCKET}
+    return {counter: amount for counter, amount in amounts.items() if amount}
 
 
 def _budgets(claims: Iterable[Claim]) -> Iterable[Claim]:

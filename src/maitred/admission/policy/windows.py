@@ -5,6 +5,8 @@ the proleptic Gregorian calendar counted in days since 1970-01-01, after Howard 
 Date Algorithms" (``civil_from_days``): years begin in March, so that the leap day comes last.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from maitred.core.limits import LimitKind
@@ -27,9 +29,14 @@ class Window(msgspec.Struct, frozen=True):
 
 def window_at(kind: LimitKind, wall_s: float) -> Window:
     """The window of this kind of budget that a time lies in."""
+    return _window_on(kind, int(wall_s // _DAY_S))
+
+
+@lru_cache(maxsize=16)
+def _window_on(kind: LimitKind, day: int) -> Window:
+    """Every request of a day asks for the same few."""
     if kind is LimitKind.USD_TOTAL:
         return Window("total", None)
-    day = int(wall_s // _DAY_S)
     if kind is LimitKind.USD_PER_DAY:
         return Window(_written(day), float((day + 1) * _DAY_S))
     if kind is LimitKind.USD_PER_WEEK:

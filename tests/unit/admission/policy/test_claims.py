@@ -4,6 +4,7 @@ import pytest
 
 from maitred.admission.policy.claims import Demand, Size, charges_of, demand_of, spent_of
 from maitred.admission.policy.rules import Rule, rules_for
+from maitred.admission.policy.watches import watches_of
 from maitred.core.answer import Outcome
 from maitred.core.counters import Claim, CounterKind
 from maitred.core.limits import LimitKind
@@ -17,7 +18,7 @@ MIDNIGHT_S = SATURDAY_S + 9 * 3600
 
 
 def claims_of(*limits, price=PRICE, size=SIZE, wall_s=SATURDAY_S, model="tiny"):
-    return demand_of(rules_for(ALICE.subjects, Limits(*limits), model), price, size, wall_s)
+    return demand_of(watches_of(rules_for(ALICE.subjects, Limits(*limits), model)), price, size, wall_s)
 
 
 def bucket(name, capacity, fixed, per_output, per_minute):
@@ -123,7 +124,7 @@ def test_names_cannot_be_mistaken_for_one_another():
     for subject in odd:
         for model in (*odd, None):
             rule = Rule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
-            names.add(demand_of([rule], PRICE, SIZE, SATURDAY_S).claims[0].counter)
+            names.add(demand_of(watches_of([rule]), PRICE, SIZE, SATURDAY_S).claims[0].counter)
     assert len(names) == len(odd) * (len(odd) + 1)
     assert all(name.count("|") == 3 for name in names)
 
