@@ -1,9 +1,9 @@
 """The ledger: from the journal into the database, off the path of requests, every event exactly once.
 
 `record` appends to the journal and returns; `run` writes what has come together every half second, or sooner when a
-batch is full. A batch is one transaction: its events are inserted unless their ids are there already, and the charges
-of those that were new are added to `spend`. So a batch may be written again after a crash, from an orphaned journal, or
-by two adopters at once, and `spend` stays the exact sum of the charges in `usage`.
+batch is full. A batch is one transaction, which leaves out what the database has (see
+`maitred.store.batch`). So a batch may be written again after a crash, from an orphaned journal, or by two adopters at
+once, and `spend` stays the exact sum of the charges in `usage`.
 
 While the database is away, events go on being journaled; the backlog grows on disk, not in memory, and is written once
 the database is back.
@@ -12,23 +12,22 @@ the database is back.
 import asyncio
 import logging
 import random
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.usage import UsageEvent
 from maitred.store.backlog import Backlog
+from maitred.store.batch import BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
 from maitred.store.orphan import adopt, orphans
-from maitred.store.schema import StoredText, spend, usage
+from maitred.store.schema import StoredText, spend
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +61,7 @@ class UsageLedger:
         self._writing = asyncio.Lock()  # between the commit of a batch and its leaving the backlog it counts twice
         self._full = asyncio.Event()
         self._tokens: dict[str, tuple[int, int, int]] = {}
-        dialect = postgresql if database.engine.dialect.name == "postgresql" else sqlite
-        self._insert = dialect.insert(usage).on_conflict_do_nothing().returning(usage.c.id)
-        charge = dialect.insert(spend)
-        self._charge = charge.on_conflict_do_update(
-            index_elements=[spend.c.counter],
-            set_={"charged_nusd": spend.c.charged_nusd + charge.excluded.charged_nusd},
-        )
+        self._batches = BatchWriter(database)
 
     def begin(self, lease: str, event: UsageEvent) -> None:
         """See `Ledger`. The event that `record` gets for this work must have the same id.
@@ -149,7 +142,7 @@ class UsageLedger:
                     continue
                 count = 0
                 for batch in orphan.batches(BATCH):
-                    await _whole(self._write(batch))
+                    await _whole(self._batches.write(batch))
                     count += len(batch)
                 orphan.remove()
                 if count:
@@ -211,25 +204,9 @@ class UsageLedger:
     async def _write_oldest(self) -> int:
         async with self._writing:
             batch = self._backlog.oldest(BATCH)
-            await self._write(batch)
+            await self._batches.write(batch)
             self._backlog.written(len(batch))
             return len(batch)
-
-    async def _write(self, events: Sequence[UsageEvent]) -> None:
-        unique: dict[str, UsageEvent] = {}
-        for event in events:
-            unique.setdefault(event.id, event)
-        # Everybody takes rows in the same order, so that two writers of the same events never wait for each other.
-        rows = [_row(unique[identity]) for identity in sorted(unique)]
-        if not rows:
-            return
-        async with self._database.begin() as connection:
-            charges: Counter[str] = Counter()
-            for identity in await connection.scalars(self._insert, rows):
-                charges.update(unique[identity].charges)
-            if charges:
-                changes = [{"counter": counter, "charged_nusd": charges[counter]} for counter in sorted(charges)]
-                await connection.execute(self._charge, changes)
 
 
 async def _whole(step: Coroutine[None, None, _Result]) -> _Result:
@@ -244,11 +221,3 @@ async def _whole(step: Coroutine[None, None, _Result]) -> _Result:
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise
-
-
-def _row(event: UsageEvent) -> dict[str, object]:
-    return {
-        **{name: getattr(event, name) for name in event.__struct_fields__},
-        "outcome": event.outcome.value,
-        "charges": dict(event.charges),
-    }
