@@ -69,7 +69,16 @@ class AccountsView:
 
     def stores_up(self) -> Mapping[str, bool]:
         """Whether each store answers."""
-        return {"database": not self._access.refresher.away, "counters": self._stores.counters.healthy}
+        return {
+            "database": not self._access.refresher.away,
+            "counters": self._stores.counters.healthy,
+            "journal": self._stores.journal.healthy,
+        }
+
+    def check_stores(self) -> None:
+        """Raises StoreUnavailable if every request is refused now: for want of a new directory, or of a journal."""
+        self._access.refresher.check()
+        self._stores.journal.check()
 
     def state(self) -> AccountsState:
         """All of it, now."""

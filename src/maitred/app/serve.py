@@ -104,7 +104,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             admin=administration(stores.directory, stores.usage, admission.budgets, access.refresher.load, clock),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
-            check_stores=access.refresher.check,
+            check_stores=accounts.check_stores,
         )
         server = HttpServer(edge)
         shutdown = Shutdown(gate, config.server.drain_grace_s)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maitred.app.steady import SteadyClock
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters
@@ -35,6 +36,7 @@ class Stores:
     """All stores of one gateway."""
 
     directory: DirectoryStore
+    journal: Journal
     ledger: UsageLedger
     usage: UsageQueries
     counters: Counters
@@ -52,12 +54,13 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         for lock in _locks(config.store):
             await stack.enter_async_context(tenure(lock, alone=config.counters.url is None))
         database = await stack.enter_async_context(open_database(config.store))
-        ledger = UsageLedger(database, Journal(data_folder(config.store) / _JOURNAL, clock=clock), clock)
+        journal = Journal(data_folder(config.store) / _JOURNAL, clock=clock)
+        ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
         await ledger.replay()
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         counters = await _counters(config, clock, ledger, stack)
-        yield Stores(DirectoryStore(database, clock), ledger, UsageQueries(database), counters)
+        yield Stores(DirectoryStore(database, clock), journal, ledger, UsageQueries(database), counters)
 
 
 def _locks(config: StoreConfig) -> list[Path]:
@@ -74,7 +77,10 @@ def _locks(config: StoreConfig) -> list[Path]:
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
     if config.counters.url is None:
-        return MemoryCounters(clock, ledger.spent)
+        # Its leases are renewed three times before they end; to miss one renewal takes a pause.
+        steady = SteadyClock(clock, config.admission.lease_s / 3)
+        await stack.enter_async_context(running(steady.run(), "steady clock"))
+        return MemoryCounters(steady, ledger.spent)
     from maitred.store.counters.redis import RedisCounters
 
     gateway = new_object_id("gateway")

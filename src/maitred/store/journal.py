@@ -30,12 +30,16 @@ from typing import NamedTuple
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
-from maitred.store.segment import SUFFIX, Begun, Recorded, Segment, frame
+from maitred.store.segment import SUFFIX, Begun, Recorded, Segment, frame, frame_of_nothing
 
 log = logging.getLogger(__name__)
 
 DAMAGED = "damaged"
 """Folder, beside those of the processes, for what could not be read."""
+
+
+_PROBE = frame_of_nothing(4096)
+"""As much as a long entry; should this process die before it is taken back, it looks like one that is incomplete."""
 
 
 class Position(NamedTuple):
@@ -68,6 +72,7 @@ class Journal:
         self._segments: list[int] = []
         self._file = -1
         self._offset = 0
+        self._healthy = True
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._own, self._lock = _locked_folder(folder)
@@ -103,6 +108,22 @@ class Journal:
         if segment:
             self._held[segment] -= 1
         return position
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last entry could be written."""
+        return self._healthy
+
+    def check(self) -> None:
+        """Finds out whether an entry could be written now; costs nothing as long as they are.
+
+        Raises:
+            StoreUnavailable: None could.
+        """
+        if not self._healthy:
+            self._append(_PROBE)
+            self._offset -= len(_PROBE)
+            self._take_back()
 
     @property
     def start(self) -> Position:
@@ -163,17 +184,20 @@ class Journal:
                 if self._durable:
                     os.fdatasync(self._file)
                 self._offset += written
+                self._healthy = True
                 return Position(self._segments[-1], self._offset)
             cause = None  # half an entry: the disk is full
         except OSError as error:
             cause = error
+        self._healthy = False
         self._take_back()
         raise self._unavailable(cause) from cause
 
     def _take_back(self) -> None:
         """Removes half an entry, so that entries after it can be read."""
         try:
-            os.ftruncate(self._file, self._offset)
+            if self._offset < self._segment_bytes:  # else no entry was begun, or its remains are to stay
+                os.ftruncate(self._file, self._offset)
         except OSError:
             self._offset = self._segment_bytes  # leave this segment to its damage, go on in another
 

@@ -66,6 +66,11 @@ def frame(entry: Begun | Recorded) -> bytes:
     return _pack(length, length ^ _MARK, _crc32(payload)) + payload
 
 
+def frame_of_nothing(size: int) -> bytes:
+    """The beginning of an entry that has no end: read as torn."""
+    return _pack(size, size ^ _MARK, 0).ljust(size, b"\0")
+
+
 class Segment:
     """Reads one segment from some offset on; iterate once.
 
