@@ -26,6 +26,13 @@ Examples:
 
     maitred keys create ops --scope admin --scope metrics
 """
+GENERATE_EXAMPLES = """
+Examples:
+
+    maitred keys generate
+
+    maitred keys generate > /run/secrets/acme-ci
+"""
 ROTATE_EXAMPLES = """
 Examples:
 
@@ -88,6 +95,13 @@ def create(
     fields = {"tenant": tenant, "name": name, "scopes": scopes or None, "expires_at": _expiry(expires)}
     given = {field: value for field, value in fields.items() if value is not None}
     _print_secret(administer(url, key, lambda client: client.send("POST", "keys", KeyBody, given)), as_json=as_json)
+
+
+def generate() -> None:
+    """Print a new key for the configuration file to refer to. It asks no server, and no server knows the key yet."""
+    from maitred.identity.keys import make_key
+
+    typer.echo(make_key().plaintext)
 
 
 def rotate(
