@@ -34,5 +34,6 @@ def usage_event(number: int, **changes: object) -> UsageEvent:
         "duration_s": 1.5,
         "outcome": Outcome.FINISHED,
         "charges": {"spend:tenant:acme": 1_000 + number, f"spend:key:{number % 3}": 7},
+        "taken": {"requests:key": 1},
     }
     return UsageEvent(**(fields | changes))

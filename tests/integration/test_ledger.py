@@ -1,6 +1,7 @@
 """The ledger on real databases: exactly once, whatever is killed, repeated or away."""
 
 import asyncio
+import math
 import random
 import signal
 import subprocess
@@ -9,8 +10,9 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from maitred.core.answer import Outcome
 from maitred.core.clock import SystemClock
@@ -23,6 +25,7 @@ from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.orphan import orphans
 from maitred.store.schema import spend, usage
+from maitred.store.taken import Taken, taken_since
 from tests.usage_events import SetClock, usage_event
 
 
@@ -120,6 +123,61 @@ async def test_spent_is_exact_at_every_moment_of_a_write(store_config, tmp_path)
         while not writing.done():
             assert await ledger.spent([ACME]) == {ACME: 2_000}
         await writing
+
+
+async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp_path):
+    start_s = 1_000_000.0
+    async with opened(store_config, tmp_path / "journal") as (database, ledger):
+        assert await ledger.taken_since(start_s) == Taken(-math.inf, {})
+        for number, (after_s, taken) in enumerate(
+            [
+                (-0.5, {"a": 1}),
+                (7.2, {"a": 2, "b\0|": 3}),
+                (0.0, {"a": 10}),
+                (6.1, {"a": 5}),
+                (6.0, {}),
+                (6.0, {"a": 4}),
+            ]
+        ):
+            ledger.record(usage_event(number, time_s=start_s + after_s, taken=taken))
+            if number == 2:
+                await ledger.flush()
+        counters = {
+            "a": [(start_s, 10), (start_s + 6, 4), (start_s + 7, 5), (start_s + 8, 2)],
+            "b\0|": [(start_s + 8, 3)],
+        }
+        assert await ledger.taken_since(start_s) == Taken(start_s, counters)
+        assert ledger.backlog == 0
+        ever = await ledger.taken_since(0)
+        assert (ever.since_s, ever.counters["a"][0]) == (-math.inf, (start_s, 11))
+        assert await taken_since(database, start_s, most_lines=2) == Taken(
+            start_s + 6.1, {"a": [(start_s + 7, 5), (start_s + 8, 2)], "b\0|": [(start_s + 8, 3)]}
+        )
+
+
+async def test_what_orphans_had_reserved_was_taken(store_config, tmp_path):
+    begun = [usage_event(1, taken={"a": 30}), usage_event(2, taken={"a": 40})]
+    orphan(tmp_path / "journal", [usage_event(1, time_s=50.0, taken={"a": 3})], begun)
+    async with opened(store_config, tmp_path / "journal") as (_, ledger):
+        await ledger.replay()
+        taken = await ledger.taken_since(0)
+    assert sum(amount for _, amount in taken.counters["a"]) == 43
+
+
+async def test_a_hundred_thousand_lines_are_told_within_a_second(store_config, tmp_path):
+    counters = dict.fromkeys(["requests|key", "tokens|key", "requests|team", "tokens|team"], 1)
+    async with opened(store_config, tmp_path / "journal") as (database, ledger):
+        row = {**msgspec.structs.asdict(usage_event(0, taken=counters)), "outcome": "finished"}
+        rows = [row | {"id": f"u{number:06d}", "time_s": number / 1_000} for number in range(100_000)]
+        for start in range(0, len(rows), 5_000):
+            async with database.begin(30.0) as connection:
+                await connection.execute(insert(usage), rows[start : start + 5_000])
+        began_s = time.process_time()
+        taken = await ledger.taken_since(0.0)
+        assert time.process_time() - began_s < 1.0
+    sums = {counter: sum(amount for _, amount in pairs) for counter, pairs in taken.counters.items()}
+    assert sums == dict.fromkeys(counters, 100_000)
+    assert max(map(len, taken.counters.values())) <= 101
 
 
 async def test_totals_are_of_what_was_recorded(store_config, tmp_path):

@@ -303,6 +303,19 @@ async def test_a_limit_comes_back_as_it_was_stored(store: DirectoryStore) -> Non
             await store.put_limit(limit("l", subject))
 
 
+async def test_the_slowest_rate_is_the_one_with_the_most_minutes_of_burst(store: DirectoryStore) -> None:
+    assert await store.longest_refill_s() == 0
+    await store.put_limit(limit("money", kind=LimitKind.USD_TOTAL))
+    assert await store.longest_refill_s() == 0
+    await store.put_limit(limit("minute", value=7))
+    await store.put_limit(limit("quick", value=100, burst=1, model="m"))
+    assert await store.longest_refill_s() == 60
+    await store.put_limit(limit("slow", value=4, burst=6, model="n"))
+    assert await store.longest_refill_s() == 90
+    await store.delete_limit("slow")
+    assert await store.longest_refill_s() == 60
+
+
 async def test_a_budget_may_have_a_soft_limit_below_its_hard_one(store: DirectoryStore) -> None:
     hard = limit("hard", "*", 100, kind=LimitKind.USD_PER_DAY)
     soft = limit("soft", "*", 80, kind=LimitKind.USD_PER_DAY, hard=False)

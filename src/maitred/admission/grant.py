@@ -81,8 +81,10 @@ class Grant:
         self.replica = ""
         self._started_s = books.clock.monotonic_s() if work.tally is None else work.tally.started_s
         self._recorded = False
-        # If this process dies, this line is all that tells of the request.
-        books.ledger.begin(lease, self._event(Usage(work.prompt_tokens, 0), Outcome.FAILED, 0, {}))
+        # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
+        # reservation it used, so it counts whole: a rate is never found fuller than it was.
+        begun = Usage(work.prompt_tokens, 0)
+        books.ledger.begin(lease, self._event(begun, Outcome.FAILED, 0, {}, reserved_of(demand, max_tokens)))
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""
@@ -108,8 +110,8 @@ class Grant:
         if outcome in _BILLED:
             cost_nusd = self._tag.price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         charges = charges_of(self._demand, usage, cost_nusd, outcome)
-        spent = spent_of(self._demand, charges)
-        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent))
+        spent, taken = spent_of(self._demand, charges), taken_of(self._demand, charges)
+        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
         await self._charge(charges)
 
@@ -137,7 +139,9 @@ class Grant:
         await self._books.leases.settle(self.lease, charges)
         self._books.soft.look(self._demand, self._readings, charges)
 
-    def _event(self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int]) -> UsageEvent:
+    def _event(
+        self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int], taken: Mapping[str, int]
+    ) -> UsageEvent:
         work, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if work.tally is None else work.tally.first_token_s
         return UsageEvent(
@@ -159,6 +163,7 @@ class Grant:
             duration_s=clock.monotonic_s() - self._started_s,
             outcome=outcome,
             charges=charges,
+            taken=taken,
         )
 
 

@@ -30,7 +30,7 @@ from maitred.app.banner import announce, show_key
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
-from maitred.app.stores import open_stores, running
+from maitred.app.stores import open_stores, recall_rates, running
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
@@ -79,6 +79,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         if access.first_key is not None:
             show_key(console, access.first_key)
         alarm = SoftBudgetAlarm()
+        await recall_rates(stores, clock)
         admission = Admission(
             access.directory,
             stores.counters,

@@ -29,6 +29,8 @@ from maitred.store.usage import UsageQueries
 
 _JOURNAL = "journal"
 _LOCK = "gateway.lock"
+_MOST_RECALLED_S = 3600.0
+"""Reading more would keep a busy gateway from starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         for lock in _locks(config.store):
             await stack.enter_async_context(tenure(lock, alone=config.counters.url is None))
         database = await stack.enter_async_context(open_database(config.store))
-        journal = Journal(data_folder(config.store) / _JOURNAL, clock=clock)
+        folder = data_folder(config.store) / _JOURNAL
+        journal = Journal(folder, clock=clock, durable=config.store.durable_journal)
         ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
         await ledger.replay()
@@ -73,6 +76,23 @@ def _locks(config: StoreConfig) -> list[Path]:
         if file.parent.resolve() != folder.resolve():
             locks.append(file.with_name(f"{file.name}.{_LOCK}"))
     return locks
+
+
+async def recall_rates(stores: Stores, clock: Clock) -> None:
+    """Lets rates begin where the gateway before this one left them; call it when all limits are known.
+
+    Counters in Redis outlive gateways and need none of this. Those in memory are told what the ledger says was taken:
+    as far back as the slowest rate takes to refill ten times, so that only one that was used at more than nine tenths
+    all the while may begin emptier than it was.
+
+    Raises:
+        StoreUnavailable: The database cannot be read.
+    """
+    if isinstance(stores.counters, MemoryCounters):
+        refill_s = await stores.directory.longest_refill_s()
+        since_s = clock.wall_s() - min(10 * refill_s, _MOST_RECALLED_S)
+        taken = await stores.ledger.taken_since(since_s)
+        stores.counters.recall(taken.counters, taken.since_s, refill_s)
 
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:

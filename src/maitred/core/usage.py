@@ -35,7 +35,10 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     outcome: Outcome = Outcome.FINISHED
     charges: Mapping[str, int] = {}
-    """Counter -> what was charged to it. For budgets this is what makes them survive a restart."""
+    """Budget counter -> what was charged to it. This is what makes budgets survive a restart."""
+    taken: Mapping[str, int] = {}
+    """Rate counter -> what was taken from it; of work that has only begun, what was reserved. This is what makes rates
+    survive a restart."""
 
 
 class Ledger(Protocol):

@@ -24,6 +24,14 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
             "`maitred[postgres]`. Empty: SQLite in `folder`."
         ),
     ] = None
+    durable_journal: Annotated[
+        bool,
+        Meta(
+            description="Sync every line of the usage journal to the disk, so that not even a machine that loses power "
+            "forgets one. Each request waits twice for the disk then, and all others with it. Without this, such a "
+            "machine may forget the last 30 seconds or so; the death of the gateway alone loses nothing either way."
+        ),
+    ] = False
     deadline_s: Annotated[
         float,
         Meta(

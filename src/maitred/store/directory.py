@@ -21,7 +21,7 @@ from maitred.store.admin_replies import AdminReplies
 from maitred.store.database import Database
 from maitred.store.declaration import declare
 from maitred.store.keys import add_keys, bury_keys, change_key, one_key, revoke, rotate, some_keys
-from maitred.store.limits import bury_limit, bury_limits_of, one_limit, put_limits, some_limits
+from maitred.store.limits import bury_limit, bury_limits_of, longest_refill_s, one_limit, put_limits, some_limits
 from maitred.store.rules import (
     check_hash,
     check_key,
@@ -159,6 +159,11 @@ class DirectoryStore:
         async with self._database.reading() as connection:
             wanted = [*_after(schema.limits, after), *_equal(schema.limits.c.subject, subject)]
             return await some_limits(connection, *wanted, limit=limit)
+
+    async def longest_refill_s(self) -> float:
+        """How long the slowest rate takes from empty to full; 0 without rates."""
+        async with self._database.reading() as connection:
+            return await longest_refill_s(connection)
 
     async def put_limit(self, limit: Limit) -> None:
         """Adds a limit, or changes the value, burst or hardness of the one with that id."""

@@ -28,6 +28,7 @@ from maitred.store.database import Database
 from maitred.store.journal import Journal
 from maitred.store.orphan import adopt, orphans
 from maitred.store.schema import StoredText, spend
+from maitred.store.taken import Taken, taken_since
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,15 @@ class UsageLedger:
                 written = {counter: charged for counter, charged in await connection.execute(query)}  # noqa: C416 - typed
             waiting = self._backlog.charged(counters)
         return {counter: written.get(stored[counter], 0) + waiting[counter] for counter in counters}
+
+    async def taken_since(self, since_s: float) -> Taken:
+        """What was taken from rates since then. What is journaled here and waits is written first.
+
+        Raises:
+            StoreUnavailable: The database is away.
+        """
+        await self.flush()
+        return await taken_since(self._database, since_s)
 
     async def replay(self) -> int:
         """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.

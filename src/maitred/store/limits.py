@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, insert, select, update
+from sqlalchemy import Column, ColumnElement, Double, cast, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
@@ -54,6 +54,14 @@ async def some_limits(
         )
         for limit_id, subject, kind, value, model, burst, hard in result
     ]
+
+
+async def longest_refill_s(connection: AsyncConnection) -> float:
+    """How long the slowest rate takes from empty to full; 0 without rates."""
+    minutes = func.coalesce(limits.c.burst, limits.c.value) / cast(limits.c.value, Double)
+    rates = [kind.value for kind in LimitKind if kind.per_minute]
+    query = select(func.max(minutes)).where(~limits.c.deleted, limits.c.kind.in_(rates))
+    return 60.0 * (await connection.scalar(query) or 0.0)
 
 
 async def put_limits(connection: AsyncConnection, version: int, new: Sequence[Limit]) -> None:

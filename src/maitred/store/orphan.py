@@ -108,7 +108,10 @@ def adopt(folder: Path) -> Iterator[Orphan | None]:
 
 
 def _interrupted(begun: Begun, last_sign_s: float) -> UsageEvent:
-    """What a request leaves that nobody could end. Nothing is known of what it used, so nothing is claimed."""
+    """What a request leaves that nobody could end. Nothing is known of what it used, so nothing is claimed.
+
+    What it had reserved of rates stays taken: those protect what can be processed, and it may have used all of it.
+    """
     return replace(
         begun.event,
         time_s=last_sign_s,

@@ -176,6 +176,7 @@ usage = Table(
     Column("duration_s", Double, nullable=False),
     Column("outcome", String(20), nullable=False),
     Column("charges", JSON, nullable=False),
+    Column("taken", JSON, nullable=False),
     Index(None, "tenant", "time_s"),
     Index(None, "key", "time_s"),
 )

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reading, Reservation
-from maitred.store.counters.tallies import Budget, Tally, new_tally
+from maitred.store.counters.tallies import Budget, Tally, bucket_after, new_tally
 
 REMEMBER_S = 3600.0
 """So long after its end a lease can still be settled; later, only the ledger counts what it used."""
@@ -60,6 +60,8 @@ class Book:
         """The same leases, and some that were settled since, with the end of their time."""
         self._due: list[tuple[int, str]] = []
         """When to see whether a counter may be forgotten; one note for each."""
+        self._recalled: dict[str, Sequence[tuple[int, int]]] = {}
+        self._recalled_since_us = self._recalled_until_us = -(2**62)
 
     def size(self) -> BookSize:
         """How much is kept now."""
@@ -72,6 +74,16 @@ class Book:
     def open(self, claim: Claim, charged: int, now_us: int) -> None:
         """Begins a budget, new here, with what it was charged before."""
         self._keep(claim.counter, Budget(claim, charged), now_us)
+
+    def recall(self, taken: Mapping[str, Sequence[tuple[int, int]]], since_us: int, until_us: int) -> None:
+        """Says what was taken from buckets before this book was begun: they begin as that has left them.
+
+        Args:
+            taken: Bucket -> times, ascending, and what was taken at each.
+            since_us: All buckets were empty then, as far as is known.
+            until_us: By now all are full again, whatever was taken.
+        """
+        self._recalled, self._recalled_since_us, self._recalled_until_us = dict(taken), since_us, until_us
 
     def reserve(self, reservation: Reservation, now_us: int, wall_s: float) -> Granted | Denied:
         """See `core.counters.Counters.reserve`.
@@ -94,7 +106,7 @@ class Book:
         output = wanted = reservation.output
         fits = True
         for claim in claims:
-            tally = known(claim.counter) or new_tally(claim, now_us)
+            tally = known(claim.counter) or self._begun(claim, now_us)
             room = tally.room(claim, now_us)
             tallies.append(tally)
             rooms.append(room)
@@ -153,9 +165,18 @@ class Book:
         self._pass_time(now_us, wall_s)
         readings = []
         for claim in claims:
-            tally = self._tallies.get(claim.counter) or new_tally(claim, now_us)
+            tally = self._tallies.get(claim.counter) or self._begun(claim, now_us)
             readings.append(tally.reading(claim, tally.room(claim, now_us), wall_s))
         return readings
+
+    def _begun(self, claim: Claim, now_us: int) -> Tally:
+        """The tally of a counter that has none. A bucket that is not full is kept at once."""
+        if claim.kind is not _BUCKET or self._recalled_until_us <= now_us:
+            return new_tally(claim, now_us)
+        bucket = bucket_after(claim, self._recalled_since_us, self._recalled.pop(claim.counter, ()), now_us)
+        if bucket.idle_in_us(now_us, 0.0) is not None:
+            self._keep(claim.counter, bucket, now_us)
+        return bucket
 
     def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
         self._tallies[counter] = tally
@@ -171,8 +192,9 @@ class Book:
             used = amounts.get(claim.counter, 0)
             tally = self._tallies.get(claim.counter)
             if tally is None and used and claim.kind is _BUCKET:
-                tally = new_tally(claim, now_us)
-                self._keep(claim.counter, tally, now_us)
+                tally = self._begun(claim, now_us)
+                if claim.counter not in self._tallies:
+                    self._keep(claim.counter, tally, now_us)
             # A budget that is not here ended with its window; a pool had only to be freed.
             if tally is not None:
                 tally.charge(used, now_us)
@@ -193,6 +215,8 @@ class Book:
             self._remembered.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
         while self._remembered and self._remembered[0][0] <= now_us:
             self._expired.pop(self._remembered.popleft()[1], None)
+        if self._recalled and self._recalled_until_us <= now_us:
+            self._recalled = {}
         due = self._due
         for _ in range(_LOOKS):
             if not due or due[0][0] > now_us:

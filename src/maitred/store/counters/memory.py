@@ -6,6 +6,7 @@ requests meet it together, and the step is begun anew when that is known.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from maitred.core.clock import Clock
@@ -14,6 +15,9 @@ from maitred.store.counters.book import Book, BookSize
 
 Spent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
 """What these budgets have been charged so far; one that is missing: nothing."""
+
+_LONG_AGO_S = -1e9
+"""Every bucket has been full since."""
 
 
 class MemoryCounters:
@@ -33,6 +37,26 @@ class MemoryCounters:
     def size(self) -> BookSize:
         """How much is kept in memory."""
         return self._book.size()
+
+    def recall(self, taken: Mapping[str, Sequence[tuple[float, int]]], since_s: float, longest_refill_s: float) -> None:
+        """Lets buckets begin where the process before this one left them; call it before anything is reserved.
+
+        No bucket is fuller than it would be had this process lived all the time, if `taken` has all that was taken
+        since then: what was reserved and never settled whole, and nothing earlier than it was. One that has been busy
+        ever since may be emptier.
+
+        Args:
+            taken: Bucket -> wall times, ascending, and what was taken at each.
+            since_s: Wall time before which nothing is known: buckets count as empty then.
+            longest_refill_s: Within which every bucket refills.
+        """
+        now_us, wall_us = self._now_us(), int(self._clock.wall_s() * 1e6)
+        past = {
+            counter: [(now_us + min(math.ceil(time_s * 1e6) - wall_us, 0), amount) for time_s, amount in pairs]
+            for counter, pairs in taken.items()
+        }
+        since_us = now_us + min(math.ceil(max(since_s, _LONG_AGO_S) * 1e6) - wall_us, 0)
+        self._book.recall(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
 
     @property
     def healthy(self) -> bool:

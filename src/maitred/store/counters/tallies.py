@@ -9,6 +9,7 @@ seen is the same as a full one, which may be forgotten, and a changed capacity n
 """
 
 import math
+from collections.abc import Iterable
 
 from maitred.core.counters import Claim, CounterKind, Reading
 
@@ -190,6 +191,22 @@ class Budget:
 
 
 Tally = Bucket | Pool | Budget
+
+
+def bucket_after(claim: Claim, since_us: int, taken: Iterable[tuple[int, int]], now_us: int) -> Bucket:
+    """A bucket that was empty, as it is after this was taken from it.
+
+    Args:
+        claim: On it.
+        since_us: When it was empty.
+        taken: Times since then, ascending, with what was taken at each.
+        now_us: The time; what lies ahead counts as taken now.
+    """
+    bucket = Bucket(claim, since_us)
+    bucket.charge(claim.capacity, since_us)
+    for at_us, amount in taken:
+        bucket.charge(amount, min(at_us, now_us))
+    return bucket
 
 
 def new_tally(claim: Claim, now_us: int) -> Tally:

@@ -133,6 +133,7 @@ def _create_usage() -> None:
         sa.Column("duration_s", sa.Double, nullable=False),
         sa.Column("outcome", sa.String(20), nullable=False),
         sa.Column("charges", sa.JSON, nullable=False),
+        sa.Column("taken", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_usage"),
     )
     op.create_index("ix_usage_request_id", "usage", ["request_id"])

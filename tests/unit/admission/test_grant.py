@@ -1,0 +1,60 @@
+"""What a grant writes into its lines about rates, so that they outlive the process."""
+
+from contextlib import suppress
+
+from maitred.core.answer import Outcome
+from maitred.core.errors import Draining, ReplicaLost
+from maitred.core.request import Usage
+from tests.admission_desk import Desk, limit
+
+REQUESTS = "requests_per_minute|key:alice|*"
+TOKENS = "tokens_per_minute|tenant:acme|*"
+INPUT = "input_tokens_per_minute|*|*"
+OUTPUT = "output_tokens_per_minute|*|tiny"
+
+
+def desk():
+    return Desk(
+        limit("key:alice", "requests_per_minute", 10),
+        limit("tenant:acme", "tokens_per_minute", 10_000),
+        limit("*", "input_tokens_per_minute", 10_000),
+        limit("*", "output_tokens_per_minute", 10_000, model="tiny"),
+        limit("*", "concurrent_tokens", 300),
+        limit("key:*", "usd_total", 10**9),
+    )
+
+
+async def test_the_line_of_what_has_begun_holds_the_whole_reservation():
+    full = desk()
+    async with full.admit(10, 100, choices=2) as grant:
+        assert grant.max_tokens == 100
+        (begun,) = full.ledger.begun
+        assert begun.taken == {REQUESTS: 1, TOKENS: 210, INPUT: 10, OUTPUT: 200}
+        assert begun.charges == {}
+
+
+async def test_what_was_clamped_is_not_held():
+    tight = desk()
+    async with tight.admit(10, 500) as grant:
+        assert (grant.clamped, grant.max_tokens) == (True, 290)
+        assert tight.ledger.begun[0].taken[OUTPUT] == 290
+
+
+async def test_the_line_of_what_has_ended_holds_what_was_used():
+    full = desk()
+    async with full.admit(10, 100) as grant:
+        await grant.settle(Usage(10, 5), Outcome.FINISHED)
+    (event,) = full.ledger.events
+    assert event.taken == {REQUESTS: 1, TOKENS: 15, INPUT: 10, OUTPUT: 5}
+    assert list(event.charges) == ["usd_total|key:alice|*|total"]
+
+
+async def test_failure_keeps_what_was_processed_and_refusal_nothing():
+    full = desk()
+    for error in (ReplicaLost(), Draining()):
+        with suppress(type(error)):
+            async with full.admit(10, 100) as grant:
+                if isinstance(error, ReplicaLost):
+                    grant.used(Usage(10, 5))
+                raise error
+    assert [event.taken for event in full.ledger.events] == [{REQUESTS: 1, TOKENS: 15, INPUT: 10, OUTPUT: 5}, {}]
