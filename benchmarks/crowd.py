@@ -56,9 +56,10 @@ class Crowd:
 
     async def has_asked(self, requests: int) -> None:
         """Waits until so many requests were sent."""
-        event = asyncio.Event()
-        self._waiting.append((requests, event))
-        await event.wait()
+        if self.asked < requests:
+            event = asyncio.Event()
+            self._waiting.append((requests, event))
+            await event.wait()
 
     async def _ask(self, call: Call, number: int) -> Reply:
         for client in itertools.islice(itertools.cycle(self._clients), number % len(self._clients), None):

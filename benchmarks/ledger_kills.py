@@ -26,8 +26,8 @@ from benchmarks.books import ledger_of, require_spent_within, require_true_lines
 from benchmarks.caller import Call, Client, Reply
 from benchmarks.crowd import Crowd, calls, counted
 from benchmarks.installation import Gateway, Installation, Key, Organisation, Plan, installed
-from benchmarks.overspend import script
 from benchmarks.report import Report
+from benchmarks.spending import script
 from maitred.core.answer import Outcome
 from maitred.core.money import Price, usd_of
 
