@@ -25,7 +25,7 @@ def main() -> int:
 
 def render() -> str:
     """All figures, as Markdown."""
-    return "\n".join([_users(), _loads(), _throughput(), _rest(), _tester()])
+    return "\n".join([_users(), _loads(), _throughput(), _rest(), _retries(), _tester()])
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -76,6 +76,28 @@ def _loads() -> str:
             f"| {_times(summary['ttft'])} | {_times(summary['itl'])} | {summary['attainment']:.1%} | {cached:.0%} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _retries() -> str:
+    result = _load("retries")
+    lines = [
+        f"**What hints save** — `{result['command']}`: callers who share a key that is used up, each with the official "
+        "client as it comes, calling until they have their answers; with the hints of a refusal, and with these taken "
+        "out. Requests that reach the gateway for every answer, and calls of the client that got one.",
+        "",
+        "| key | requests per answer | without hints | calls answered | without hints |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    figures = dict(result["figures"])
+    quota = figures.pop("budget used up")
+    for name, crowd in figures.items():
+        hinted, bare = crowd["with_hints"], crowd["without"]
+        lines.append(
+            f"| {name} | {hinted['requests_per_answer']:.1f} | {bare['requests_per_answer']:.1f} "
+            f"| {hinted['answered_share']:.0%} | {bare['answered_share']:.0%} |"
+        )
+    calls = f"{quota['with_hints']['requests_per_call']:.0f} | {quota['without']['requests_per_call']:.0f}"
+    return "\n".join([*lines, f"| budget used up (requests per call) | {calls} | – | – |", ""])
 
 
 def _tester() -> str:

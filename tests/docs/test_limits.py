@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer.main
 
+from maitred.cli.main import app
 from maitred.config.loader import load
 from maitred.core.answer import Outcome
 from maitred.core.errors import QuotaExceeded, RateLimited
@@ -96,6 +99,18 @@ def test_the_configuration_serves_whom_it_declares(tmp_path):
         keys = httpx.get(f"{server.url}/admin/v1/keys", headers={"x-api-key": house}).json()["data"]
         assert {key["id"] for key in keys} == {KEY_ID.match(key)[1] for key in (research, house)}
         assert "export MAITRED_ADMIN_KEY" not in server.log.read_text()
+
+
+def test_the_commands_of_the_readme_exist():
+    section = re.search(r"^## Keys, limits and budgets\n(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    examples = re.findall(r"^\$ (maitred .+)$", section, re.M)
+    assert len(examples) > 4
+    for example in examples:
+        words = shlex.split(example)[1:]
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context("maitred", words)
 
 
 def test_the_configuration_of_several_gateways_is_sound(tmp_path):
