@@ -6,6 +6,7 @@ that no race between requests can overspend a budget.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from types import TracebackType
@@ -32,6 +33,8 @@ from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitBook
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Ledger
+
+log = logging.getLogger(__name__)
 
 _NO_DEMAND = Demand([], [], [])
 
@@ -77,6 +80,7 @@ class Admission:
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._turns = Turns()
+        self._said_free: set[str] = set()
         self._books = Books(ledger, self.leases, clock, self._soft)
 
     def admit(self, work: Work) -> "Admitted":
@@ -101,6 +105,8 @@ class Admission:
         if watched.watches:
             size = Size(work.prompt_tokens, work.choices)
             demand = demand_of(watched.watches, tag.price, size, self._clock.wall_s())
+            if len(demand.claims) < len(watched.watches):
+                self._say_it_is_free(work.model)
         if demand.claims:
             least = min(length.most, max(self._config.least_output_tokens, work.min_tokens))
             output, readings = await self._reserve(work, lease, demand, length.most, least)
@@ -167,6 +173,16 @@ class Admission:
         self.leases.hold(lease)
         self._soft.look(demand, answer.readings, {})
         return answer.output, answer.readings
+
+    def _say_it_is_free(self, model: str) -> None:
+        """Says once that budgets count nothing, which whoever set them does not expect."""
+        if model not in self._said_free:
+            self._said_free.add(model)
+            log.warning(
+                "Budgets hold for requests to %s, but its tokens have no price, so they count nothing. "
+                "Set admission.prices for this model, or for `*`.",
+                model,
+            )
 
     def _with_turn(self, demand: Demand, denied: Denied, output: int) -> Denied:
         """The denial with the time until the caller's turn, where a rate has denied it."""

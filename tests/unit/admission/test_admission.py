@@ -111,6 +111,16 @@ async def test_rates_take_what_may_be_used_and_keep_what_was(rate, kind, running
     assert await left(desk, kind) == after
 
 
+async def test_a_budget_without_prices_counts_nothing_and_says_so_once(caplog):
+    desk = Desk(limit("tenant:acme", "usd_total", 1), limit("key:alice", "requests_per_minute", 60), price=(0, None, 0))
+    for _ in range(3):
+        async with desk.admit() as grant:
+            assert not grant.clamped
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "tiny" in said
+    assert "admission.prices" in said
+
+
 async def test_who_is_refused_gets_a_turn_of_their_own():
     desk = Desk(limit("key:alice", "requests_per_minute", 60, burst=1))
     async with desk.admit():
