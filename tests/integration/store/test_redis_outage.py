@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import pytest
+import uvloop
 
 from maitred.core.clock import SystemClock
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
@@ -362,6 +363,19 @@ async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
         await until(lambda: one.healthy)
         readings = await one.read([budget(1000), pool(100)])
         assert (readings[0].reserved, readings[1].used) == (110, 41)
+
+
+def test_a_call_in_the_turn_in_which_the_connection_closes_falls_back_to_the_slices(server):
+    async def main():
+        async with Gateways(server).open("one") as counters:
+            await counters.reserve(reservation("before", pool(100, 1)))
+            await counters._session.renew_slices()
+            # What a Redis that dies leaves: a transport that is closed, and a reader that has not run since.
+            counters._session._link._connection._writer.transport.abort()
+            await asyncio.sleep(0)
+            assert isinstance(await counters.reserve(reservation("after", pool(100, 1))), Granted)
+
+    uvloop.run(main())
 
 
 async def test_starts_without_redis_and_finds_it(server):

@@ -148,7 +148,8 @@ class RedisLink:
             return answer.result()
         except NoScriptError:
             raise
-        except (RedisError, OSError, LinkLost) as error:
+        except (RedisError, OSError, RuntimeError, LinkLost) as error:
+            # RuntimeError: uvloop's, for writing to a transport that it closed in this very turn.
             lost = error if isinstance(error, LinkLost) else LinkLost(str(error) or type(error).__name__)
             self.fail(lost)
             raise lost from error
