@@ -177,6 +177,58 @@ def test_budgets_and_usage_survive_a_kill(tmp_path, keys):
         assert sum(line["cost_usd"] for line in lines) == pytest.approx(budget["charged_usd"])
 
 
+WITH_BURST = f"""{CONFIG}
+  burst:
+    limits:
+      requests_per_minute: 20
+      output_tokens_per_minute: 60
+      burst: {{requests_per_minute: 8, output_tokens_per_minute: 1000}}
+    keys:
+      one: {{secret: {{env: BURST_KEY}}}}
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_restart_gives_no_second_burst(tmp_path, keys, killed):
+    keys["BURST_KEY"] = make_key().plaintext
+    began_s = time.monotonic()
+    passed = 0
+    with installation(tmp_path, keys, config=WITH_BURST) as server:
+        while (refused := post(server, keys["BURST_KEY"])).status_code == 200:
+            passed += 1
+        if killed:
+            server.process.kill()
+            server.process.wait()
+    with installation(tmp_path, keys, config=WITH_BURST) as server:
+        while (refused := post(server, keys["BURST_KEY"])).status_code == 200:
+            passed += 1
+        assert 8 <= passed <= 8 + (time.monotonic() - began_s) / 3, "one each three seconds, as if it had lived on"
+        assert refused.status_code == 429
+        assert refused.json()["error"]["limit"]["limit"] == "requests_per_minute"
+        wait_s = int(refused.headers["retry-after-ms"]) / 1000
+        assert wait_s < 5, "times are rounded up to a second"
+        time.sleep(wait_s)
+        assert post(server, keys["BURST_KEY"]).status_code == 200
+
+
+def test_what_runs_when_a_gateway_is_killed_counts_whole(tmp_path, keys):
+    keys["BURST_KEY"] = make_key().plaintext
+    with installation(tmp_path, keys, config=WITH_BURST, script=SLOW) as server:
+        began_s = time.monotonic()
+        with httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json={**BODY, "max_tokens": 900, "stream": True},
+            headers={"x-api-key": keys["BURST_KEY"]},
+        ) as stream:
+            next(stream.iter_lines())
+            server.process.kill()
+        server.process.wait()
+    with installation(tmp_path, keys, config=WITH_BURST) as server:
+        left = int(post(server, keys["BURST_KEY"]).headers["x-ratelimit-remaining-tokens"])
+        assert 1000 - 900 - 8 - 1 <= left <= 1000 - 900 - 8 + (time.monotonic() - began_s)
+
+
 def test_who_leaves_pays_for_what_was_made_and_gets_the_rest_back(tmp_path, keys):
     with installation(tmp_path, keys, script=SLOW) as server:
         with httpx.stream(
