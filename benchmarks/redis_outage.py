@@ -1,4 +1,8 @@
-"""Redis is killed while a budget is spent, and comes back empty."""
+"""Redis is killed while a budget is spent, and comes back empty.
+
+What gateways give from their slices meanwhile may be charged twice, where one tells it after another has already found
+it in the ledger: that errs on the safe side, and by no more than the slices.
+"""
 
 import asyncio
 import random
