@@ -47,6 +47,27 @@ def test_changes_tell_null_from_left_out():
     assert changes(name="") == {"name": ""}
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "param", "message"),
+    [
+        (
+            {"tenant": "a", "scopes": ["inference", "all"]},
+            CreateKey,
+            "scopes[1]",
+            "inference, metrics, admin; got 'all'.",
+        ),
+        ({"subject": "*", "kind": "usd", "value": 1}, CreateLimit, "kind", "requests_per_minute, tokens_per_minute, "),
+        ({"subject": "*", "kind": "` - at `$.x`\n", "value": 1}, CreateLimit, "kind", "got '` - at `$.x`"),
+    ],
+)
+def test_where_there_is_a_choice_it_is_named(body, kind, param, message):
+    with pytest.raises(InvalidRequest) as caught:
+        decode_body(json.dumps(body).encode(), kind)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param} must be one of ")
+    assert message in caught.value.message
+
+
 TENANT_FAULTS = [
     (
         {"id": "ACME"},
