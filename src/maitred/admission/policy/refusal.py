@@ -97,7 +97,8 @@ def _short(claim: Claim, rule: Rule, reading: Reading, asked: Asked, needed: int
     if claim.kind is CounterKind.POOL:
         when = "Come back when a request that runs has ended"
     else:
-        when = f"All of it is free again in {span(reading.reset_s)}. Come back in {span(wait_s)}"
+        free = span(reading.reset_s)
+        when = f"Unused, all of it is free again in {free}. Come back in {span(wait_s)}, when it is your turn"
     smaller = f", or ask for less with {asked.param}" if claim.per_output else ""
     return f"{_allowed(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
 

@@ -33,28 +33,30 @@ def refused(kind, value, *, used, reserved=0, reset_s=30.0, retry_s=12.0, asked=
             60,
             60,
             "Rate limit reached: tenant acme may use 60 requests per minute. 60 are used, 0 are left, this request "
-            "needs 1. All of it is free again in 30 s. Come back in 13 s.",
+            "needs 1. Unused, all of it is free again in 30 s. Come back in 13 s, when it is your turn.",
         ),
         (
             "tokens_per_minute",
             6000,
             5990,
             "Rate limit reached: tenant acme may use 6,000 tokens per minute. 5,990 are used, 10 are left, this "
-            "request needs 20. All of it is free again in 30 s. Come back in 13 s, or ask for less with max_tokens.",
+            "request needs 20. Unused, all of it is free again in 30 s. Come back in 13 s, when it is your turn, "
+            "or ask for less with max_tokens.",
         ),
         (
             "input_tokens_per_minute",
             10,
             15,
             "Rate limit reached: tenant acme may use 10 input tokens per minute. 15 are used, 0 are left, this request "
-            "needs 10. All of it is free again in 30 s. Come back in 13 s.",
+            "needs 10. Unused, all of it is free again in 30 s. Come back in 13 s, when it is your turn.",
         ),
         (
             "output_tokens_per_minute",
             10,
             1,
             "Rate limit reached: tenant acme may use 10 output tokens per minute. 1 are used, 9 are left, this request "
-            "needs 10. All of it is free again in 30 s. Come back in 13 s, or ask for less with max_tokens.",
+            "needs 10. Unused, all of it is free again in 30 s. Come back in 13 s, when it is your turn, "
+            "or ask for less with max_tokens.",
         ),
     ],
 )
