@@ -279,12 +279,77 @@ def test_the_first_start_shows_an_admin_key_and_no_later_one_does(tmp_path):
     assert [len(found) for found in shown] == [1, 0]
 
 
+def settled_metrics(server, keys):
+    """The metrics once nothing runs any more, neither here nor at the engine."""
+    seen = []
+
+    def found():
+        text = httpx.get(f"{server.url}/metrics", headers={"x-api-key": keys["ADMIN_KEY"]}).text
+        counts = re.findall(r"^(maitred_(?:engine|ledger)_\w+){model=\S+} (\S+)$", text, re.MULTILINE)
+        values = {name: float(value) for name, value in counts if "_tokens" in name}
+        seen.append((values, 'maitred_leases{state="held"} 0.0' in text))
+        time.sleep(0.1)
+        return len(seen) > 1 and seen[-1] == seen[-2] == (values, True) and values
+
+    return eventually(found, "something runs on")
+
+
 def test_the_ledger_agrees_with_the_engine(tmp_path, keys):
-    with installation(tmp_path, keys) as server:
+    with installation(tmp_path, keys, script=SLOW) as server:
         for n in (1, 2, 3):
             assert post(server, keys["SEARCH_KEY"], n=n, max_tokens=5 * n).status_code == 200
-        metrics = httpx.get(f"{server.url}/metrics", headers={"x-api-key": keys["ADMIN_KEY"]}).text
-        assert re.search(r"^maitred_leases\{state=\"held\"\} 0.0$", metrics, re.MULTILINE)
-        (row,) = eventually(lambda: admin(server, keys, "usage", group_by="tenant")["data"], "no usage")
-        assert row["output_tokens"] == 5 + 20 + 45
-        assert row["requests"] == 3
+        assert post(server, keys["SEARCH_KEY"], prompt=["one two", "three"], n=2, max_tokens=5).status_code == 200
+        assert post(server, keys["SEARCH_KEY"], stream=True, max_tokens=7).status_code == 200
+        assert post(server, keys["SEARCH_KEY"], max_tokens=-1).status_code == 400
+        metrics = settled_metrics(server, keys)
+        used = 5 + 20 + 45 + 20 + 7
+        assert metrics["maitred_engine_output_tokens_total"] == used
+        assert metrics["maitred_ledger_output_tokens_total"] == used
+        assert metrics["maitred_ledger_drift_tokens"] == 0
+        (row,) = eventually(
+            lambda: (
+                (rows := admin(server, keys, "usage", group_by="tenant")["data"]) and rows[0]["requests"] == 5 and rows
+            ),
+            "lines are missing",
+        )
+        assert row["output_tokens"] == used
+
+
+def test_the_ledger_lacks_only_what_was_sampled_for_nobody(tmp_path, keys):
+    with installation(tmp_path, keys, script=SLOW) as server:
+        choices = 3
+        stopped = post(server, keys["SEARCH_KEY"], n=choices, stop=" two", max_tokens=200)
+        assert {choice["finish_reason"] for choice in stopped.json()["choices"]} == {"stop"}
+        leavers = 3
+        for _ in range(leavers):
+            with httpx.stream(
+                "POST",
+                f"{server.url}/v1/completions",
+                json={**BODY, "max_tokens": 200, "stream": True},
+                headers={"x-api-key": keys["SEARCH_KEY"]},
+            ) as stream:
+                for _, line in zip(range(6), stream.iter_lines(), strict=False):
+                    assert line is not None
+        metrics = settled_metrics(server, keys)
+        drift = metrics["maitred_ledger_drift_tokens"]
+        made, known = metrics["maitred_engine_output_tokens_total"], metrics["maitred_ledger_output_tokens_total"]
+        assert drift == made - known
+        assert 0 <= drift <= 3 * (choices + leavers), "what is under way when the engine is told takes a step or two"
+        assert post(server, keys["SEARCH_KEY"], n=2).status_code == 200
+        assert settled_metrics(server, keys)["maitred_ledger_drift_tokens"] == drift
+
+
+def test_an_engine_that_dies_leaves_no_drift(tmp_path, keys):
+    dies = '{"answers": [{}, {"fault": "die", "fault_after": 5}], "step_s": 0.01}'
+    with installation(tmp_path, keys, script=dies) as server:
+
+        def answered(tokens):
+            return post(server, keys["SEARCH_KEY"], max_tokens=tokens).status_code == 200
+
+        for tokens in (40, 80):
+            eventually(lambda tokens=tokens: answered(tokens), "the engine does not come back")
+            assert post(server, keys["SEARCH_KEY"], max_tokens=20).status_code == 502
+        eventually(lambda: answered(8), "the engine does not come back")
+        metrics = settled_metrics(server, keys)
+        assert metrics["maitred_ledger_output_tokens_total"] == 40 + 5 + 80 + 5 + 8
+        assert metrics["maitred_ledger_drift_tokens"] == 0

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 
 from maitred.admission.admission import Admission
 from maitred.app.access import Access
-from maitred.app.reconciliation import Reconciliation
 from maitred.app.stores import Stores
 from maitred.core.counters import Reading
 from maitred.core.limits import Limit
 from maitred.core.money import usd_of
-from maitred.core.ports import Replica
 from maitred.core.request import Usage
 from maitred.observe.accounts import AccountsState
+from maitred.replica.engine_link import EngineLink
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class AccountsView:
         access: What is known of keys and limits.
         admission: Holds the leases.
         alarm: Counts the soft budgets that were passed.
-        replicas: Model -> where it runs.
+        engines: Model -> where it runs.
     """
 
     def __init__(
@@ -54,18 +53,13 @@ class AccountsView:
         access: Access,
         admission: Admission,
         alarm: SoftBudgetAlarm,
-        replicas: Mapping[str, Replica],
+        engines: Mapping[str, EngineLink],
     ) -> None:
         self._stores = stores
         self._alarm = alarm
         self._access = access
         self._admission = admission
-        self._replicas = {model: (replica, Reconciliation()) for model, replica in replicas.items()}
-
-    def begin(self) -> None:
-        """The engines are there; from now on, what they count must come into the ledger."""
-        for replica, reconciliation in self._replicas.values():
-            reconciliation.begin(replica.load())
+        self._engines = engines
 
     def stores_up(self) -> Mapping[str, bool]:
         """Whether each store answers."""
@@ -94,7 +88,7 @@ class AccountsView:
             recorded=recorded,
             soft_budgets_passed=self._alarm.passed,
             drift_tokens={
-                model: reconciliation.drift_tokens(replica.load(), recorded.get(model, _NOTHING))
-                for model, (replica, reconciliation) in self._replicas.items()
+                model: engine.output_tokens - recorded.get(model, _NOTHING).completion_tokens
+                for model, engine in self._engines.items()
             },
         )

@@ -118,7 +118,6 @@ async def _serve(config: Config, command: Command | None) -> int:
                 )
                 try:
                     if await _is_up(engine, shutdown):
-                        accounts.begin()
                         announce(console, url_of(listener), model.name, model.card())
                     await shutdown.requested()
                     await shutdown.drain()

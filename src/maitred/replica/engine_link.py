@@ -18,6 +18,7 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard, TokenStream
 from maitred.core.request import Request
 from maitred.replica.connection import EngineConnection
+from maitred.replica.output_count import OutputCount
 from maitred.wire.address import Address, UnixAddress
 
 CONNECT_RETRY_S = 0.02
@@ -43,6 +44,7 @@ class EngineLink:
         self._retry_after_s = retry_after_s
         self.open_streams = 0
         self._connection: EngineConnection | None = None
+        self._count = OutputCount()
 
     # --- the replica ---
 
@@ -67,6 +69,11 @@ class EngineLink:
     def load(self) -> LoadReport:
         """The last report heard, from the engine's previous life if it is down."""
         return LoadReport() if self._connection is None else self._connection.load
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that the engine has counted since it was connected for the first time, over all its lives."""
+        return self._count.total(self.load())
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[TokenStream]:
@@ -113,6 +120,7 @@ class EngineLink:
                     raise
         except TimeoutError:
             raise ReplicaUnavailable(f"No engine answered at {self.address} within {timeout_s:g} s.") from None
+        self._count.met(connection.hello.result(), self.load())
         self._connection = connection
 
     async def _dial(self) -> EngineConnection:

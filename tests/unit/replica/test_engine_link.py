@@ -274,3 +274,25 @@ async def test_more_tokens_than_were_asked_for_break_the_protocol(caplog):
         await tokens_of(stream, heard)
     assert heard == {0: [1, 2, 3]}
     assert "more tokens of req-1/1 than were asked for" in caplog.text
+
+
+async def test_tokens_are_counted_over_connections():
+    async with linked() as (engine, link):
+        assert link.output_tokens == 0
+        for round_ in (1, 2):
+            async with link.generate(request(n=2)) as stream:
+                await tokens_of(stream)
+            assert link.output_tokens == 8 * round_
+            link.close()
+            await link.lost()
+            assert link.output_tokens == 8 * round_
+            await link.connect(LIMIT_S)
+            assert link.output_tokens == 8 * round_
+    async with ScriptedEngine(address=engine.address) as another:
+        await link.connect(LIMIT_S)
+        assert link.output_tokens == 16
+        async with link.generate(request()) as stream:
+            await tokens_of(stream)
+        assert link.output_tokens == 20
+        link.close()
+        await another.wait_until(lambda: another.load().running == 0)
