@@ -4,17 +4,19 @@ Events are inserted unless their ids are there already, and the charges of exact
 `spend`. So a batch may be written any number of times, by several writers at once, and counts once.
 
 SQLite is given what it can take with the fewest steps: between two steps its thread hands the interpreter's lock to and
-fro, which costs a busy gateway more than the rows do. So many rows go into one statement, always the same one, and
-values are bound as they are.
+fro, which costs a busy gateway more than the rows do. So many rows go into one statement, and values are bound as they
+are.
 """
 
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON
+from sqlalchemy import JSON, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -25,10 +27,10 @@ from maitred.store.schema import StoredText, spend, usage
 _COLUMNS = [column.name for column in usage.columns]
 _TEXTS = [index for index, column in enumerate(usage.columns) if isinstance(column.type, StoredText)]
 _JSONS = [index for index, column in enumerate(usage.columns) if isinstance(column.type, JSON)]
-_VARIABLES = 999
-"""Of one statement: as many as every SQLite takes."""
-_ROWS = _VARIABLES // len(_COLUMNS)
+_VARIABLES = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
+"""Of one statement in SQLite, at most."""
 _KNOWN = f"SELECT json_group_array(id) FROM {usage.name} WHERE id IN (SELECT value FROM json_each(?))"
+_ADD = "ON CONFLICT (counter) DO UPDATE SET charged_nusd = charged_nusd + excluded.charged_nusd"
 _STORED = StoredText()
 _SQLITE = sqlite.dialect()
 _values = attrgetter(*_COLUMNS)
@@ -68,8 +70,8 @@ class BatchWriter:
             for event in await insert(connection, ordered):
                 charges.update(event.charges)
             if charges:
-                changes = [{"counter": counter, "charged_nusd": charges[counter]} for counter in sorted(charges)]
-                await connection.execute(self._charge, changes)
+                add = self._add_on_sqlite if self._on_sqlite else self._add_on_postgres
+                await add(connection, sorted(charges.items()))
 
     async def _insert_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> list[UsageEvent]:
         rows = [dict(zip(_COLUMNS, _row(event), strict=True)) for event in events]
@@ -81,20 +83,27 @@ class BatchWriter:
         ids = _encode([event.id for event in events]).decode()
         known = msgspec.json.decode((await connection.exec_driver_sql(_KNOWN, (ids,))).scalar_one(), type=set[str])
         new = [event for event in events if event.id not in known]
-        whole = len(new) - len(new) % _ROWS
-        rows = [_bound(event) for event in new]
-        blocks = [tuple(value for row in rows[at : at + _ROWS] for value in row) for at in range(0, whole, _ROWS)]
-        if blocks:
-            await connection.exec_driver_sql(_insert_of(_ROWS), blocks)
-        if rows[whole:]:
-            await connection.exec_driver_sql(_insert_of(1), rows[whole:])
+        await _fill(connection, usage, [_bound(event) for event in new])
         return new
 
+    async def _add_on_postgres(self, connection: AsyncConnection, charges: list[tuple[str, int]]) -> None:
+        rows = [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
+        await connection.execute(self._charge, rows)
 
-def _insert_of(rows: int) -> str:
-    row = f"({', '.join('?' * len(_COLUMNS))})"
-    columns = ", ".join(f'"{name}"' for name in _COLUMNS)
-    return f"INSERT INTO {usage.name} ({columns}) VALUES {', '.join([row] * rows)}"
+    async def _add_on_sqlite(self, connection: AsyncConnection, charges: list[tuple[str, int]]) -> None:
+        rows = [(_text(counter), charged) for counter, charged in charges]
+        await _fill(connection, spend, rows, _ADD)
+
+
+async def _fill(connection: AsyncConnection, table: Table, rows: list[tuple[Any, ...]], then: str = "") -> None:
+    """Inserts rows with as few statements as their variables allow."""
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    row = f"({', '.join('?' * len(table.columns))})"
+    most = _VARIABLES // len(table.columns)
+    for at in range(0, len(rows), most):
+        block = rows[at : at + most]
+        statement = f"INSERT INTO {table.name} ({names}) VALUES {', '.join([row] * len(block))} {then}"
+        await connection.exec_driver_sql(statement, tuple(chain.from_iterable(block)))
 
 
 def _row(event: UsageEvent) -> list[Any]:
@@ -109,9 +118,11 @@ def _bound(event: UsageEvent) -> tuple[Any, ...]:
     """The columns in their order, as the driver of SQLite binds them."""
     row = list(_values(event))
     for index in _TEXTS:
-        if not row[index].isprintable():
-            row[index] = _STORED.process_bind_param(row[index], _SQLITE)
+        row[index] = _text(row[index])
     for index in _JSONS:
         row[index] = _encode(row[index]).decode()
     return tuple(row)
 
+
+def _text(value: str) -> str | None:
+    return value if value.isprintable() else _STORED.process_bind_param(value, _SQLITE)
