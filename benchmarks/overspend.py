@@ -151,9 +151,7 @@ async def spend(
         "endings_under_the_rate": counted(under_the_rate),
     }
     print(report.figures[account.id], flush=True)
-    # Redis outlives its gateways, and with it what they have counted.
-    starts = 0 if installation.redis is not None else killed
-    require_sound(report, account, statement, crowd.replies, last, starts=starts)
+    require_sound(report, account, statement, crowd.replies, last)
     refused = sum(ending_of(reply) == "rate_limit_exceeded" for reply in under_the_rate)
     report.require(f"{account.id}: part refused while the rate binds", refused / at_first, at_least=0.05)
     report.require(f"{account.id}: kills", killed, at_least=kills)

@@ -65,7 +65,7 @@ async def outage(
     }
     print(report.figures[account.id], flush=True)
     slices = len(gateways) * SLICE_SHARE
-    require_sound(report, account, statement, crowd.replies, last, starts=1, slices=slices)
+    require_sound(report, account, statement, crowd.replies, last, losses=1, slices=slices)
     report.require(f"{account.id}: requests that did not end", sum(r.left for r in crowd.replies), at_most=0)
     report.require(f"{account.id}: gateways that said that Redis is away", noticed, at_least=len(gateways))
     report.require(f"{account.id}: s until Redis decides again", normal_s, at_most=NORMAL_WITHIN_S)

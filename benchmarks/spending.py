@@ -28,8 +28,6 @@ FAULTS = (Fault.DROP, Fault.HALF_FRAME, Fault.GARBAGE, *[Fault.REJECT] * 20)
 STALLS = (Fault.STALL,) * 3
 ANSWERS = 997
 """After these the engine begins anew; among them are the faults."""
-BURSTS_PER_RESTART = 1
-"""Counters in memory, and a Redis that comes back empty, begin with full buckets: each start may give another burst."""
 LEAST_USED = 0.99
 """Of a budget, once it refuses everything."""
 QUOTA_IN_A_ROW = 64
@@ -136,7 +134,7 @@ def require_sound(
     replies: Sequence[Reply],
     last: Sequence[Reply],
     *,
-    starts: int,
+    losses: int = 0,
     slices: float = 0.0,
 ) -> None:
     """Holds an account against all that was promised.
@@ -147,7 +145,8 @@ def require_sound(
         statement: Its end.
         replies: All that its callers got.
         last: The last of them.
-        starts: How often counters have begun anew since the account was opened.
+        losses: How often Redis came back empty since the account was opened: its buckets begin full then, and may give
+            another burst. Those of counters in memory begin as the ledger says that they were.
         slices: Part of every limit that gateways may give without Redis.
     """
     name, budget, lines = account.id, statement.budget, statement.lines
@@ -158,7 +157,7 @@ def require_sound(
     report.require(f"{name}: part of the budget used", used, at_least=LEAST_USED - slices)
     beyond = tokens_beyond(
         [line for line in lines if line.key == account.limited.id],
-        burst=(1 + BURSTS_PER_RESTART * starts + slices) * account.burst_of(account.requests),
+        burst=(1 + losses + slices) * account.burst_of(account.requests),
         per_s=(1 + slices) * account.tokens_per_minute_of(account.requests) / 60,
     )
     report.require(f"{name}: tokens beyond burst and rate", beyond, at_most=0)
