@@ -6,7 +6,7 @@ reason, its usage and, of a stream, ``[DONE]`` have come.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +42,10 @@ class _Chunk(msgspec.Struct):
 
 
 _chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+def _do_nothing() -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(slots=True)
@@ -92,9 +96,13 @@ class Client:
     Args:
         url: Where it listens.
         patience_s: Whoever names no time leaves after this; nothing may take so long.
+
+    Attributes:
+        when_done: Called the moment the last event of a stream is read.
     """
 
     def __init__(self, url: str, *, patience_s: float) -> None:
+        self.when_done: Callable[[], None] = _do_nothing
         origin = Origin.parse(url)
         self._origin = origin
         self._pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=RunClock())
@@ -121,7 +129,7 @@ class Client:
         self._pool.close()
 
     async def _send(self, data: bytes, reply: Reply, leaves_after_s: float) -> None:
-        reader = _Reader(reply)
+        reader = _Reader(reply, self)
         connection: Connection | None = None
         try:
             connection = await self._pool.take()
@@ -142,8 +150,9 @@ class Client:
 class _Reader:
     """Takes the response apart; see `maitred.load.play.client.connection.ResponseReader`."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, client: Client) -> None:
         self._reply = reply
+        self._client = client
         self._cutter: EventCutter | None = None
         self._body = bytearray()
         self._finished = self._done = False
@@ -161,6 +170,7 @@ class _Reader:
         for event in self._cutter.feed(data):
             if event == b"[DONE]":
                 self._done = True
+                self._client.when_done()
             else:
                 self._take(event)
 

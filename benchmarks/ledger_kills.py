@@ -1,9 +1,10 @@
 """No answer is lost to the ledger and none is billed twice, whenever the gateway is killed.
 
-Eight callers read streams, and the gateway is killed (``kill -9``) at random moments, 50 times, each time in the middle
-of them; it is started again with the same folder. The engine lives on. At the end every answer that a client has seen
-whole (finish reason and ``[DONE]``) must be in the ledger exactly once, with exactly the tokens that the client was
-told, and the budget must show the sum of the ledger as charged and nothing as reserved.
+Eight callers read streams, and the gateway is killed (``kill -9``) 50 times in the middle of them: half of the times at
+a random moment, half in the very moment in which a client reads the last event of an answer, which is when a ledger
+that is written too late loses it. It is started again with the same folder, and the engine lives on. At the end every
+answer that a client has seen whole (finish reason and ``[DONE]``) must be in the ledger exactly once, with exactly the
+tokens that the client was told, and the budget must show the sum of the ledger as charged and nothing as reserved.
 
 The engine's own counters are the third witness. Before the kills and after them nothing is cut, and there the ledger
 must agree with them exactly: answers, prompt tokens, output tokens. During the kills the engine also counts what it
@@ -77,7 +78,7 @@ async def run(report: Report, rng: random.Random, kills: int, calm: int, *, scri
         requests = calls("stream", [key.secret], rng, streamed=1.0)
         started_s = time.monotonic()
         await _calm(report, "before the kills", installation, crowd, islice(requests, calm))
-        during = await _killed(gateway, crowd, requests, rng, kills)
+        during = await _killed(gateway, client, crowd, requests, rng, kills)
         await _calm(report, "after the kills", installation, crowd, islice(requests, calm))
         seconds = time.monotonic() - started_s
         budget, leases = await settled(installation, "acme", admin.secret, within_s=SETTLED_WITHIN_S)
@@ -134,17 +135,32 @@ async def _calm(report: Report, name: str, installation: Installation, crowd: Cr
 
 
 async def _killed(
-    gateway: Gateway, crowd: Crowd, requests: Iterable[Call], rng: random.Random, kills: int
+    gateway: Gateway, client: Client, crowd: Crowd, requests: Iterable[Call], rng: random.Random, kills: int
 ) -> list[Reply]:
     """Streams without end, until the gateway has been killed so many times."""
     over = False
     asking = asyncio.create_task(crowd.ask_all(requests, lambda _: over))
-    for _ in range(kills):
+    for kill in range(kills):
         await asyncio.sleep(rng.uniform(*LIVES_S))
-        gateway.kill()
+        if kill % 2:
+            await _kill_at_the_end_of_an_answer(gateway, client)
+        else:
+            gateway.kill()
         await gateway.start()
     over = True
     return await asking
+
+
+async def _kill_at_the_end_of_an_answer(gateway: Gateway, client: Client) -> None:
+    killed = asyncio.Event()
+
+    def kill() -> None:
+        if not killed.is_set():
+            gateway.kill()
+            killed.set()
+
+    client.when_done = kill
+    await killed.wait()
 
 
 if __name__ == "__main__":
