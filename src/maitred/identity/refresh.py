@@ -93,7 +93,8 @@ class Refresher:
                 await self.load()
             except StoreUnavailable as error:
                 if not was_away:
-                    log.warning("Keys and limits are kept as they were %.1f s ago: %s", self.age_s, error)
+                    cause = str(error.__cause__ or "").strip().partition("\n")[0]
+                    log.warning("Keys and limits are kept as they were %.1f s ago: %s", self.age_s, cause or error)
             except Exception:
                 # Without this task revocations would stop unnoticed; the age tells of a fault that stays.
                 if not was_away:

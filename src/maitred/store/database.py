@@ -12,14 +12,15 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppres
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
-from maitred.store.driver import ENDS_S, WRITES, engine_of, hang_up
+from maitred.store.driver import ENDS_S, WRITES, breaker_of, engine_of
 from maitred.store.migration import migrate
-from maitred.store.outage import is_outage
+from maitred.store.outage import first_line_of, is_outage
 from maitred.store.place import data_folder, database_url, make_folder
 
 __all__ = ["Database", "data_folder", "open_database"]
@@ -34,11 +35,13 @@ class Database:
     Args:
         engine: SQLAlchemy's.
         deadline_s: Of every transaction.
+        file: Of SQLite. It exists.
     """
 
-    def __init__(self, engine: AsyncEngine, deadline_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, deadline_s: float, file: Path | None = None) -> None:
         self.engine = engine
         self._deadline_s = deadline_s
+        self._file = None if file is None else (file, file.stat())
         # SQLite has one writer. Queueing here wakes the next at once, where SQLite itself would poll.
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 
@@ -69,6 +72,7 @@ class Database:
         self, deadline_s: float, options: dict[str, Any], turn: asyncio.Lock | None = None
     ) -> AsyncIterator[AsyncConnection]:
         ends_s = asyncio.get_running_loop().time() + deadline_s
+        self._check_file()
         try:
             async with (
                 asyncio.timeout_at(ends_s) as timeout,
@@ -87,12 +91,30 @@ class Database:
                 raise StoreUnavailable from error
             raise
 
+    def _check_file(self) -> None:
+        """Raises StoreUnavailable if SQLite's file is gone, or another one is in its place.
+
+        What is open could still be read and written, and all of it would be lost with the last connection.
+        """
+        if self._file is None:
+            return
+        path, opened = self._file
+        try:
+            if os.path.samestat(path.stat(), opened):
+                return
+            reason = "it was replaced"
+        except OSError as error:
+            reason = error.strerror or "it was deleted"
+        raise StoreUnavailable from FileNotFoundError(
+            f"{path} is not the file that was opened ({reason}). Put that one back, or start maitred again"
+        )
+
 
 @asynccontextmanager
 async def _hanging_up(connection: AsyncConnection, ends_s: float) -> AsyncIterator[None]:
     """Breaks the connection when time is up or the caller leaves."""
     driver = (await connection.get_raw_connection()).driver_connection
-    timer = asyncio.get_running_loop().call_at(ends_s, hang_up, driver)
+    timer = asyncio.get_running_loop().call_at(ends_s, breaker_of(driver))
     try:
         yield
     except asyncio.CancelledError:
@@ -117,17 +139,33 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """
     url = database_url(config)
     engine = engine_of(url, config.deadline_s)
-    database = Database(engine, config.deadline_s)
     try:
-        async with AsyncExitStack() as stack:
-            if url.database is not None and url.get_backend_name() == "sqlite":
-                await stack.enter_async_context(_opening_alone(Path(url.database)))
-                await _keep_write_ahead_log(engine)
-            connection = await stack.enter_async_context(database.begin(_MIGRATION_DEADLINE_S))
-            await connection.run_sync(migrate)
+        try:
+            database = await _opened(engine, url, config)
+        except StoreUnavailable as error:
+            if error.__cause__ is None or error.message != error.default_message:
+                raise
+            place = url.render_as_string(hide_password=True)
+            raise StoreUnavailable(
+                f"The database {place} cannot be opened: {first_line_of(error.__cause__)}. Repair it, restore a backup "
+                "of it, or name another one in store.url or store.folder."
+            ) from error
         yield database
     finally:
         await engine.dispose()
+
+
+async def _opened(engine: AsyncEngine, url: URL, config: StoreConfig) -> Database:
+    file = None
+    async with AsyncExitStack() as stack:
+        if url.database is not None and url.get_backend_name() == "sqlite":
+            file = Path(url.database)
+            await stack.enter_async_context(_opening_alone(file))
+            await _keep_write_ahead_log(engine)
+        database = Database(engine, config.deadline_s, file)
+        connection = await stack.enter_async_context(database.begin(_MIGRATION_DEADLINE_S))
+        await connection.run_sync(migrate)
+    return database
 
 
 @asynccontextmanager

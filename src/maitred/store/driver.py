@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -105,23 +106,34 @@ def _break_what_is_given_up(engine: AsyncEngine) -> None:
 
 
 def _break(driver: Any) -> None:  # noqa: ANN401 - each driver has its own type.
-    """Hangs up until the connection is closed: a statement may still be on its way to SQLite's thread."""
-    if hang_up(driver):
-        with suppress(RuntimeError):  # Without a loop, the program ends.
-            asyncio.get_running_loop().call_later(_POLL_S, _break, driver)
+    breaker = breaker_of(driver)
+
+    def again() -> None:
+        """Until the connection is closed: a statement may still be on its way to SQLite's thread."""
+        if breaker():
+            with suppress(RuntimeError):  # Without a loop, the program ends.
+                asyncio.get_running_loop().call_later(_POLL_S, again)
+
+    again()
 
 
-def hang_up(driver: Any) -> bool:  # noqa: ANN401
-    """Ends whatever the connection does now; says whether it could do something yet."""
+def breaker_of(driver: Any) -> Callable[[], bool]:  # noqa: ANN401
+    """What ends whatever the connection does at that moment; it says whether the connection could do something yet."""
     if hasattr(driver, "terminate"):
-        driver.terminate()  # asyncpg drops the connection.
-        return False
-    try:
-        # aiosqlite makes the statement that runs in its thread give up. Its coroutine waits for nothing, so that one
-        # step runs it whole.
-        driver.interrupt().send(None)
-    except StopIteration:
+
+        def drop() -> bool:
+            driver.terminate()  # asyncpg drops the connection.
+            return False
+
+        return drop
+    # Of SQLite itself: aiosqlite forgets it as soon as anybody wants to close it, while its thread still works on it.
+    sqlite = driver._connection
+
+    def interrupt() -> bool:
+        try:
+            sqlite.interrupt()
+        except (AttributeError, sqlite3.ProgrammingError):
+            return False  # It is closed, or was never open.
         return True
-    except (ValueError, sqlite3.ProgrammingError):
-        return False  # It is closed.
-    return True
+
+    return interrupt

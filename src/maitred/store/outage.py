@@ -54,3 +54,12 @@ def is_outage(error: BaseException) -> bool:
         return code & 0xFF in _SQLITE_CODES
     # What an adapter raised for the driver says nothing by itself; its cause does.
     return error.__cause__ is not None and is_outage(error.__cause__)
+
+
+def first_line_of(error: BaseException) -> str:
+    """What a database, its driver or the machine said, for people; without SQL and what stands around it."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return first_line_of(error.orig)
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
+    return str(error).strip().partition("\n")[0].rstrip(".") or "it does not answer"
