@@ -1,0 +1,73 @@
+"""What is collected for metrics: how far the ledger is from the engines, and which budgets were passed."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from maitred.app.accounts import AccountsView, SoftBudgetAlarm
+from maitred.core.counters import Reading
+from maitred.core.errors import StoreUnavailable
+from maitred.core.limits import Limit, LimitKind
+from maitred.core.request import Usage
+
+
+@pytest.fixture
+def parts():
+    """Of an installation; each test changes what it is about."""
+    return SimpleNamespace(
+        stores=SimpleNamespace(
+            ledger=SimpleNamespace(totals=dict, backlog=3, backlog_age_s=0.25),
+            counters=SimpleNamespace(healthy=True),
+            journal=SimpleNamespace(healthy=True, check=lambda: None),
+        ),
+        access=SimpleNamespace(refresher=SimpleNamespace(away=False, age_s=0.5, check=lambda: None)),
+        admission=SimpleNamespace(leases=SimpleNamespace(held=2, late=1)),
+        alarm=SoftBudgetAlarm(),
+        engines={},
+    )
+
+
+def view_of(parts):
+    return AccountsView(parts.stores, parts.access, parts.admission, parts.alarm, parts.engines)
+
+
+def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
+    parts.engines = {name: SimpleNamespace(output_tokens=tokens) for name, tokens in [("a", 30), ("b", 7), ("c", 0)]}
+    parts.stores.ledger.totals = lambda: {"a": Usage(100, 30), "b": Usage(5, 2), "gone": Usage(1, 1)}
+    state = view_of(parts).state()
+    assert state.drift_tokens == {"a": 0, "b": 5, "c": 0}
+    assert state.recorded["gone"] == Usage(1, 1)
+
+
+def test_a_ledger_that_is_ahead_drifts_below_zero(parts):
+    parts.engines = {"a": SimpleNamespace(output_tokens=3)}
+    parts.stores.ledger.totals = lambda: {"a": Usage(0, 5)}
+    assert view_of(parts).state().drift_tokens == {"a": -2}
+
+
+def test_the_rest_is_passed_on(parts):
+    parts.access.refresher.away = True
+    parts.stores.journal.healthy = False
+    state = view_of(parts).state()
+    assert (state.leases_held, state.leases_late, state.backlog, state.backlog_age_s) == (2, 1, 3, 0.25)
+    assert (state.directory_age_s, state.soft_budgets_passed) == (0.5, 0)
+    assert state.stores_up == {"database": False, "counters": True, "journal": False}
+
+
+def test_stores_that_refuse_everybody_are_told(parts):
+    def away():
+        raise StoreUnavailable
+
+    view_of(parts).check_stores()
+    parts.stores.journal.check = away
+    with pytest.raises(StoreUnavailable):
+        view_of(parts).check_stores()
+
+
+def test_soft_budgets_are_counted_and_logged(parts, caplog):
+    limit = Limit(id="l", subject="tenant:acme", kind=LimitKind.USD_PER_DAY, value=2_000_000_000, hard=False)
+    with caplog.at_level(logging.WARNING):
+        parts.alarm(limit, Reading(2_000_000_000, -1, 0.0, used=2_500_000_000))
+    assert "usd_per_day of tenant:acme was passed: 2.5000 of 2.0000 USD" in caplog.text
+    assert view_of(parts).state().soft_budgets_passed == 1
