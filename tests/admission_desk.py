@@ -59,6 +59,8 @@ class PaperLedger:
 class FlakyCounters(MemoryCounters):
     """Counters whose settlements and renewals can fail, or hang, for a while."""
 
+    at_once = False
+
     def __init__(self, clock, spent=None):
         super().__init__(clock, spent)
         self.trouble = None

@@ -65,8 +65,11 @@ class Leases:
         Fails only by being cancelled. Like every other trouble, that leaves the rest to the background.
         """
         try:
-            async with asyncio.timeout(self._patience_s):
+            if self._counters.at_once:
                 await self._counters.settle(lease, amounts)
+            else:
+                async with asyncio.timeout(self._patience_s):
+                    await self._counters.settle(lease, amounts)
         except BaseException as error:
             self.settle_later(lease, amounts)
             if not isinstance(error, Exception):

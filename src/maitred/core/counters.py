@@ -112,6 +112,11 @@ class Counters(Protocol):
         """Whether everything that is shared can be reached."""
         ...
 
+    @property
+    def at_once(self) -> bool:
+        """Whether settling never waits for anybody, because everything is counted in this process."""
+        ...
+
     async def reserve(self, reservation: Reservation) -> Granted | Denied:
         """Takes all claims or none.
 

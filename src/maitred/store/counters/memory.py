@@ -59,6 +59,11 @@ class MemoryCounters:
         self._book.recall(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
 
     @property
+    def at_once(self) -> bool:
+        """Always: to settle is to add up."""
+        return True
+
+    @property
     def healthy(self) -> bool:
         """Always: what is counted here is here."""
         return True

@@ -85,6 +85,11 @@ class RedisCounters:
         await self._session.stop()
 
     @property
+    def at_once(self) -> bool:
+        """Never: Redis has to be told."""
+        return False
+
+    @property
     def healthy(self) -> bool:
         """Whether Redis decides."""
         return self._session.mode is Mode.SHARED
