@@ -30,6 +30,7 @@ from maitred.admission.work import Work
 from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
+from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
@@ -180,6 +181,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 await engine.started()
+                collect_seldom()
                 await shutdown.requested()
                 await shutdown.drain()
                 server.stop()

@@ -27,6 +27,7 @@ from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.banner import announce, show_key
+from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
@@ -72,9 +73,10 @@ async def _serve(config: Config, command: Command | None) -> int:
     tokenizer = Tokenizer.load(folder)
     listener = bind(config.server)
     async with (
-        _engine(config, command or engine_command(folder, config.engine), clock) as engine,
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock) as access,
+        # Last: who may not serve from this folder must not take an accelerator's memory from who does.
+        _engine(config, command or engine_command(folder, config.engine), clock) as engine,
     ):
         if access.first_key is not None:
             show_key(console, access.first_key)
@@ -118,6 +120,7 @@ async def _serve(config: Config, command: Command | None) -> int:
                 )
                 try:
                     if await _is_up(engine, shutdown):
+                        collect_seldom()
                         announce(console, url_of(listener), model.name, model.card())
                     await shutdown.requested()
                     await shutdown.drain()

@@ -1,0 +1,17 @@
+"""What is there when serving begins is not looked at again."""
+
+import gc
+
+from maitred.app.garbage import collect_seldom
+
+
+def test_what_stays_is_left_alone_and_the_rest_is_looked_at_seldom():
+    before, enabled = gc.get_threshold(), gc.isenabled()
+    try:
+        collect_seldom()
+        assert gc.get_freeze_count() > 0
+        assert all(now > then for now, then in zip(gc.get_threshold(), before, strict=True))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
