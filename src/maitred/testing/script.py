@@ -61,6 +61,10 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_s: float = 0.0
     """Pause before the engine listens, as if it loaded a model."""
 
+    def answer(self, number: int) -> Answer:
+        """The answer to the request of this number, counted from 0."""
+        return self.answers[number % len(self.answers) if self.again else min(number, len(self.answers) - 1)]
+
 
 SCRIPTED_CARD = ModelCard(
     name="scripted",

@@ -286,11 +286,10 @@ async def _serve(script: Script, address: Address) -> None:
         loop.add_signal_handler(number, stop.set)
     await asyncio.sleep(script.load_s)
     die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    answers: Sequence[Answer] | Callable[[Request], Answer] = script.answers
-    if script.again:
-        endless = itertools.cycle(script.answers)
-        answers = lambda _: next(endless)  # noqa: E731
-    async with ScriptedEngine(answers, address=address, step_s=script.step_s, die=die) as engine:
+    numbers = itertools.count()
+    async with ScriptedEngine(
+        lambda _: script.answer(next(numbers)), address=address, step_s=script.step_s, die=die
+    ) as engine:
         print(f"scripted engine listens at {engine.address}", flush=True)  # noqa: T201 - what its owner's log shows
         await stop.wait()
 
