@@ -7,10 +7,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
+from maitred.app.stores import open_stores
+from maitred.config.tree import Config
+from maitred.core.clock import SystemClock
+from maitred.core.counters import Claim, CounterKind, Granted, Reservation
+from maitred.core.secret import Secret
 from maitred.identity.keys import make_key
+from maitred.store.config import StoreConfig
+from maitred.store.counters.config import CountersConfig
+from maitred.store.journal import Journal
 from maitred.testing.server_process import serving
 from tests.redis_server import redis_server
+from tests.usage_events import usage_event
 
 LIMIT_S = 15.0
 COST_USD = 0.001 * 4 + 0.002 * 8
@@ -152,3 +162,24 @@ def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgre
             "the ledger lacks lines",
         )
         assert row["cost_usd"] <= 1 + 2 * 0.1
+
+
+async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_count(tmp_path, redis, postgres_url):
+    config = structs.replace(
+        Config(),
+        store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}")),
+        counters=CountersConfig(url=redis.url, recovery_s=0),
+    )
+    claim = Claim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)
+    async with open_stores(config, SystemClock()) as stores:
+        assert isinstance(await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), Granted)
+        # It dies when the usage is journaled and the counters are not told yet.
+        journal = Journal(tmp_path / "journal", clock=SystemClock())
+        journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))
+        journal.close()
+        (held,) = await stores.counters.read([claim])
+        assert (held.used, held.reserved) == (0, 300)
+    for _ in range(2):  # once, however often gateways start
+        async with open_stores(config, SystemClock()) as stores:
+            (settled,) = await stores.counters.read([claim])
+            assert (settled.used, settled.reserved) == (200, 0)

@@ -60,9 +60,10 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         journal = Journal(folder, clock=clock, durable=config.store.durable_journal)
         ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
-        await ledger.replay()
-        await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         counters = await _counters(config, clock, ledger, stack)
+        # What a dead gateway journaled, and could not settle any more with counters that outlived it, is settled now.
+        await ledger.replay(counters.settle)
+        await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         yield Stores(DirectoryStore(database, clock), journal, ledger, UsageQueries(database), counters)
 
 

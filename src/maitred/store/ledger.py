@@ -12,7 +12,7 @@ the database is back.
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -44,6 +44,10 @@ _STORED = StoredText()
 _Result = TypeVar("_Result")
 
 
+Settle = Callable[[str, Mapping[str, int]], Awaitable[None]]
+"""Ends a lease and charges what was used, as `maitred.core.counters.Counters.settle` does."""
+
+
 class UsageLedger:
     """Implements `maitred.core.usage.Ledger`. Belongs to one event loop.
 
@@ -63,6 +67,7 @@ class UsageLedger:
         self._full = asyncio.Event()
         self._tokens: dict[str, tuple[int, int, int]] = {}
         self._batches = BatchWriter(database)
+        self._settle: Settle | None = None
 
     def begin(self, lease: str, event: UsageEvent) -> None:
         """See `Ledger`. The event that `record` gets for this work must have the same id.
@@ -136,8 +141,12 @@ class UsageLedger:
         await self.flush()
         return await taken_since(self._database, since_s)
 
-    async def replay(self) -> int:
+    async def replay(self, settle: Settle | None = None) -> int:
         """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
+
+        Args:
+            settle: Called for each event with its id, which is that of its lease, and what it charged and took: shared
+                counters may still hold that lease. From then on, what is found later is settled too.
 
         Returns:
             How many events were found; some may have been in the database already.
@@ -145,6 +154,7 @@ class UsageLedger:
         Raises:
             StoreUnavailable: The database cannot be written, or a journal not be read. Nothing is lost by that.
         """
+        self._settle = settle or self._settle
         found = 0
         for folder in orphans(self._journal.folder):
             with adopt(folder) as orphan:
@@ -153,6 +163,9 @@ class UsageLedger:
                 count = 0
                 for batch in orphan.batches(BATCH):
                     await _whole(self._batches.write(batch))
+                    if self._settle is not None:
+                        for event in batch:
+                            await self._settle(event.id, {**event.charges, **event.taken})
                     count += len(batch)
                 orphan.remove()
                 if count:
