@@ -138,7 +138,10 @@ async def _parts_of(config: Config, step: Step, clock: Clock, folder: Path) -> A
     if step is Step.NOTHING:
         yield _Parts(_KnowsEverybody(), _OpenDoor(nobody, MemoryCounters(clock), _Forgets(), config.admission, clock))
         return
-    async with open_stores(config, clock) as stores, open_access(config, stores.directory, clock) as access:
+    async with (
+        open_stores(config, clock) as stores,
+        open_access(config, stores.directory, clock, lambda _: None) as access,
+    ):
         ledger: Ledger = _Forgets()
         book: LimitBook = nobody
         made: type[Admission] = _OpenDoor

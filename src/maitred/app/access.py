@@ -1,6 +1,6 @@
 """Who may come in, from the configuration and the store to an `Identity` that answers without waiting for either."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -25,21 +25,24 @@ _FIRST_KEY = "firstadminkey000"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What decides who calls.
-
-    Attributes:
-        first_key: The admin key that was made because there was none; shown once and kept nowhere.
-    """
+    """What decides who calls."""
 
     directory: Directory
     identity: Identity
     refresher: Refresher
-    first_key: str | None
 
 
 @asynccontextmanager
-async def open_access(config: Config, store: DirectoryStore, clock: Clock) -> AsyncIterator[Access]:
+async def open_access(
+    config: Config, store: DirectoryStore, clock: Clock, show_key: Callable[[str], None]
+) -> AsyncIterator[Access]:
     """Declares what the configuration says, makes a first admin key if there is none, and keeps up with the store.
+
+    Args:
+        config: Who is declared.
+        store: Where tenants, keys and limits are kept.
+        clock: For expiry, and the age of what is known.
+        show_key: Shows a first admin key. It is kept nowhere, so this is called before anything else can fail.
 
     Raises:
         ConfigInvalid: What is declared has faults.
@@ -52,9 +55,9 @@ async def open_access(config: Config, store: DirectoryStore, clock: Clock) -> As
         store, directory, clock, every_s=config.identity.refresh_s, max_stale_s=config.identity.max_stale_s
     )
     await refresher.load()
-    first_key = None
     if not directory.anyone_with(Scope.ADMIN):
-        first_key = await _make_first_key(store)
+        if (first_key := await _make_first_key(store)) is not None:
+            show_key(first_key)
         await refresher.load()
     async with token_issuers(config.identity.oidc, directory, clock) as issuers, running(refresher.run(), "directory"):
         identity = Identity(
@@ -64,7 +67,7 @@ async def open_access(config: Config, store: DirectoryStore, clock: Clock) -> As
             anonymous=ANONYMOUS if config.server.serves_anyone else None,
             issuers=issuers,
         )
-        yield Access(directory, identity, refresher, first_key)
+        yield Access(directory, identity, refresher)
 
 
 async def _make_first_key(store: DirectoryStore) -> str | None:

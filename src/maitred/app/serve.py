@@ -15,6 +15,7 @@ probe sees the process alive but not ready.
 """
 
 import asyncio
+from functools import partial
 
 import uvloop
 from rich.console import Console
@@ -74,12 +75,10 @@ async def _serve(config: Config, command: Command | None) -> int:
     listener = bind(config.server)
     async with (
         open_stores(config, clock) as stores,
-        open_access(config, stores.directory, clock) as access,
+        open_access(config, stores.directory, clock, partial(show_key, console)) as access,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
         _engine(config, command or engine_command(folder, config.engine), clock) as engine,
     ):
-        if access.first_key is not None:
-            show_key(console, access.first_key)
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
         admission = Admission(
