@@ -4,7 +4,7 @@ Which counters there are is settled by the limits (see `maitred.admission.policy
 price of its model and the time, which chooses the windows of budgets.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,8 @@ from maitred.core.counters import Claim, CounterKind
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import PRICED_TOKENS, Price
 from maitred.core.request import Usage
+
+_BUCKET, _POOL, _BUDGET = CounterKind.BUCKET, CounterKind.POOL, CounterKind.BUDGET
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ def demand_of(watches: Sequence[Watch], price: Price, size: Size, wall_s: float)
     demand = Demand([], [], [])
     for watch in watches:
         claim = watch.claim
-        if claim.kind is CounterKind.BUDGET:
+        if claim.kind is _BUDGET:
             if free:
                 continue
             for limit in watch.soft:
@@ -103,15 +105,15 @@ def charges_of(demand: Demand, usage: Usage, cost_nusd: int, outcome: Outcome) -
     charged the cost. What was held for running is all given back.
     """
     return {
-        claim.counter: _charge(rule.limit.kind, usage, cost_nusd, outcome)
+        claim.counter: cost_nusd if claim.kind is _BUDGET else _taken(rule.limit.kind, usage, outcome)
         for claim, rule in zip(demand.claims, demand.rules, strict=True)
-        if claim.kind is not CounterKind.POOL
+        if claim.kind is not _POOL
     }
 
 
 def spent_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
     """Of these charges, those that last: the ones to budgets."""
-    return {claim.counter: charges[claim.counter] for claim in _budgets(demand.claims)}
+    return {claim.counter: charges[claim.counter] for claim in demand.claims if claim.kind is _BUDGET}
 
 
 def taken_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
@@ -119,21 +121,18 @@ def taken_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
     return {
         claim.counter: charges[claim.counter]
         for claim in demand.claims
-        if claim.kind is CounterKind.BUCKET and charges[claim.counter]
+        if claim.kind is _BUCKET and charges[claim.counter]
     }
 
 
 def reserved_of(demand: Demand, output: int) -> dict[str, int]:
     """What a request holds of rates until it has ended, when each choice may have that much output."""
-    amounts = {claim.counter: claim.amount(output) for claim in demand.claims if claim.kind is CounterKind.BUCKET}
+    amounts = {claim.counter: claim.amount(output) for claim in demand.claims if claim.kind is _BUCKET}
     return {counter: amount for counter, amount in amounts.items() if amount}
 
 
-def _budgets(claims: Iterable[Claim]) -> Iterable[Claim]:
-    return (claim for claim in claims if claim.kind is CounterKind.BUDGET)
-
-
-def _charge(kind: LimitKind, usage: Usage, cost_nusd: int, outcome: Outcome) -> int:
+def _taken(kind: LimitKind, usage: Usage, outcome: Outcome) -> int:
+    """What is taken from a rate."""
     match kind:
         case LimitKind.REQUESTS_PER_MINUTE:
             return 0 if outcome is Outcome.REFUSED else 1
@@ -141,7 +140,5 @@ def _charge(kind: LimitKind, usage: Usage, cost_nusd: int, outcome: Outcome) -> 
             return usage.total_tokens
         case LimitKind.INPUT_TOKENS_PER_MINUTE:
             return usage.prompt_tokens
-        case LimitKind.OUTPUT_TOKENS_PER_MINUTE:
-            return usage.completion_tokens
         case _:
-            return cost_nusd
+            return usage.completion_tokens
