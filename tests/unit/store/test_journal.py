@@ -227,8 +227,11 @@ def test_durable_entries_are_synced(tmp_path, monkeypatch):
 def test_a_child_of_the_process_does_not_hold_the_lock(tmp_path):
     journal = make(tmp_path)
     journal.record(usage_event(1))
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    lives = [sys.executable, "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(lives, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
     try:
+        assert child.stdout is not None
+        child.stdout.readline()  # until it runs its own program, it is a copy of ours and holds what we hold
         journal.close()
         assert len(adopted(tmp_path)) == 1
     finally:
