@@ -11,7 +11,7 @@ import pytest
 
 from maitred.identity.keys import make_key
 from maitred.testing.server_process import free_port
-from tests.integration.test_accounts import eventually, installation, post
+from tests.integration.test_accounts import admin, eventually, installation, post
 
 LIMIT_S = 30.0
 
@@ -58,3 +58,16 @@ def test_a_second_gateway_on_one_folder_is_refused_and_one_after_a_kill_is_not(t
         server.process.wait()
     with installation(tmp_path, keys) as server:
         assert post(server, keys["SEARCH_KEY"]).status_code == 200
+
+
+def test_a_log_of_everything_shows_neither_keys_nor_what_is_kept(tmp_path, keys):
+    with installation(tmp_path, keys, log__level="debug") as server:
+        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        wrong = make_key().plaintext
+        assert post(server, wrong).status_code == 401
+        eventually(lambda: admin(server, keys, "usage/events")["data"], "nothing is written")
+        log = server.log.read_text()
+    assert "DEBUG" in log
+    for key in (*keys.values(), wrong):
+        assert key[-43:] not in log
+    assert "INSERT INTO" not in log

@@ -27,7 +27,7 @@ def set_up(config: LogConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
-    for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy"):
+    for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy", "aiosqlite"):
         # They log each connection and each step; what we need to know of one we log ourselves.
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
 
