@@ -1,8 +1,10 @@
-"""What this gateway keeps and counts, opened together and closed in the right order.
+"""What this gateway keeps and counts, opened together and closed in the right order::
 
-database <- directory (tenants, keys, limits)
-<- ledger <- journal
-counters (memory | Redis), which ask the ledger what was spent
+    database <- directory (tenants, keys, limits)
+             <- ledger <- journal
+    counters (memory | Redis)
+
+Counters ask the ledger what was spent, and the ledger tells them what a dead gateway could not settle.
 """
 
 import asyncio
