@@ -365,6 +365,25 @@ async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
         assert (readings[0].reserved, readings[1].used) == (110, 41)
 
 
+async def test_what_ends_while_redis_recovers_is_told_at_once(server):
+    # Else it might be charged twice: once Redis opens, the database is asked, which knows of it as well.
+    gateways = Gateways(server, recovery_s=1.5, probe_interval_s=1.4, slice_share=0.2)
+    async with gateways.open("one") as one:
+        session = one._session
+        await one.reserve(reservation("before", budget(1000, 100)))
+        await session.renew_slices()
+        server.kill()
+        await until(lambda: session.mode is Mode.AWAY)
+        assert isinstance(await one.reserve(reservation("away", budget(1000, 10))), Granted)
+        server.start()
+        await until(lambda: session.mode is Mode.RECOVERING)
+        await one.settle("away", {"budget": 7})
+        await until(lambda: not session.holdings.unsettled, timeout_s=0.7)
+        assert session.mode is Mode.RECOVERING
+        await until(lambda: one.healthy)
+        assert (await one.read([budget(1000)]))[0].used == 7
+
+
 def test_a_call_in_the_turn_in_which_the_connection_closes_falls_back_to_the_slices(server):
     async def main():
         async with Gateways(server).open("one") as counters:

@@ -19,6 +19,9 @@ What happens when it is back:
    slices meanwhile.
 3. Slices are renewed, and reservations go to Redis again.
 
+A gateway that comes back to an empty Redis later than that finds that the database has been asked already, and what it
+gave meanwhile is charged a second time. So no more is charged too much than its slices, and nothing too little.
+
 Redis must not evict keys (``maxmemory-policy noeviction``). A settlement whose answer was lost is repeated; it counts
 once if Redis is back within a quarter of an hour, and at most twice if later, never not at all.
 """

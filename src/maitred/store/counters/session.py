@@ -209,6 +209,9 @@ class Session:
                 held.local = False
                 self.book.settle(held.claims, held.output, amounts, self._clock.monotonic_s())
         self.holdings.unsettled.append((lease, dict(amounts)))
+        if self.mode is Mode.RECOVERING:
+            # Once it opens, budgets are set to what the database says, which knows of this soon.
+            self._news.set()
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
@@ -227,12 +230,16 @@ class Session:
             except Exception:
                 _log.exception("The upkeep of the shared counters failed; it goes on.")
             self._tidy()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
-            self._news.clear()
+            await self._rest(wait_s)
+
+    async def _rest(self, wait_s: float) -> None:
+        """Waits, though no longer than until there is news."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
 
     def _tidy(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -260,7 +267,7 @@ class Session:
             if opens_in_s <= 0:
                 break
             self._enter(Mode.RECOVERING)
-            await asyncio.sleep(min(opens_in_s, self._config.probe_interval_s))
+            await self._rest(min(opens_in_s, self._config.probe_interval_s))
         # Nothing is awaited since the last delivery, so that all that was decided here is known there.
         self._enter(Mode.SHARED)
         _log.info("The shared counters answer.")
