@@ -8,6 +8,7 @@ Counters ask the ledger what was spent, and the ledger tells them what a dead ga
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from maitred.store.ledger import UsageLedger
 from maitred.store.place import database_url
 from maitred.store.tenure import tenure
 from maitred.store.usage import UsageQueries
+
+log = logging.getLogger(__name__)
 
 _JOURNAL = "journal"
 _LOCK = "gateway.lock"
@@ -100,6 +103,11 @@ async def recall_rates(stores: Stores, clock: Clock) -> None:
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
     if config.counters.url is None:
+        if database_url(config.store).get_backend_name() != "sqlite":
+            log.warning(
+                "Limits are counted in this gateway's memory. If other gateways use the same database, each of them "
+                "lets as much through: set counters.url to a Redis that they share."
+            )
         # Its leases are renewed three times before they end; to miss one renewal takes a pause.
         steady = SteadyClock(clock, config.admission.lease_s / 3)
         await stack.enter_async_context(running(steady.run(), "steady clock"))

@@ -1,7 +1,8 @@
 """Request ids: ours when the client sends none, the client's when it is safe to repeat.
 
 An id is echoed in headers, logs and traces, so what a client may choose is narrow: 1 to 128 characters, each a
-letter, a digit or one of ``-_.:``. Anything else is replaced, never echoed.
+letter, a digit or one of ``-_.:``. Anything else is replaced, never echoed; so is what looks like an API key, which
+somebody has put into the wrong header.
 """
 
 import re
@@ -22,6 +23,6 @@ def new_object_id(prefix: str) -> str:
 
 def request_id_from(offered: str | None) -> str:
     """The client's id if it offered a safe one, else a fresh id."""
-    if offered is not None and _SAFE_ID.fullmatch(offered):
+    if offered is not None and _SAFE_ID.fullmatch(offered) and not offered.startswith("sk-"):
         return offered
     return new_request_id()
