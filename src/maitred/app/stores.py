@@ -1,4 +1,6 @@
-"""What this gateway keeps and counts, opened together and closed in the right order::
+"""What this gateway keeps and counts, opened together and closed in the right order.
+
+::
 
     database <- directory (tenants, keys, limits)
              <- ledger <- journal
