@@ -62,7 +62,7 @@ class Size:
 
 
 FULL = Size(requests=100_000, kills=10, outages=6, outage_requests=6_000)
-QUICK = Size(requests=4_000, kills=2, outages=1, outage_requests=1_000)
+QUICK = Size(requests=3_000, kills=2, outages=1, outage_requests=1_000)
 
 
 def main() -> int:
