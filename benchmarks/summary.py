@@ -25,7 +25,7 @@ def main() -> int:
 
 def render() -> str:
     """All figures, as Markdown."""
-    return "\n".join([_users(), _loads(), _throughput(), _rest(), _retries(), _tester()])
+    return "\n".join([_users(), _loads(), _throughput(), _rest(), _accounts(), _retries(), _tester()])
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -76,6 +76,36 @@ def _loads() -> str:
             f"| {_times(summary['ttft'])} | {_times(summary['itl'])} | {summary['attainment']:.1%} | {cached:.0%} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _accounts() -> str:
+    alone, shared, kills = _load("overspend"), _load("overspend_shared"), _load("ledger_kills")
+    many, cost = _load("tenants"), _load("gateway_cost")
+    one, two, away = alone["figures"]["spend"], shared["figures"]["spend"], shared["figures"]["outage-0"]
+    tenants, rss = many["figures"], many["figures"]["rss_mib"]
+    endings = kills["figures"]["endings_during_the_kills"]
+    sentences = [
+        f"**Accounts** — `{alone['command']}`: {one['requests']:,} requests of 64 callers who leave, fail and are cut, "
+        f"with {one['kills']} kills of the gateway: {one['spent_usd']:.6f} of {one['budget_usd']:g} USD spent, "
+        f"{_bar(alone, 'overspend'):.0f} overspent, {_bar(alone, 'still reserved'):.0f} still reserved.",
+        f"Two gateways on one Redis and one PostgreSQL: {two['requests']:,} requests, {two['kills']} kills, "
+        f"{two['spent_usd']:.6f} of {two['budget_usd']:g} USD; then Redis killed and started empty: "
+        f"{away['overshoot_share']:.1%} overshoot, normal {away['normal_after_s']:.1f} s after it was back.",
+        f"`{kills['command']}`: {kills['figures']['kills']} kills -9 in mid-stream; of {endings['whole']} answers that "
+        f"were whole, {_bar(kills, 'missing'):.0f} are missing in the ledger and {_bar(kills, 'twice'):.0f} billed twice.",
+        f"`{many['command']}`: {tenants['loaded']['keys']:,} keys of {tenants['loaded']['tenants']:,} tenants take "
+        f"{rss['all'] - rss['none']:.0f} MiB and {tenants['start_s']['all'] - tenants['start_s']['none']:.1f} s more to "
+        f"start; a revoked key works for {tenants['revoked_s']['most']:.2f} s at most.",
+        f"`{cost['command']}`: identity, limits and ledger add {cost['figures']['added_us']['median']:.0f} µs of "
+        f"processor time to a request that takes {cost['figures']['nothing']['cpu_us']:.0f} without them; a key that is "
+        f"not known costs {cost['figures']['unknown key']['cpu_us']:.0f} µs.",
+    ]
+    return " ".join(sentences) + "\n"
+
+
+def _bar(result: dict[str, Any], words: str) -> float:
+    """What was measured for the first bar of these words."""
+    return next(float(bar["measured"]) for bar in result["bars"] if words in bar["name"])
 
 
 def _retries() -> str:

@@ -21,7 +21,6 @@ from maitred.app.prompts import tokens_of
 from maitred.core.answer import Answer, Ask, Outcome, Part, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, ReplicaLost
-from maitred.core.ids import new_request_id
 from maitred.core.ports import ModelCard, TokenStream
 from maitred.core.request import Delta, FinishReason, Request
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -82,8 +81,8 @@ class Pipeline:
             # What exactly is to be generated?
             scope = _cache_scope(principal)
             requests = [
-                self._request(ask, prompt, min(room, grant.max_tokens), scope)
-                for prompt, room in zip(prompts, rooms, strict=True)
+                self._request(f"{grant.lease}-{index}", ask, prompt, min(room, grant.max_tokens), scope)
+                for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
             ]
             choices = [
                 Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
@@ -96,12 +95,11 @@ class Pipeline:
             batches = await running.enter_async_context(merged(streams))
             yield _Answer(batches, streams, choices, tally, self._clock, grant)
 
-    def _request(self, ask: Ask, prompt: list[int], max_tokens: int, cache_scope: str) -> Request:
-        """The request as scheduler and engine see it."""
+    def _request(self, name: str, ask: Ask, prompt: list[int], max_tokens: int, cache_scope: str) -> Request:
+        """The request as scheduler and engine see it, under an id that leads to its line in the ledger."""
         seed = self._draw_seed() if ask.seed is None else ask.seed
         return Request(
-            # A client may repeat its request id; at the replica it must be unique.
-            id=new_request_id(),
+            id=name,  # a client may repeat its request id; at the replica it must be unique
             prompt=prompt,
             sampling=msgspec.structs.replace(ask.sampling, max_tokens=max_tokens, seed=seed),
             cache_scope=cache_scope,

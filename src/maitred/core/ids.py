@@ -7,18 +7,23 @@ somebody has put into the wrong header.
 
 import re
 import secrets
+import time
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 def new_request_id() -> str:
-    """A fresh id with 96 random bits, such as ``req-5b1f0c9e7d2a4c6f8e1b3a5d``."""
+    """A fresh id, such as ``req-019aa6f1c0e5b1f0c9e7d2a4``."""
     return new_object_id("req")
 
 
 def new_object_id(prefix: str) -> str:
-    """A fresh id of something an API returns, such as ``chatcmpl-5b1f0c9e7d2a4c6f8e1b3a5d``."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """A fresh id of something that is kept or returned, such as ``chatcmpl-019aa6f1c0e5b1f0c9e7d2a4``.
+
+    It begins with the time in milliseconds, so that ids made one after the other lie side by side in an index and a
+    database writes few pages for many of them; 52 random bits follow.
+    """
+    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{secrets.randbits(52):013x}"
 
 
 def request_id_from(offered: str | None) -> str:
