@@ -39,6 +39,7 @@ from maitred.config.loader import load
 from maitred.config.tree import Config
 from maitred.core.answer import Outcome
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.ids import new_object_id
 from maitred.core.limits import Limit, LimitBook
 from maitred.core.request import Usage
 from maitred.core.tenancy import Identifying, Principal, Scope
@@ -110,9 +111,10 @@ class _Pass(Grant):
     """Owes nothing."""
 
     def __init__(self, max_tokens: int) -> None:
+        self.lease = new_object_id("use")
         self.max_tokens = max_tokens
 
-    async def settle(self, usage: Usage, outcome: Outcome, *, replica: str = "") -> None:
+    async def settle(self, usage: Usage, outcome: Outcome) -> None:
         pass
 
     async def end(self, error: BaseException | None) -> None:
