@@ -82,7 +82,7 @@ def _accounts() -> str:
     alone, shared, kills = _load("overspend"), _load("overspend_shared"), _load("ledger_kills")
     many, cost = _load("tenants"), _load("gateway_cost")
     one, two, away = alone["figures"]["spend"], shared["figures"]["spend"], shared["figures"]["outage-0"]
-    tenants, rss = many["figures"], many["figures"]["rss_mib"]
+    tenants, rss, start_s = many["figures"], many["figures"]["rss_mib"], many["figures"]["start_s"]
     endings = kills["figures"]["endings_during_the_kills"]
     sentences = [
         f"**Accounts** — `{alone['command']}`: {one['requests']:,} requests of 64 callers who leave, fail and are cut, "
@@ -92,13 +92,14 @@ def _accounts() -> str:
         f"{two['spent_usd']:.6f} of {two['budget_usd']:g} USD; then Redis killed and started empty: "
         f"{away['overshoot_share']:.1%} overshoot, normal {away['normal_after_s']:.1f} s after it was back.",
         f"`{kills['command']}`: {kills['figures']['kills']} kills -9 in mid-stream; of {endings['whole']} answers that "
-        f"were whole, {_bar(kills, 'missing'):.0f} are missing in the ledger and {_bar(kills, 'twice'):.0f} billed twice.",
+        f"were whole, {_bar(kills, 'missing'):.0f} are missing in the ledger and {_bar(kills, 'twice'):.0f} billed "
+        "twice.",
         f"`{many['command']}`: {tenants['loaded']['keys']:,} keys of {tenants['loaded']['tenants']:,} tenants take "
-        f"{rss['all'] - rss['none']:.0f} MiB and {tenants['start_s']['all'] - tenants['start_s']['none']:.1f} s more to "
-        f"start; a revoked key works for {tenants['revoked_s']['most']:.2f} s at most.",
+        f"{rss['all'] - rss['none']:.0f} MiB and {start_s['all'] - start_s['none']:.1f} s more to start; a revoked key "
+        f"works for {tenants['revoked_s']['most']:.2f} s at most.",
         f"`{cost['command']}`: identity, limits and ledger add {cost['figures']['added_us']['median']:.0f} µs of "
-        f"processor time to a request that takes {cost['figures']['nothing']['cpu_us']:.0f} without them; a key that is "
-        f"not known costs {cost['figures']['unknown key']['cpu_us']:.0f} µs.",
+        f"processor time to a request that takes {cost['figures']['nothing']['cpu_us']:,.0f} without them; a key that "
+        f"is not known costs {cost['figures']['unknown key']['cpu_us']:.0f} µs.",
     ]
     return " ".join(sentences) + "\n"
 
