@@ -14,7 +14,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Folder of what this gateway keeps itself: the journal of usage and, without `url`, the SQLite "
-            "database. Empty: `$XDG_DATA_HOME/maitred`, or `~/.local/share/maitred`. Each gateway needs its own."
+            "database. Empty: `$XDG_DATA_HOME/maitred`, or `~/.local/share/maitred`. Gateways that count in "
+            "memory need one each."
         ),
     ] = ""
     url: Annotated[
