@@ -1,9 +1,10 @@
 """The `server` section: where the HTTP server listens and how much it takes on."""
 
-import ipaddress
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from maitred.core.loopback import is_loopback
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -74,13 +75,3 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     def serves_anyone(self) -> bool:
         """Whether a request without a key is served."""
         return is_loopback(self.host) if self.allow_unauthenticated is None else self.allow_unauthenticated
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to the address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name, which may resolve to anything

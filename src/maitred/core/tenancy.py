@@ -5,6 +5,7 @@ everything below it unless something below is stricter. Limits and budgets name 
 ``key:5b1f0c9e7d2a``, ``*`` for the whole installation, or ``tenant:*`` and ``key:*`` for each one by itself.
 """
 
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
@@ -12,6 +13,13 @@ from typing import Protocol
 import msgspec
 
 from maitred.core.errors import Forbidden, Unauthenticated
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def is_id(text: object) -> bool:
+    """Whether it could be the id of a tenant, a key or a limit; what could not is not looked for."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 class Scope(StrEnum):

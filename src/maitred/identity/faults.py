@@ -3,15 +3,14 @@
 The rules are those of the store, so that what is sound here can be kept there.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 from maitred.core.limits import LimitKind
+from maitred.core.tenancy import is_id
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
 from maitred.identity.keys import parse
 
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _LONGEST_TEXT = 256
 Fault = tuple[str, str]
 """The dotted name of a setting, and what is wrong with it."""
@@ -24,7 +23,7 @@ def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: Iden
     places: dict[str, str] = {}
     holders: dict[str, str] = {}
     for tenant_id, place, _, config in each_tenant(tenants):
-        if not _ID.fullmatch(tenant_id):
+        if not is_id(tenant_id):
             yield (
                 place,
                 "An id is made of lower-case letters, digits, `-` and `_`, begins with a letter or a digit, and has at "

@@ -1,7 +1,8 @@
 """Which addresses an identity provider's keys may come from."""
 
-import ipaddress
 from urllib.parse import urlsplit
+
+from maitred.core.loopback import is_loopback
 
 
 def is_trustworthy(url: str) -> bool:
@@ -13,9 +14,4 @@ def is_trustworthy(url: str) -> bool:
         return False
     if not host or parts.scheme not in ("https", "http"):
         return False
-    if parts.scheme == "https" or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return parts.scheme == "https" or is_loopback(host)

@@ -9,8 +9,8 @@ from sqlalchemy import Column, ColumnElement, delete, insert, or_, select, updat
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
-from maitred.core.tenancy import ApiKey, KeySecret, Scope
-from maitred.store.rules import changed, check_key, is_id
+from maitred.core.tenancy import ApiKey, KeySecret, Scope, is_id
+from maitred.store.rules import changed, check_key
 from maitred.store.schema import key_secrets, keys
 from maitred.store.tenants import missing_tenants
 

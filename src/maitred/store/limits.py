@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.limits import Limit, LimitKind
+from maitred.core.tenancy import is_id
 from maitred.store.keys import missing_keys
-from maitred.store.rules import is_id
 from maitred.store.schema import limits
 from maitred.store.tenants import missing_tenants
 

@@ -1,7 +1,6 @@
 """What tenants, keys and limits must look like, whatever else there is; pure functions that raise `InvalidRequest`."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -9,10 +8,9 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
-from maitred.core.tenancy import ApiKey, Tenant
+from maitred.core.tenancy import ApiKey, Tenant, is_id
 
 MOST_PER_PAGE = 1000
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _EXACT = 2**53 - 1
 """Larger integers are not exact everywhere that counts: in JSON for many clients, and in Redis."""
 _LONGEST_TEXT = 256
@@ -21,11 +19,6 @@ _MOST_WEIGHT = 1000
 _LONGEST_OVERLAP_S = 90 * 86400.0
 
 Thing = TypeVar("Thing", bound=Tenant | ApiKey | Limit)
-
-
-def is_id(text: object) -> bool:
-    """Whether it could be the id of anything. What could not is not looked for."""
-    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def check_tenant(tenant: Tenant) -> None:

@@ -7,8 +7,8 @@ from sqlalchemy import Column, ColumnElement, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
-from maitred.core.tenancy import Tenant
-from maitred.store.rules import changed, check_tenant, is_id
+from maitred.core.tenancy import Tenant, is_id
+from maitred.store.rules import changed, check_tenant
 from maitred.store.schema import keys, tenants
 
 _COLUMNS = (

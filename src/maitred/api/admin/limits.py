@@ -8,7 +8,7 @@ from maitred.api.admin.office import Made, Office, page_of
 from maitred.api.call import Call
 from maitred.api.routes import Route
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
-from maitred.core.tenancy import Scope
+from maitred.core.tenancy import Scope, is_id
 from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_body, decode_query
 from maitred.wire.admin.requests import CreateLimit, LimitsQuery
@@ -101,6 +101,6 @@ class LimitRoutes:
 
 
 def _id_in(call: Call) -> str:
-    if not rules.is_id(call.parameter):
+    if not is_id(call.parameter):
         raise ResourceNotFound(f"There is no limit {shown(call.parameter)}. GET {PATH} lists them.", param="id")
     return call.parameter

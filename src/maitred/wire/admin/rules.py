@@ -13,7 +13,7 @@ from msgspec import UNSET
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
 from maitred.core.money import nusd_of
-from maitred.core.tenancy import Scope, Tenant
+from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
 from maitred.wire.admin.times import time_in
 from maitred.wire.openai.faults import shown
@@ -28,7 +28,6 @@ LARGEST_USD = 9_000_000
 """In nano-dollars this is just below 2^53, up to which the doubles of shared counters are exact."""
 LONGEST_OVERLAP_S = 90 * 86_400
 
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}", re.ASCII)
 _WEIGHT = Range(0.001, 1000)
@@ -37,11 +36,6 @@ _COUNT = Range(1, LARGEST_COUNT)
 _USD = Range(0, LARGEST_USD, excludes_low=True)
 _OVERLAP = Range(0, LONGEST_OVERLAP_S)
 _PAGE = Range(1, 500)
-
-
-def is_id(text: str) -> bool:
-    """Whether a tenant or a limit can have this id; asking the store for any other is of no use."""
-    return _ID.fullmatch(text) is not None
 
 
 def is_key_id(text: str) -> bool:
