@@ -5,7 +5,7 @@ Whatever stands in between never learns which API was called. A `Tally` goes alo
 see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from maitred.core.counters import Reading
+from maitred.core.flow import PriorityClass
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import Principal
@@ -47,6 +48,14 @@ class Ask(msgspec.Struct, frozen=True):
     """Strings that end a choice; they are not part of the answer."""
     echo: bool = False
     """Begin every choice with its prompt."""
+    priority: int | None = None
+    """From 1 to 10, as the caller asks for it; None: it does not say."""
+    deadline_in_s: float | None = None
+    """Seconds from the request's arrival within which its first token must come; None: it does not say."""
+    partial: bool = False
+    """Whether what is there when the time is over is welcome; otherwise a late answer is a failed one."""
+    retries: int = 0
+    """How often the caller has sent the same request before, as far as it says so."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"
@@ -77,6 +86,7 @@ class Part(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish: FinishReason | None = None
+    """With `FinishReason.DEADLINE` the answer is a part of one."""
     scores: list[TokenScore] | None = None
     """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
 
@@ -86,6 +96,17 @@ class Standing(msgspec.Struct, frozen=True):
 
     requests: Reading | None = None
     tokens: Reading | None = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a request stands in the queue, and what is predicted for it."""
+
+    position: int
+    """Requests that are expected to be released before it."""
+    wait_s: float
+    """From now until it is released to a replica."""
+    ttft_s: float
+    """From now until its first token."""
 
 
 class Outcome(StrEnum):
@@ -119,6 +140,18 @@ class Tally:
     """The kind of limit that refused it, such as ``tokens_per_minute``."""
     clamped_max_tokens: int | None = None
     """What `max_tokens` was lowered to, because a limit had no room for more."""
+    priority: PriorityClass | None = None
+    """As granted; None until that is known."""
+    forecast: Place | None = None
+    """What was predicted when it joined the queue."""
+    place: Callable[[], Place | None] | None = None
+    """Where it stands now; None, or returning None: it does not wait."""
+    released_s: float | None = None
+    """When it left the queue."""
+    waited_ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that it waited, by cause (see `maitred.core.request.WaitCause`)."""
+    degraded: list[str] = field(default_factory=list)
+    """What was taken from it because of the load, such as ``max_tokens=64`` or ``model=small``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -191,6 +224,14 @@ class Answering(Protocol):
         Raises:
             ModelNotFound: Nothing of that name is served to this caller.
             ReplicaUnavailable: Its replica has never been ready.
+        """
+        ...
+
+    def place(self, principal: Principal, request_id: str) -> Place:
+        """Where a request of this caller's organisation stands in the queue.
+
+        Raises:
+            ResourceNotFound: None of that id waits.
         """
         ...
 

@@ -19,12 +19,15 @@
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
     │   ├── Saturated                 429  more requests are in flight than this server takes
+    │   ├── QueueFull                 429  as many wait, or as long, as the queue takes
+    │   ├── DeadlineUnmeetable        429  the caller's deadline will have passed before its turn
     │   └── LimitReached              429
     │       ├── RateLimited           429  a rate or a concurrency limit has no room now
     │       └── QuotaExceeded         429  a budget has no room until its window ends
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   ├── ReplicaLost               502  the replica died while it was answering
+    │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
     │   └── Draining                  503  the server is shutting down
     └── Bug                   we must act
@@ -185,6 +188,20 @@ class Saturated(Refused):
     default_message = "The server has as many requests as it can hold. Try again after the time in Retry-After."
 
 
+class QueueFull(Refused):
+    """The queue takes no more of this class: it is too long, or whoever joined it now would wait too long."""
+
+    code = "queue_full"
+    default_message = "The queue is full. Try again after the time in Retry-After."
+
+
+class DeadlineUnmeetable(Refused):
+    """The first token is predicted for after the deadline; `retry_after_s` says when this caller's share has room."""
+
+    code = "deadline_unmeetable"
+    default_message = "The first token would come after the deadline. Try again after the time in Retry-After."
+
+
 class LimitReached(Refused):
     """A limit has no room.
 
@@ -249,6 +266,17 @@ class ReplicaLost(Unavailable):
     code = "replica_lost"
     http_status = 502
     default_message = "The replica failed before the answer was complete. Send the request again."
+
+
+class DeadlineExceeded(Unavailable):
+    """The caller's deadline passed before the answer was complete."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    default_message = (
+        "The deadline passed before the answer was complete. Allow more time, or accept part of an answer with "
+        "`x-maitred-partial: true`."
+    )
 
 
 class StoreUnavailable(Unavailable):

@@ -4,7 +4,7 @@ A replica is anything that turns a `Request` into a stream of deltas: our engine
 OpenAI-compatible server later. The gateway knows replicas only through these Protocols.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -30,6 +30,22 @@ class ModelCard(msgspec.Struct, frozen=True):
     device: str
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """What a step takes, as the engine has measured it: a linear model, good enough to promise by.
+
+    A step of `t` tokens whose sequences have `c` tokens of context together takes
+    ``fixed_s + token_s * t + context_token_s * c``. All 0 before anything was measured.
+    """
+
+    fixed_s: float = 0.0
+    token_s: float = 0.0
+    context_token_s: float = 0.0
+
+    def of(self, tokens: int, context_tokens: int) -> float:
+        """Seconds for such a step."""
+        return self.fixed_s + self.token_s * tokens + self.context_token_s * context_tokens
+
+
 class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """The state of an engine after a step; gauges first, then counters since its start."""
 
@@ -51,6 +67,20 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Computed again after a preemption; never billed."""
     finished: int = 0
     cancelled: int = 0
+    wasted_tokens: int = 0
+    """Output of sequences that were cancelled, or ended by their deadline with nobody to take a part."""
+    free_sequences: int = 0
+    """Sequences that the engine would take into its batch now, beside those it runs and those that wait in it. A gauge,
+    as all that follow."""
+    promised_blocks: int = 0
+    """Blocks that what runs and waits is still expected to take."""
+    waiting_prompt_tokens: int = 0
+    """Prompt tokens of what runs and waits that are still to be computed."""
+    paused: int = 0
+    """Sequences whose readers have fallen behind; they keep their blocks and are not computed."""
+    step_tokens: int = 0
+    """Tokens that the next step may compute at most."""
+    times: StepTimes = StepTimes()
 
 
 class TokenStream(Protocol):
@@ -70,6 +100,14 @@ class TokenStream(Protocol):
         """Ends one choice; the engine frees what it held by its next step. No delta of it follows."""
         ...
 
+    def pause(self) -> None:
+        """Stops the computation of every choice until `resume`; what they hold is kept."""
+        ...
+
+    def resume(self) -> None:
+        """Goes on."""
+        ...
+
 
 class Replica(Protocol):
     """One place where requests of one model can run."""
@@ -84,6 +122,14 @@ class Replica(Protocol):
 
     def load(self) -> LoadReport:
         """The last report heard from it."""
+        ...
+
+    def unheard(self) -> int:
+        """Requests that were submitted and that the last report cannot know of yet."""
+        ...
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every report, and when the replica becomes ready or is lost. For good."""
         ...
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[TokenStream]:

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from maitred.core.errors import Forbidden, Unauthenticated
+from maitred.core.flow import Share
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -86,7 +87,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     models: frozenset[str] | None = None
     """Models that all of them allow; None: every model."""
     priority_ceiling: int = 10
-    weight: float = 1.0
+    shares: tuple[Share, ...] = ()
+    """Its path through the tenants with their weights, from the organisation down to the key: whose share its requests
+    use (see `maitred.core.flow`)."""
     regions: frozenset[str] | None = None
     """None: anywhere."""
     tags: frozenset[str] = frozenset()
@@ -101,7 +104,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.models is None or model in self.models
 
 
-ANONYMOUS = Principal(key="anonymous", tenants=("anonymous",), scopes=frozenset({Scope.INFERENCE, Scope.METRICS}))
+ANONYMOUS = Principal(
+    key="anonymous",
+    tenants=("anonymous",),
+    scopes=frozenset({Scope.INFERENCE, Scope.METRICS}),
+    shares=(Share("anonymous"),),
+)
 """Whoever sends no key to a server that asks for none."""
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from maitred.core.directory import DirectoryChanges
+from maitred.core.flow import HIGHEST_PRIORITY, Share
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, Principal, Scope, Tenant
-
-_HIGHEST_PRIORITY = 10
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -23,7 +22,7 @@ class _Path(msgspec.Struct, frozen=True):
     regions: frozenset[str] | None
     tags: frozenset[str]
     priority_ceiling: int
-    weight: float
+    shares: tuple[Share, ...]
 
 
 class Directory:
@@ -94,7 +93,7 @@ class Directory:
             scopes=scopes,
             models=path.models,
             priority_ceiling=path.priority_ceiling,
-            weight=path.weight,
+            shares=(*path.shares, Share(key)),
             regions=path.regions,
             tags=path.tags,
         )
@@ -194,9 +193,8 @@ class Directory:
             models=_common(tenant.models for tenant in chain),
             regions=_common(tenant.regions or None for tenant in chain),
             tags=frozenset(tag for tenant in chain for tag in tenant.tags),
-            priority_ceiling=min(ceilings, default=_HIGHEST_PRIORITY),
-            # Of its own tenant alone: weights compare siblings, and each level shares out what the one above it got.
-            weight=chain[0].weight,
+            priority_ceiling=min(ceilings, default=HIGHEST_PRIORITY),
+            shares=tuple(Share(tenant.id, tenant.weight) for tenant in reversed(chain)),
         )
 
 

@@ -21,7 +21,7 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Delta, Request
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -42,6 +42,18 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
     request_id: str
     index: int | None = None
+
+
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
+    """Gateway to engine: the reader has fallen behind, so compute no more of this; or go on.
+
+    Attributes:
+        request_id: Unknown ids are ignored, as with `Cancel`.
+        paused: False: go on.
+    """
+
+    request_id: str
+    paused: bool = True
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -82,9 +94,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     outputs: list[Output]
     rejections: list[Rejection]
     load: LoadReport
+    submits_heard: int = 0
+    """Messages `Submit` that the engine had read on this connection when it wrote `load`."""
 
 
-ToEngine = Submit | Cancel
+ToEngine = Submit | Cancel | Pause
 ToGateway = Hello | Step
 
 _encoder = msgspec.msgpack.Encoder()

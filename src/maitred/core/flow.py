@@ -1,0 +1,76 @@
+"""Who is owed service: every request belongs to a flow, and flows compete for what the replicas can do.
+
+A flow is a path through the tenants, from the organisation down to the key. At each level siblings share what their
+parent got by their weights, so one key that floods takes from its own team first. Across all of it stand four classes
+of urgency. Nothing here decides anything: `maitred.fairness` does, for the gateway's queue and for the engine's batch.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+HIGHEST_PRIORITY = 10
+LOWEST_PRIORITY = 1
+
+
+class PriorityClass(StrEnum):
+    """How urgent a request is, the most urgent first."""
+
+    INTERACTIVE = "interactive"
+    """Somebody is looking at the screen."""
+    STANDARD = "standard"
+    BATCH = "batch"
+    """Minutes do not matter."""
+    BACKGROUND = "background"
+    """Runs when there is room; ageing sees to it that there is, in the end."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the most urgent."""
+        return _RANKS[self]
+
+    @property
+    def priority(self) -> int:
+        """The highest number that means this class."""
+        return _HIGHEST[self]
+
+
+_RANKS = {name: rank for rank, name in enumerate(PriorityClass)}
+_HIGHEST = {
+    PriorityClass.INTERACTIVE: 10,
+    PriorityClass.STANDARD: 7,
+    PriorityClass.BATCH: 4,
+    PriorityClass.BACKGROUND: 2,
+}
+
+
+def class_of(priority: int) -> PriorityClass:
+    """The class that a number from 1 (least urgent) to 10 (most) stands for.
+
+    10 to 8 are interactive, 7 to 5 standard, 4 and 3 batch, 2 and 1 background.
+    """
+    for name in reversed(PriorityClass):
+        if priority <= _HIGHEST[name]:
+            return name
+    return PriorityClass.INTERACTIVE
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """One level of a flow's path."""
+
+    id: str
+    """Unique among its siblings: the id of a tenant or of a key."""
+    weight: float = 1.0
+    """Of what the level above gets, relative to its siblings."""
+
+
+class Flow(msgspec.Struct, frozen=True, array_like=True):
+    """Whose request it is, and how urgent."""
+
+    path: tuple[Share, ...]
+    """From the organisation down to the key; at least one."""
+    priority: PriorityClass = PriorityClass.STANDARD
+
+
+ONE_FLOW = Flow((Share("*"),))
+"""For whoever does not tell callers apart."""
