@@ -50,10 +50,12 @@ class Ask(msgspec.Struct, frozen=True):
     """Begin every choice with its prompt."""
     priority: int | None = None
     """From 1 to 10, as the caller asks for it; None: it does not say."""
-    deadline_in_s: float | None = None
+    ttft_in_s: float | None = None
     """Seconds from the request's arrival within which its first token must come; None: it does not say."""
+    deadline_in_s: float | None = None
+    """Seconds from the request's arrival within which the whole answer must be there; None: it does not say."""
     partial: bool = False
-    """Whether what is there when the time is over is welcome; otherwise a late answer is a failed one."""
+    """Whether what is there at the deadline is welcome; otherwise an answer that is not whole by then has failed."""
     retries: int = 0
     """How often the caller has sent the same request before, as far as it says so."""
     max_tokens_param: str = "max_tokens"
