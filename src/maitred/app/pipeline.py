@@ -18,9 +18,9 @@ from maitred.app.choice import Choice
 from maitred.app.limits import check_fits, check_sampling, check_size
 from maitred.app.merge import merged
 from maitred.app.prompts import tokens_of
-from maitred.core.answer import Answer, Ask, Outcome, Part, Prompt, Standing, Tally
+from maitred.core.answer import Answer, Ask, Outcome, Part, Place, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import InvalidRequest, ReplicaLost
+from maitred.core.errors import InvalidRequest, ReplicaLost, ResourceNotFound
 from maitred.core.ports import ModelCard, TokenStream
 from maitred.core.request import Delta, FinishReason, Request
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -133,6 +133,10 @@ class Pipeline:
         if tally.principal is None:
             return None
         return await self._admission.peek(tally.principal, tally.model)
+
+    def place(self, principal: Principal, request_id: str) -> Place:
+        """See `Answering.place`."""
+        raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
 
     def ready(self) -> bool:
         """See `Answering.ready`."""
