@@ -12,7 +12,7 @@ from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
-from maitred.wire.frames import Cancel, FrameReader, Hello, Step, Submit, ToGateway, encode_frame
+from maitred.wire.frames import Cancel, FrameReader, Hello, Pause, Step, Submit, ToGateway, encode_frame
 
 VOCAB_SIZE = 1000
 CARD = ModelCard(
@@ -274,3 +274,42 @@ def test_token_ids_that_no_token_has_are_rejected_wherever_they_stand(serving, f
     gateway.send(Submit(Request(id="a", prompt=[1], sampling=sampling)))
     [rejection] = gateway.next().rejections
     assert "vocabulary" in rejection.message
+
+
+def test_a_paused_request_is_not_computed_and_goes_on_where_it_stopped(serving):
+    gateway = serving.connect()
+    serving.runner.permits = threading.Semaphore(2)
+    gateway.send(Submit(request("a", max_tokens=40)))
+    assert [gateway.next().outputs[0].delta.tokens for _ in range(2)] == [[2], [3]]
+    gateway.send(Pause("a"), Pause("a"), Pause("unknown"), Submit(request("b", max_tokens=20)))
+    serving.runner.permits.release(1000)
+    steps = []
+    while not steps or not steps[-1].load.paused or steps[-1].load.running:
+        steps.append(gateway.next())
+    assert len([o for step in steps for o in step.outputs if o.request_id == "a"]) <= 1
+    assert not serving.engine.busy, "a request that nobody reads must not keep the engine turning"
+    assert steps[-1].load.free_blocks == serving.pool.total
+    gateway.send(Pause("a", paused=False))
+    tokens = [t for step in steps for o in step.outputs if o.request_id == "a" for t in o.delta.tokens]
+    assert [2, 3, *tokens, *gateway.answer("a")[0][0]] == list(range(2, 42))
+
+
+def test_a_paused_request_can_be_cancelled(serving):
+    gateway = serving.connect()
+    gateway.send(Submit(request("a", max_tokens=200, n=2)), Pause("a"))
+    while not gateway.next().load.paused:
+        pass
+    gateway.send(Cancel("a", 1), Cancel("a"))
+    while (load := gateway.next().load).paused:
+        pass
+    assert load.cancelled == 2
+    assert serving.engine.occupied is False
+
+
+def test_a_report_says_how_many_requests_it_knows_of(serving):
+    gateway, other = serving.connect(), serving.connect()
+    gateway.send(*[Submit(request(str(i), max_tokens=1)) for i in range(3)])
+    while (step := gateway.next()).submits_heard < 3:
+        pass
+    assert step.submits_heard == 3
+    assert other.next().submits_heard == 0

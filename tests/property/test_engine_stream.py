@@ -23,6 +23,7 @@ from maitred.wire.frames import (
     FrameReader,
     Hello,
     Output,
+    Pause,
     Rejection,
     Step,
     ToEngine,
@@ -181,6 +182,7 @@ event = st.one_of(
     st.tuples(st.just("read"), who, turn),
     st.tuples(st.just("cancel"), who, index, turn),
     st.tuples(st.just("leave"), who, turn),
+    st.tuples(st.just("pause"), who, st.booleans(), turn),
     st.tuples(st.just("reject"), who, turn),
 )
 deaths = st.sampled_from(["eof", "half", "garbage", "gap", "afterlife"])
@@ -217,6 +219,9 @@ async def scenario(events, chunk_bytes, eager):
             case "cancel", [who, index]:
                 accounts[who].stream.cancel(index)
                 accounts[who].cancel(index)
+            case "pause", [who, paused]:
+                stream = accounts[who].stream
+                (stream.pause if paused else stream.resume)()
             case "leave", [who]:
                 connection.release(accounts[who].stream)
                 accounts[who].leave()
@@ -236,3 +241,8 @@ async def scenario(events, chunk_bytes, eager):
     assert connection._streams == {}
     cancels = [(m.request_id, m.index) for m in engine.wire.messages if isinstance(m, Cancel)]
     assert len(set(cancels)) == len(cancels), "something was cancelled twice"
+    for account in accounts:
+        told = [
+            m.paused for m in engine.wire.messages if isinstance(m, Pause) and m.request_id == account.stream.wire_id
+        ]
+        assert told == [number % 2 == 0 for number in range(len(told))], "the engine was told what it knew"

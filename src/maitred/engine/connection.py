@@ -3,7 +3,7 @@
 import socket
 
 from maitred.core.ports import LoadReport
-from maitred.wire.frames import FrameReader, Output, Rejection, Step, ToEngine, ToGateway, encode_frame
+from maitred.wire.frames import FrameReader, Output, Rejection, Step, Submit, ToEngine, ToGateway, encode_frame
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
@@ -19,6 +19,7 @@ class Connection:
         """Not yet reported."""
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
         self._steps = 0
+        self._submits_heard = 0
 
     def receive(self) -> list[ToEngine] | None:
         """What has arrived; None at the end of the stream.
@@ -31,7 +32,11 @@ class Connection:
             data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return []
-        return self._reader.feed(data) if data else None
+        if not data:
+            return None
+        messages = self._reader.feed(data)
+        self._submits_heard += sum(isinstance(message, Submit) for message in messages)
+        return messages
 
     def send(self, message: ToGateway | None = None) -> None:
         """Sends what the socket takes now of this message and of what is left of earlier ones.
@@ -55,4 +60,4 @@ class Connection:
         """Reports a step and whatever was rejected before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []
-        self.send(Step(self._steps, outputs, rejections, load))
+        self.send(Step(self._steps, outputs, rejections, load, self._submits_heard))

@@ -62,6 +62,11 @@ class Engine:
         """Whether a step would do anything."""
         return self._scheduler.busy
 
+    @property
+    def occupied(self) -> bool:
+        """Whether any request has not ended; one whose reader has fallen behind may leave nothing to do."""
+        return bool(self._owners)
+
     def submit(self, owner: Hashable, request: Request) -> None:
         """Takes a request in.
 
@@ -89,6 +94,15 @@ class Engine:
             if sequence is not None:
                 self._scheduler.cancel(sequence)
                 self._close(owner, sequence)
+
+    def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
+        """Computes no more of a request, or goes on with it. What is unknown or done is ignored."""
+        for sequence in self._requests[owner].get(request_id, {}).values():
+            if paused:
+                self._scheduler.pause(sequence)
+                self._runner.forget(sequence)
+            else:
+                self._scheduler.resume(sequence)
 
     def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
@@ -138,6 +152,11 @@ class Engine:
             recomputed_tokens=counters.recomputed_tokens,
             finished=counters.finished,
             cancelled=counters.cancelled,
+            free_sequences=scheduler.free_sequences,
+            promised_blocks=scheduler.promised_blocks,
+            waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
+            paused=scheduler.paused,
+            step_tokens=scheduler.step_tokens,
         )
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:

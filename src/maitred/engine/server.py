@@ -24,7 +24,7 @@ from maitred.core.ports import ModelCard
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
 from maitred.engine.engine import Engine
-from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Rejection, Submit
+from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Rejection, Submit
 
 DRAIN_GRACE_S = 30.0
 _DRAIN_POLL_S = 0.05
@@ -101,7 +101,7 @@ class EngineServer:
             elif self._news:
                 self._report({})
             if self._drain_until_s is not None:
-                if not self._engine.busy and not any(c.unsent for c in self._connections.values()):
+                if not self._engine.occupied and not any(c.unsent for c in self._connections.values()):
                     break
                 if self._clock.monotonic_s() > self._drain_until_s:
                     logger.warning("the grace period is over with work left: its streams end here")
@@ -145,6 +145,8 @@ class EngineServer:
                     self._submit(connection, request)
                 case Cancel(request_id, index):
                     self._engine.cancel(connection, request_id, index)
+                case Pause(request_id, paused):
+                    self._engine.pause(connection, request_id, paused=paused)
 
     def _submit(self, connection: Connection, request: Request) -> None:
         if self._drain_until_s is not None:

@@ -7,6 +7,7 @@ frame, a gap in the sequence), and never comes back; `EngineLink` makes the next
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -20,6 +21,7 @@ from maitred.wire.frames import (
     Cancel,
     FrameReader,
     Hello,
+    Pause,
     Step,
     Submit,
     ToGateway,
@@ -33,8 +35,11 @@ class EngineConnection(asyncio.Protocol):
     """The gateway's end of the engine protocol.
 
     Back-pressure: nothing here waits for the socket to drain. What can pile up before a stalled engine is one
-    `Submit` and a few `Cancel` per open request, and the gateway bounds the open requests (`server.max_in_flight`);
-    in the other direction a stream holds at most its own answer.
+    `Submit` and a few `Cancel` and `Pause` per open request, and the gateway bounds the open requests
+    (`server.max_in_flight`); in the other direction a stream that is not read pauses (see `EngineStream`).
+
+    Args:
+        news: Called after every report, once its tokens are handed out, and after the end. Must not raise.
 
     Attributes:
         hello: Done when the engine has introduced itself, or failed with the reason why it did not.
@@ -42,7 +47,7 @@ class EngineConnection(asyncio.Protocol):
         load: The engine's last report.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, news: Callable[[], None] = lambda: None) -> None:
         loop = asyncio.get_running_loop()
         self.hello: asyncio.Future[Hello] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
@@ -52,11 +57,18 @@ class EngineConnection(asyncio.Protocol):
         self._streams: dict[str, EngineStream] = {}
         self._steps_heard = 0
         self._submitted = 0
+        self._submits_heard = 0
+        self._news = news
 
     @property
     def alive(self) -> bool:
         """Whether the engine has said hello and the connection has not ended."""
         return self.hello.done() and not self.ended.done()
+
+    @property
+    def unheard(self) -> int:
+        """Requests submitted that `load` cannot know of: they were, or may have been, on their way when it was made."""
+        return self._submitted - self._submits_heard
 
     # --- the gateway's side ---
 
@@ -70,7 +82,7 @@ class EngineConnection(asyncio.Protocol):
         self._submitted += 1
         wire_id = f"{request.id}/{self._submitted}"
         frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
-        stream = EngineStream(wire_id, request.sampling, self._send_cancel)
+        stream = EngineStream(wire_id, request.sampling, self._send_cancel, self._send_pause)
         self._streams[wire_id] = stream
         self._write(frame)
         return stream
@@ -92,9 +104,13 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
         for stream in self._streams.values():
             stream.fail(ReplicaLost())
+        self._news()
 
     def _send_cancel(self, wire_id: str, index: int | None) -> None:
         self._write(encode_frame(Cancel(wire_id, index)))  # never after the end: nothing of a failed stream runs
+
+    def _send_pause(self, wire_id: str, paused: bool) -> None:
+        self._write(encode_frame(Pause(wire_id, paused)))
 
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None, "streams are opened after the hello only"
@@ -141,7 +157,9 @@ class EngineConnection(asyncio.Protocol):
         self._steps_heard += 1
         if step.sequence != self._steps_heard:
             raise ProtocolViolation(f"Step {self._steps_heard} was lost: the engine sent step {step.sequence}.")
-        self.load = step.load
+        if not self._submits_heard <= step.submits_heard <= self._submitted:
+            raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
+        self.load, self._submits_heard = step.load, step.submits_heard
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.request_id)
@@ -152,3 +170,4 @@ class EngineConnection(asyncio.Protocol):
             if stream is not None:
                 refusal = ReplicaUnavailable if rejection.retryable else CallerError
                 stream.fail(refusal(rejection.message))
+        self._news()

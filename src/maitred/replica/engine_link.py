@@ -45,6 +45,7 @@ class EngineLink:
         self.open_streams = 0
         self._connection: EngineConnection | None = None
         self._count = OutputCount()
+        self._listeners: list[Callable[[], None]] = []
 
     # --- the replica ---
 
@@ -69,6 +70,18 @@ class EngineLink:
     def load(self) -> LoadReport:
         """The last report heard, from the engine's previous life if it is down."""
         return LoadReport() if self._connection is None else self._connection.load
+
+    def unheard(self) -> int:
+        """See `core.ports.Replica`; 0 while the engine is down."""
+        return self._connection.unheard if self._connection is not None and self._connection.alive else 0
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """See `core.ports.Replica`. The listener must not raise: it runs where the engine's messages are read."""
+        self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @property
     def output_tokens(self) -> int:
@@ -122,15 +135,16 @@ class EngineLink:
             raise ReplicaUnavailable(f"No engine answered at {self.address} within {timeout_s:g} s.") from None
         self._count.met(connection.hello.result(), self.load())
         self._connection = connection
+        self._tell()
 
     async def _dial(self) -> EngineConnection:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 if isinstance(self.address, UnixAddress):
-                    return (await loop.create_unix_connection(EngineConnection, self.address.path))[1]
+                    return (await loop.create_unix_connection(self._new_connection, self.address.path))[1]
                 transport, connection = await loop.create_connection(
-                    EngineConnection, self.address.host, self.address.port
+                    self._new_connection, self.address.host, self.address.port
                 )
                 raw: socket.socket = transport.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -139,6 +153,9 @@ class EngineLink:
                 return connection
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(CONNECT_RETRY_S)
+
+    def _new_connection(self) -> EngineConnection:
+        return EngineConnection(self._tell)
 
     async def lost(self) -> str:
         """Waits until the connection has ended; returns the reason, at once if there is none."""

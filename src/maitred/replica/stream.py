@@ -1,8 +1,9 @@
 """The answer to one request: what the connection has delivered and the reader has not yet taken.
 
 The connection pushes, the reader pulls; both live on one event loop, so nothing here is locked and nothing but the
-reader's own wait ever awaits. What piles up is bounded by the request itself: more tokens than `max_tokens` in each of
-`n` choices are a breach of the protocol.
+reader's own wait ever awaits. What piles up is bounded twice. More tokens than `max_tokens` in each of `n` choices are
+a breach of the protocol; and once `PAUSE_AT_TOKENS` lie unread the stream pauses the engine's work by itself, until
+they are read. Beyond that comes only what was on its way.
 """
 
 import asyncio
@@ -10,6 +11,9 @@ from collections.abc import Callable
 
 from maitred.core.errors import Bug, MaitredError, ProtocolViolation
 from maitred.core.request import Delta, SamplingParams
+
+PAUSE_AT_TOKENS = 512
+"""Many seconds of text for a reader, and a few kilobytes for us."""
 
 
 class EngineStream:
@@ -19,11 +23,35 @@ class EngineStream:
         wire_id: How the connection and the engine call the request.
         sampling: Of the request: how many choices, and how many tokens of each, may come.
         send_cancel: Tells the engine that a choice (or None: all that are left) is no longer wanted.
+        send_pause: Tells the engine to compute no more of the request (True) or to go on.
+        pause_at_tokens: Unread tokens at which the stream pauses by itself.
     """
 
-    __slots__ = ("_cancelled", "_failure", "_pending", "_running", "_send_cancel", "_tokens_left", "_waiter", "wire_id")
+    __slots__ = (
+        "_cancelled",
+        "_failure",
+        "_held",
+        "_pause_at_tokens",
+        "_paused",
+        "_pending",
+        "_pending_tokens",
+        "_running",
+        "_send_cancel",
+        "_send_pause",
+        "_tokens_left",
+        "_waiter",
+        "wire_id",
+    )
 
-    def __init__(self, wire_id: str, sampling: SamplingParams, send_cancel: Callable[[str, int | None], None]) -> None:
+    def __init__(
+        self,
+        wire_id: str,
+        sampling: SamplingParams,
+        send_cancel: Callable[[str, int | None], None],
+        send_pause: Callable[[str, bool], None],
+        *,
+        pause_at_tokens: int = PAUSE_AT_TOKENS,
+    ) -> None:
         self.wire_id = wire_id
         self._running = set(range(sampling.n))
         self._tokens_left = sampling.n * sampling.max_tokens
@@ -32,6 +60,13 @@ class EngineStream:
         self._failure: MaitredError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._send_cancel = send_cancel
+        self._send_pause = send_pause
+        self._pause_at_tokens = pause_at_tokens
+        self._pending_tokens = 0
+        self._held = False
+        """Whether the reader has asked for a pause."""
+        self._paused = False
+        """What the engine was told last."""
 
     def __aiter__(self) -> "EngineStream":
         return self
@@ -57,6 +92,9 @@ class EngineStream:
             finally:
                 self._waiter = None
         batch, self._pending = self._pending, []
+        self._pending_tokens = 0
+        if self._paused:
+            self._settle_pause()
         return batch
 
     def cancel(self, index: int) -> None:
@@ -68,6 +106,18 @@ class EngineStream:
             self._send_cancel(self.wire_id, index)
             if not self._running:
                 self._wake()
+        self._pending_tokens = sum(len(delta.tokens) for delta in self._pending)
+        self._settle_pause()
+
+    def pause(self) -> None:
+        """See `core.ports.TokenStream`; what is on its way still comes."""
+        self._held = True
+        self._settle_pause()
+
+    def resume(self) -> None:
+        """See `core.ports.TokenStream`; work goes on once no more than the limit is unread."""
+        self._held = False
+        self._settle_pause()
 
     def push(self, delta: Delta) -> None:
         """Takes a delta from the connection.
@@ -90,6 +140,9 @@ class EngineStream:
         if delta.finish is not None:
             self._running.discard(index)
         self._pending.append(delta)
+        self._pending_tokens += len(delta.tokens)
+        if self._pending_tokens >= self._pause_at_tokens:
+            self._settle_pause()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -110,6 +163,13 @@ class EngineStream:
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
         self._wake()
+
+    def _settle_pause(self) -> None:
+        """Tells the engine if it should hear something new."""
+        paused = self._held or self._pending_tokens >= self._pause_at_tokens
+        if paused != self._paused and self._running:
+            self._paused = paused
+            self._send_pause(self.wire_id, paused)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -115,6 +115,25 @@ async def cancels_one_choice(subject: ReplicaUnderTest) -> None:
             raise AssertionError(f"after all choices were cancelled came {batch}")
 
 
+async def pauses_and_goes_on(subject: ReplicaUnderTest) -> None:
+    """A pause loses nothing; a paused request can be left; and every report is heard of."""
+    reports = 0
+
+    def count() -> None:
+        nonlocal reports
+        reports += 1
+
+    subject.replica.watch(count)
+    async with subject.replica.generate(_request()) as stream, subject.replica.generate(_long_request(subject)) as left:
+        stream.pause()
+        left.pause()
+        stream.resume()
+        _assert_complete(await _read(stream), choices=1)
+        assert subject.replica.unheard() == 0, "the last report knows of requests that were answered"
+    assert reports, "listeners hear of reports"
+    await _assert_idle(subject.replica)
+
+
 async def leaving_cancels(subject: ReplicaUnderTest) -> None:
     """A context left early frees what the request held."""
     async with subject.replica.generate(_long_request(subject)) as stream:
@@ -169,6 +188,7 @@ CHECKS: tuple[Check, ...] = (
     answers_every_choice,
     answers_many_at_once,
     cancels_one_choice,
+    pauses_and_goes_on,
     leaving_cancels,
     a_cancelled_task_cancels,
     a_death_is_said,

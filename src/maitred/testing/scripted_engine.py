@@ -10,7 +10,7 @@ and as a process, which can die like one::
 
     python -m maitred.testing.scripted_engine --listen unix:/tmp/engine.sock --script '{"answers": [{"fault": "die"}]}'
 
-It notes what was submitted and cancelled, in the order of arrival.
+It notes what was submitted, cancelled and paused, in the order of arrival.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from maitred.wire.frames import (
     FrameReader,
     Hello,
     Output,
+    Pause,
     Rejection,
     Step,
     Submit,
@@ -46,6 +47,9 @@ from maitred.wire.frames import (
     ToGateway,
     encode_frame,
 )
+
+SCRIPTED_BLOCK_TOKENS = 16
+"""Tokens in each of the KV blocks that it reports, all of them always free."""
 
 _epochs = itertools.count(time.time_ns())
 
@@ -63,6 +67,7 @@ class ScriptedEngine:
     Attributes:
         submitted: Every request received. Its id is the link's own (the request's id, a slash, a number).
         cancelled: Every cancellation received.
+        pauses: Every pause received, and every end of one.
     """
 
     def __init__(
@@ -78,10 +83,12 @@ class ScriptedEngine:
         self.card = card
         self.submitted: list[Request] = []
         self.cancelled: list[Cancel] = []
+        self.pauses: list[Pause] = []
         self.epoch = next(_epochs)
         self.step_s = step_s
         self.die = die or self.close
         self._counted = LoadReport()
+        self._blocks = card.kv_capacity_tokens // SCRIPTED_BLOCK_TOKENS
         self._answers = answers
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -129,7 +136,15 @@ class ScriptedEngine:
     def load(self) -> LoadReport:
         """Gauges of what runs now, and counters of what was taken on and sent."""
         running = sum(connection.running for connection in self._connections)
-        return replace(self._counted, running=running, cancelled=len(self.cancelled))
+        return replace(
+            self._counted,
+            running=running,
+            cancelled=len(self.cancelled),
+            paused=sum(connection.paused for connection in self._connections),
+            free_blocks=self._blocks,
+            total_blocks=self._blocks,
+            free_sequences=max(0, self.card.max_sequences - running),
+        )
 
     # --- what connections report ---
 
@@ -156,6 +171,11 @@ class ScriptedEngine:
         self.cancelled.append(cancel)
         self._changed.set()
 
+    def note_pause(self, pause: Pause) -> None:
+        """Notes that a reader has fallen behind, or caught up."""
+        self.pauses.append(pause)
+        self._changed.set()
+
     def opened(self, connection: "_Connection") -> None:
         """A gateway has connected."""
         self._connections.add(connection)
@@ -175,12 +195,18 @@ class _Connection(asyncio.Protocol):
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
         self._transport: asyncio.Transport | None = None
         self._runs: dict[tuple[str, int], ChoiceRun] = {}
+        self._paused: set[str] = set()
         self._sequence = 0
+        self._submits_heard = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def running(self) -> int:
         return len(self._runs)
+
+    @property
+    def paused(self) -> int:
+        return sum(request_id in self._paused for request_id, _ in self._runs)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
@@ -190,12 +216,18 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.messages(data):
-            if isinstance(message, Submit):
-                self._start(message.request)
-            else:
-                self._engine.note_cancel(message)
-                for key in [k for k in self._runs if k[0] == message.request_id and message.index in (None, k[1])]:
-                    del self._runs[key]
+            match message:
+                case Submit(request):
+                    self._submits_heard += 1
+                    self._start(request)
+                case Cancel(request_id, index):
+                    self._engine.note_cancel(message)
+                    for key in [k for k in self._runs if k[0] == request_id and index in (None, k[1])]:
+                        del self._runs[key]
+                case Pause(request_id, paused):
+                    self._engine.note_pause(message)
+                    (self._paused.add if paused else self._paused.discard)(request_id)
+                    self._schedule()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -231,7 +263,7 @@ class _Connection(asyncio.Protocol):
         outputs = []
         stalled = 0
         for (request_id, index), run in list(self._runs.items()):
-            if run.fault is Fault.STALL:
+            if run.fault is Fault.STALL or request_id in self._paused:
                 stalled += 1
                 continue
             delta = run.step()
@@ -252,7 +284,7 @@ class _Connection(asyncio.Protocol):
             case Fault.DROP:
                 self.drop()
             case Fault.HALF_FRAME:
-                frame = encode_frame(Step(self._sequence + 1, [], [], self._engine.load()))
+                frame = encode_frame(Step(self._sequence + 1, [], [], self._engine.load(), self._submits_heard))
                 self._write(frame[: len(frame) // 2])
                 self.drop()
             case Fault.GARBAGE:
@@ -269,7 +301,7 @@ class _Connection(asyncio.Protocol):
 
     def _send_step(self, outputs: list[Output], rejections: list[Rejection]) -> None:
         self._sequence += 1
-        self._send(Step(self._sequence, outputs, rejections, self._engine.load()))
+        self._send(Step(self._sequence, outputs, rejections, self._engine.load(), self._submits_heard))
 
     def _send(self, message: ToGateway) -> None:
         self._write(encode_frame(message))

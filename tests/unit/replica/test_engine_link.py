@@ -13,6 +13,7 @@ from maitred.core.ports import LoadReport
 from maitred.core.request import Delta, FinishReason, Request, SamplingParams
 from maitred.replica.connection import EngineConnection
 from maitred.replica.engine_link import EngineLink
+from maitred.replica.stream import PAUSE_AT_TOKENS
 from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, Fault
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
@@ -296,3 +297,61 @@ async def test_tokens_are_counted_over_connections():
         assert link.output_tokens == 20
         link.close()
         await another.wait_until(lambda: another.load().running == 0)
+
+
+async def test_a_paused_request_stands_still_until_it_goes_on():
+    async with linked() as (engine, link), link.generate(request(max_tokens=3000)) as stream:
+        await anext(stream)
+        stream.pause()
+        stream.pause()
+        await engine.wait_until(lambda: engine.load().paused == 1)
+        stream.resume()
+        stream.resume()
+        await tokens_of(stream)
+        assert [pause.paused for pause in engine.pauses] == [True, False]
+
+
+async def test_a_reader_that_does_not_read_pauses_its_request_by_itself():
+    async with linked([Answer(tokens_per_step=100)]) as (engine, link):
+        async with link.generate(request(max_tokens=4000)) as stream:
+            await engine.wait_until(lambda: engine.load().paused == 1)
+            read = [token for delta in await anext(stream) for token in delta.tokens]
+            assert PAUSE_AT_TOKENS <= len(read) < 4000
+            assert len(read) + len((await tokens_of(stream))[0]) == 4000
+        assert engine.pauses[0].paused
+        assert [pause.paused for pause in engine.pauses] == [True, False] * (len(engine.pauses) // 2)
+
+
+async def test_the_load_says_what_it_cannot_know_of():
+    async with linked([Answer(wait_steps=3), ECHO]) as (_, link):
+        assert link.unheard() == 0
+        async with link.generate(request(name="a")) as first, link.generate(request(name="b")):
+            assert link.unheard() == 2
+            await anext(first)
+            assert link.unheard() == 0
+        async with link.generate(request(name="c")):
+            assert link.unheard() == 1
+            link.close()
+            assert link.unheard() == 0
+
+
+async def test_listeners_hear_of_reports_readiness_and_loss():
+    async with ScriptedEngine() as engine:
+        link = EngineLink(engine.address)
+        heard: list[tuple[bool, int]] = []
+        link.watch(lambda: heard.append((link.ready, link.load().output_tokens)))
+        await link.connect(LIMIT_S)
+        assert heard == [(True, 0)]
+        async with link.generate(request()) as stream:
+            await tokens_of(stream)
+        assert heard[1:] == [(True, count) for count in (1, 2, 3, 4)]
+        link.close()
+        assert heard[-1][0] is False
+
+
+async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
+    connection = EngineConnection()
+    connection.connection_made(Mock(spec=asyncio.Transport))
+    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+    connection.data_received(encode_frame(Step(1, [], [], LoadReport(), 1)))
+    assert "heard 1 of 0" in connection.ended.result()

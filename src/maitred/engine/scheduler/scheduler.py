@@ -19,6 +19,7 @@ computes, and calls `commit`; `add` and `cancel` come in between.
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 from maitred.core.request import FinishReason, Request
 from maitred.engine.kv.blocks import BlockPool
@@ -81,7 +82,7 @@ class Scheduler:
         self.counters = Counters()
         self._block_tokens = block_tokens
         self._max_sequences = max_sequences
-        self._step_tokens = step_tokens
+        self.step_tokens = step_tokens
         self._context_tokens = context_tokens
         self._eos = frozenset(eos_token_ids)
         self._prefix_cache = prefix_cache
@@ -89,6 +90,7 @@ class Scheduler:
         """Oldest first."""
         self._waiting: deque[Sequence] = deque()
         """Oldest first, preempted ones before all that never ran."""
+        self._paused: dict[int, Sequence] = {}
         self._next_key = 0
 
     @property
@@ -100,6 +102,31 @@ class Scheduler:
     def waiting(self) -> int:
         """Sequences in line."""
         return len(self._waiting)
+
+    @property
+    def paused(self) -> int:
+        """Sequences whose readers have fallen behind."""
+        return len(self._paused)
+
+    @property
+    def free_sequences(self) -> int:
+        """Sequences that would find a slot now, behind those that wait."""
+        return max(0, self._max_sequences - len(self._running) - len(self._waiting))
+
+    @property
+    def promised_blocks(self) -> int:
+        """Blocks that what runs and waits is still expected to take."""
+        return sum(
+            max(0, -(-sequence.expected_total // self._block_tokens) - len(sequence.table.blocks))
+            for sequence in chain(self._running, self._waiting)
+        )
+
+    @property
+    def waiting_prompt_tokens(self) -> int:
+        """Prompt tokens of what runs and waits that are still to be computed."""
+        return sum(
+            max(0, sequence.prompt_tokens - sequence.computed) for sequence in chain(self._running, self._waiting)
+        )
 
     @property
     def busy(self) -> bool:
@@ -134,18 +161,38 @@ class Scheduler:
 
     def cancel(self, sequence: Sequence) -> None:
         """Ends a sequence that was added and has not finished; its blocks are free at once."""
+        self._withdraw(sequence)
+        self.counters.cancelled += 1
+
+    def pause(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the batch, or out of the line, until `resume`. Again: nothing.
+
+        Its slot and its blocks are anybody's at once. The full blocks stay in the prefix cache while nobody needs the
+        room, so that going on costs little; what is computed again is never billed.
+        """
+        if sequence.key not in self._paused:
+            self._withdraw(sequence)
+            self._paused[sequence.key] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Puts a paused sequence back in line, by its age. Any other: nothing."""
+        if self._paused.pop(sequence.key, None) is not None:
+            older = sum(waiting.key < sequence.key for waiting in self._waiting)
+            self._waiting.insert(older, sequence)
+
+    def _withdraw(self, sequence: Sequence) -> None:
         if sequence.table.blocks:
             self._running.remove(sequence)
             sequence.table.release()
-        else:
+            sequence.computed = 0
+        elif self._paused.pop(sequence.key, None) is None:
             self._waiting.remove(sequence)
-        self.counters.cancelled += 1
 
     def plan(self) -> StepPlan:
         """Chooses what the next step computes, and takes the blocks for it."""
         plan = StepPlan()
         self._plan_decodes(plan)
-        budget = self._step_tokens - len(plan.decodes)
+        budget = self.step_tokens - len(plan.decodes)
         budget = self._plan_prefills(plan, budget)
         if not plan.preempted:
             self._plan_admissions(plan, budget)

@@ -67,6 +67,14 @@ class Sequence:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
 
+    @property
+    def expected_total(self) -> int:
+        """Tokens, prompt and output, that it is expected to have in the end."""
+        limit = self.sampling.max_tokens
+        expected = self.request.expected_tokens
+        output = limit if expected is None else min(limit, max(expected, self.output_tokens + 1))
+        return self.prompt_tokens + output
+
     def append(self, token: int) -> FinishReason | None:
         """Adds the token that was sampled; tells whether it is the last one."""
         if self.output_tokens:
