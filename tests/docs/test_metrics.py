@@ -23,6 +23,8 @@ def rendered():
     metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)}, accounts)
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"
+    tally.degraded.append("max_tokens=16")
+    metrics.requests.degradation_skipped("overflow", "no_target")
     tally.close(Outcome.FINISHED, 200, 2.0)
     metrics.requests.ended(tally)
     return list(text_string_to_metric_families(metrics.render().decode()))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from maitred.admission.degradation import ladder_faults
 from maitred.config.tree import Config
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
@@ -25,5 +26,9 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             f"{engine.step_tokens} is less than engine.max_sequences, {engine.max_sequences}. Each running sequence "
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
-    for key, message in (*declaration_faults(config.tenants, config.identity), *provider_faults(config.identity.oidc)):
+    for key, message in (
+        *declaration_faults(config.tenants, config.identity),
+        *provider_faults(config.identity.oidc),
+        *ladder_faults(config.model.degradation, "model.degradation"),
+    ):
         yield Conflict((key,), message)

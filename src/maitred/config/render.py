@@ -78,6 +78,8 @@ def _lines(
     """The lines of a setting, each with the origin of what stands in it; a heading has none."""
     start = f"{'  ' * depth}{written(name)}:"
     inside = _settings(value)
+    if inside is None and isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        return _listed(start, value, key, origins, depth)
     if inside is None:
         hidden = depth > 1 and origins[key] == DEFAULT_ORIGIN
         return [] if hidden else [(f"{start} {written(value, unit)}", origins[key])]
@@ -88,6 +90,21 @@ def _lines(
         return [(start, ""), *lines]
     # Nothing was set in a section: that is no news, but an entry that somebody named is.
     return [(f"{start} {{}}", "")] if depth < 2 or key in origins else []
+
+
+def _listed(
+    start: str, entries: list[msgspec.Struct], key: str, origins: Mapping[str, str], depth: int
+) -> list[tuple[str, str]]:
+    """A list of structs, each begun by a dash; of each only what was set is shown."""
+    lines = [(start, "")]
+    for index, entry in enumerate(entries):
+        inside: list[tuple[str, str]] = []
+        for child, value, unit in _settings(entry) or ():
+            inside += _lines(child, value, unit, f"{key}[{index}].{child}", origins, max(depth + 2, 2))
+        margin = "  " * (depth + 1)
+        text, origin = inside[0] if inside else (f"{margin}  {{}}", "")
+        lines += [(f"{margin}- {text[len(margin) + 2 :]}", origin), *inside[1:]]
+    return lines
 
 
 def reference() -> str:
@@ -152,7 +169,7 @@ def _section(name: str, info: inspect.StructType, text: str, places: dict[type, 
         struct, suffix = below(field.type)
         if struct is None:
             yield _setting(name, field)
-            if places is not None:
+            if places is not None and "[]" not in name:  # the entries of a list have no names to build one from
                 variable = f"{ENVIRONMENT_PREFIX}{name}.{field.name}".upper().replace(".", "__")
                 yield f"- Environment: `{variable}`\n"
         else:

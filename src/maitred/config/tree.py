@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from maitred.admission.config import AdmissionConfig
+from maitred.admission.degradation import DegradationStep
 from maitred.api.config import ServerConfig
 from maitred.cache.config import IdempotencyConfig
 from maitred.engine.config import EngineConfig
@@ -44,6 +45,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
     ] = 128
+    degradation: Annotated[
+        list[DegradationStep],
+        Meta(
+            description="What is tried, in this order, before a request is refused because its turn would come too "
+            "late. Empty: it is refused as it is."
+        ),
+    ] = []
 
     @property
     def folder(self) -> Path:

@@ -58,6 +58,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Whether what is there at the deadline is welcome; otherwise an answer that is not whole by then has failed."""
     retries: int = 0
     """How often the caller has sent the same request before, as far as it says so."""
+    degradable: bool = True
+    """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"

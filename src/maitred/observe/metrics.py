@@ -21,6 +21,8 @@ from maitred.observe.accounts import Accounts, AccountsState
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
 _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
+"""What was taken from a request -> the step of the degradation ladder that took it, where the two differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,15 @@ class RequestMetrics:
         )
         self._clamped = Counter(
             "maitred_clamped_requests", "Requests whose max_tokens a limit lowered.", registry=registry
+        )
+        self._degraded = Counter(
+            "maitred_degraded_requests", "Requests that got less, so as not to be refused.", ["step"], registry=registry
+        )
+        self._unhelpful = Counter(
+            "maitred_degradation_skips",
+            "Steps of a degradation ladder that were no help.",
+            ["step", "reason"],
+            registry=registry,
         )
         self._duration = Histogram(
             "maitred_request_seconds",
@@ -93,6 +104,13 @@ class RequestMetrics:
         self._prompt.labels(tally.model).inc(tally.prompt_tokens)
         self._cached.labels(tally.model).inc(tally.cached_tokens)
         self._output.labels(tally.model).inc(tally.completion_tokens)
+        for taken in tally.degraded:
+            what = taken.partition("=")[0]
+            self._degraded.labels(_STEPS.get(what, what)).inc()
+
+    def degradation_skipped(self, step: str, reason: str) -> None:
+        """Counts a step of a degradation ladder that was no help, and why."""
+        self._unhelpful.labels(step, reason).inc()
 
 
 _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {

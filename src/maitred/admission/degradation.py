@@ -1,0 +1,56 @@
+"""The `degradation` of a model: what may be taken from a request before it is refused."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class DegradationStep(Struct, frozen=True, kw_only=True):
+    """One step of the ladder; a request that still cannot be served in time goes on to the next."""
+
+    step: Annotated[
+        Literal["shorten", "model", "overflow"],
+        Meta(
+            description="`shorten` lowers `max_tokens` to `to_tokens`, `model` answers with the smaller model `to`, "
+            "`overflow` sends the request to a provider."
+        ),
+    ]
+    to_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="For `shorten`: what `max_tokens` becomes. Several such steps give up the length bit by bit.",
+            extra={"unit": "tokens"},
+        ),
+    ] = None
+    to: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(description="For `model`: the name under which the smaller model is served."),
+    ] = None
+
+
+def ladder_faults(steps: Sequence[DegradationStep], place: str) -> Iterator[tuple[str, str]]:
+    """Steps that lack what they need, have what they do not take, or can take nothing away.
+
+    Args:
+        steps: The ladder, first step first.
+        place: Its dotted name.
+    """
+    shortest: int | None = None
+    seen: set[str] = set()
+    for index, step in enumerate(steps):
+        here = f"{place}[{index}]"
+        for name, owner in (("to_tokens", "shorten"), ("to", "model")):
+            value = getattr(step, name)
+            if step.step == owner and value is None:
+                yield f"{here}.{name}", f"Must be set: the step `{owner}` needs to know it."
+            elif step.step != owner and value is not None:
+                yield f"{here}.{name}", f"Belongs to the step `{owner}`, not to `{step.step}`. Remove it."
+        if step.step == "shorten" and step.to_tokens is not None:
+            if shortest is not None and step.to_tokens >= shortest:
+                yield f"{here}.to_tokens", f"A step before it shortens to {shortest} already. Lower it, or remove it."
+            shortest = min(step.to_tokens, shortest or step.to_tokens)
+        name = f"model {step.to}" if step.step == "model" else step.step
+        if step.step != "shorten" and name in seen:
+            yield f"{here}.step", "The same step stands before it. Keep one."
+        seen.add(name)

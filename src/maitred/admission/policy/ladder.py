@@ -1,0 +1,136 @@
+"""The degradation ladder: what is tried before a request is refused.
+
+A server beyond its capacity can refuse, or it can give less: a shorter answer, that of a smaller model, or one that
+somebody else computes. What a model's callers would rather have than nothing is its operator's choice, step by step,
+and a caller may decline all of it.
+
+Each step is tried first on the request as it was asked, and then on top of all steps above it, so that no more is
+taken than is needed: with the steps *shorten, model* the order is shortened; the smaller model; the smaller model,
+shortened. A step can therefore cost two predictions, and the whole ladder at most twice its length. A request that
+goes to a provider is not shortened: there is room.
+
+Nothing is predicted here. Whoever walks the ladder says what an attempt comes to, and the first that is not refused is
+what happens.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from maitred.admission.degradation import DegradationStep
+from maitred.core.answer import Ask
+from maitred.core.errors import Bug, DeadlineUnmeetable, MaitredError, QueueFull, ReplicaUnavailable
+
+T = TypeVar("T")
+
+DEGRADABLE = (QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
+"""The refusals that the ladder may avert. Limits are not among them: they are no question of load."""
+
+NO_TARGET = "no_target"
+"""Reason for a step not to be tried: there is nowhere to send the request."""
+NOTHING_TO_TAKE = "nothing_to_take"
+"""Reason for a step not to be tried: the request asks for no more than the step would leave."""
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A request with less than was asked for."""
+
+    ask: Ask
+    """To be served instead."""
+    overflow: str | None = None
+    """The provider that is to answer it; None: we do."""
+    degraded: tuple[str, ...] = ()
+    """What was taken, as `maitred.core.answer.Tally.degraded` says it."""
+
+
+class Ladder:
+    """The steps of one model.
+
+    Args:
+        steps: In the order in which they are tried.
+        overflow: The provider that takes what we cannot; None: there is none, and the step is skipped.
+        skipped: Told of every step that was no help, by its name and a reason: `NO_TARGET`, `NOTHING_TO_TAKE`, or the
+            `code` of the error that the attempt met.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[DegradationStep],
+        *,
+        overflow: str | None = None,
+        skipped: Callable[[str, str], None] = lambda step, reason: None,
+    ) -> None:
+        self._steps = tuple(steps)
+        self._overflow = overflow
+        self._skipped = skipped
+
+    async def first_that_fits(
+        self, ask: Ask, most_tokens: int, refusal: MaitredError, attempt: Callable[[Variant], Awaitable[T]]
+    ) -> tuple[Variant, T]:
+        """Walks the ladder down to the first variant that is not refused.
+
+        Args:
+            ask: What cannot be served as it is.
+            most_tokens: What each of its choices would get: `max_tokens`, or what the window and the configured default
+                leave where the caller named none.
+            refusal: Why it cannot.
+            attempt: Reads the variant and predicts what becomes of it; raises a `MaitredError` when that is not
+                servable either, also because the smaller model cannot do it at all.
+
+        Returns:
+            The variant, and what the attempt at it returned.
+
+        Raises:
+            MaitredError: `refusal`, when no step helps, when there is none, or when the caller declines degradation.
+        """
+        if not ask.degradable or not isinstance(refusal, DEGRADABLE):
+            raise refusal
+        for step, variant in self._variants(ask, most_tokens):
+            try:
+                return variant, await attempt(variant)
+            except Bug:
+                raise
+            except MaitredError as error:
+                self._skipped(step, error.code)
+        raise refusal
+
+    def _variants(self, ask: Ask, most_tokens: int) -> Iterator[tuple[str, Variant]]:
+        """Each step's name with what it makes of the request; what cannot be tried is skipped."""
+        above = ask
+        tried = {(ask.model, ask.max_tokens)}
+        for step in self._steps:
+            if step.step == "overflow":
+                if self._overflow is None:
+                    self._skipped(step.step, NO_TARGET)
+                else:
+                    yield step.step, Variant(ask, self._overflow, (f"overflow={self._overflow}",))
+                continue
+            alone, above = _applied(step, ask, most_tokens), _applied(step, above, most_tokens)
+            before = len(tried)
+            for less in (alone, above):
+                if (less.model, less.max_tokens) not in tried:
+                    tried.add((less.model, less.max_tokens))
+                    yield step.step, Variant(less, degraded=_taken(ask, less))
+            if len(tried) == before:
+                self._skipped(step.step, NOTHING_TO_TAKE)
+
+
+def _applied(step: DegradationStep, ask: Ask, most_tokens: int) -> Ask:
+    """The request after a step; itself when the step takes nothing from it."""
+    if step.step == "model" and step.to is not None:
+        return msgspec.structs.replace(ask, model=step.to)
+    if step.step == "shorten" and step.to_tokens is not None:
+        tokens = max(step.to_tokens, ask.sampling.min_tokens)
+        if tokens < (most_tokens if ask.max_tokens is None else ask.max_tokens):
+            return msgspec.structs.replace(ask, max_tokens=tokens)
+    return ask
+
+
+def _taken(asked: Ask, given: Ask) -> tuple[str, ...]:
+    taken = []
+    if given.max_tokens != asked.max_tokens:
+        taken.append(f"max_tokens={given.max_tokens}")
+    if given.model != asked.model:
+        taken.append(f"model={given.model}")
+    return tuple(taken)
