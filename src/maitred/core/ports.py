@@ -4,6 +4,7 @@ A replica is anything that turns a `Request` into a stream of deltas: our engine
 OpenAI-compatible server later. The gateway knows replicas only through these Protocols.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -33,17 +34,54 @@ class ModelCard(msgspec.Struct, frozen=True):
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     """What a step takes, as the engine has measured it: a linear model, good enough to promise by.
 
-    A step of `t` tokens whose sequences have `c` tokens of context together takes
-    ``fixed_s + token_s * t + context_token_s * c``. All 0 before anything was measured.
+    A step of `t` tokens, of which `d` decode sequences that have `c` tokens of context together, and the others are
+    those of `n` prefill chunks and attend to `p` pairs (each to itself and to every token before it), takes
+    ``fixed_s + token_s * t + context_token_s * c + decode_s * d + chunk_s * n + pair_s * p``.
+    All 0 before anything was measured.
     """
 
     fixed_s: float = 0.0
     token_s: float = 0.0
     context_token_s: float = 0.0
+    decode_s: float = 0.0
+    """What a token that decodes costs beyond one of a prefill chunk: it shares its reading of the weights with few
+    others, and it is sampled."""
+    chunk_s: float = 0.0
+    pair_s: float = 0.0
 
-    def of(self, tokens: int, context_tokens: int) -> float:
+    def of(self, tokens: int, context_tokens: int, *, decodes: int = 0, chunks: int = 0, pairs: int = 0) -> float:
         """Seconds for such a step."""
-        return self.fixed_s + self.token_s * tokens + self.context_token_s * context_tokens
+        return (
+            self.fixed_s
+            + self.token_s * tokens
+            + self.context_token_s * context_tokens
+            + self.decode_s * decodes
+            + self.chunk_s * chunks
+            + self.pair_s * pairs
+        )
+
+    def decoding(self, sequences: int, context_tokens: int) -> float:
+        """Seconds for a step of nothing but decodes."""
+        return self.of(sequences, context_tokens, decodes=sequences)
+
+    def chunk(self, start: int, length: int) -> float:
+        """Seconds that a prefill chunk adds to a step: `length` tokens of one sequence, after `start` earlier ones."""
+        return self.token_s * length + self.chunk_s + self.pair_s * pairs_of(start, length)
+
+    def longest_chunk(self, seconds: float, start: int, at_most: int) -> int:
+        """The most tokens, `at_most` of them, of which a `chunk` takes no longer than so many seconds."""
+        left_s = seconds - self.chunk_s
+        if left_s < 0:
+            return 0
+        # pair_s / 2 * n^2 + linear * n <= left_s, solved in the form that does not divide by a pair_s of 0.
+        linear = self.token_s + self.pair_s * (start + 0.5)
+        root = linear + math.sqrt(linear * linear + 2 * self.pair_s * left_s)
+        return at_most if 2 * left_s >= at_most * root else int(2 * left_s / root)
+
+
+def pairs_of(start: int, length: int) -> int:
+    """Pairs of tokens that `length` tokens after `start` earlier ones attend to."""
+    return length * start + length * (length + 1) // 2
 
 
 class LoadReport(msgspec.Struct, frozen=True, array_like=True):

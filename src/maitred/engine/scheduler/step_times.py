@@ -1,0 +1,202 @@
+"""What the next step will take, learnt from the steps before it; and so how many tokens of prefill it may have.
+
+Two tokens can cost very different amounts. A decode shares its reading of the weights with few others and is sampled;
+it reads all the keys and values of its sequence. A token of a prefill chunk is one row of a large product; it attends
+to every token before it. So a step is described by what its time depends on (`StepWork`), and a `StepMeter` learns
+`maitred.core.ports.StepTimes` from measured steps. It also keeps how wrong it was, so that a promise can have a margin.
+
+A meter believes itself only near what it has seen. Until a step of some size was measured, the next one is at most
+twice as large: a wrong first guess then costs one step that is somewhat too long, instead of one that is endless.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maitred.core.ports import StepTimes, pairs_of
+from maitred.engine.scheduler.least_squares import LeastSquares
+from maitred.engine.scheduler.plan import StepPlan
+
+_MEMORY_STEPS = 200
+_FIT_EVERY = 16
+"""Steps from one fit to the next; at first, after every step."""
+_ERRORS = 256
+_FEW_ERRORS = 32
+_FIRST_PREFILL_TOKENS = 64
+_FIRST_PAIRS = 1 << 13
+_LEAST_PREFILL_TOKENS = 16
+"""Prefill in a step whose decodes alone take too long: prompts must come to an end all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What the time of a step depends on; see `StepTimes` for the units."""
+
+    decodes: int = 0
+    context_tokens: int = 0
+    """Of the sequences that decode, the new tokens included."""
+    chunks: int = 0
+    prefill_tokens: int = 0
+    pairs: int = 0
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "StepWork":
+        """The work of a plan."""
+        return cls(
+            len(plan.decodes),
+            sum(chunk.end for chunk in plan.decodes),
+            len(plan.prefills),
+            sum(chunk.length for chunk in plan.prefills),
+            sum(pairs_of(chunk.start, chunk.length) for chunk in plan.prefills),
+        )
+
+    def seconds(self, times: StepTimes) -> float:
+        """What it takes."""
+        tokens = self.decodes + self.prefill_tokens
+        return times.of(tokens, self.context_tokens, decodes=self.decodes, chunks=self.chunks, pairs=self.pairs)
+
+
+class StepMeter:
+    """Learns what steps take. Deterministic; the times are measured by whoever runs the steps."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        """The latest fit."""
+        self._model = LeastSquares(len(StepTimes.__struct_fields__), _MEMORY_STEPS)
+        self._steps = 0
+        self._mixed = _Ratios()
+        """Measured over predicted, of steps with prefill..."""
+        self._decoding = _Ratios()
+        """...and of those without, which are much more even."""
+        self._most_prefill_tokens = 0
+        self._most_pairs = 0
+
+    def record(self, work: StepWork, seconds: float) -> None:
+        """A step was measured.
+
+        Args:
+            work: What it computed; at least one token.
+            seconds: From one plan to the next, with all that a reader waits for between two tokens. More than 0.
+        """
+        predicted_s = work.seconds(self.times)
+        if predicted_s > 0:
+            (self._mixed if work.chunks else self._decoding).add(seconds / predicted_s)
+        # In the order of the fields of `StepTimes`.
+        tokens = work.decodes + work.prefill_tokens
+        features = (1, tokens, work.context_tokens, work.decodes, work.chunks, work.pairs)
+        stratum = (work.decodes.bit_length(), work.prefill_tokens.bit_length())
+        self._model.observe(stratum, features, seconds)
+        self._steps += 1
+        self._most_prefill_tokens = max(self._most_prefill_tokens, work.prefill_tokens)
+        self._most_pairs = max(self._most_pairs, work.pairs)
+        if self._steps <= _FIT_EVERY or self._steps % _FIT_EVERY == 0:
+            self._model.fit()
+            self.times = StepTimes(*self._model.coefficients)
+
+    def margin(self, share: float = 0.95) -> float:
+        """By how much a prediction must be stretched so that this share of the steps takes no longer; at least 1.
+
+        It goes by the last steps with prefill, as it was predicted before they were run; and while these are few, by
+        all.
+        """
+        ratios = self._mixed if len(self._mixed) >= _FEW_ERRORS else self._mixed + self._decoding
+        return max(1.0, ratios.quantile(share))
+
+    def error(self, share: float = 0.9) -> float:
+        """The error that this share of the last predictions did not exceed, relative to what was measured."""
+        return (self._mixed + self._decoding).error(share)
+
+    def budget(self, objective_s: float, decodes: int, context_tokens: int, share: float = 0.95) -> "StepBudget":
+        """What a step with these decodes has left for prefill if, in `share` of the cases, it shall keep an objective.
+
+        Args:
+            objective_s: The most that the step should take.
+            decodes: Sequences that decode in it.
+            context_tokens: Their context, the new tokens included.
+            share: Of the steps that keep the objective, if their decodes alone do not break it.
+        """
+        left_s = objective_s / self.margin(share) - self.times.decoding(decodes, context_tokens)
+        tokens = max(_FIRST_PREFILL_TOKENS, 2 * self._most_prefill_tokens)
+        pairs = max(_FIRST_PAIRS, 4 * self._most_pairs)  # twice as long a prompt has four times as many
+        return StepBudget(self.times, left_s, tokens, pairs)
+
+    def tokens_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
+        """Tokens, decodes included, of a step that takes so long at most, if its prefill is one prompt's first part."""
+        return decodes + self.budget(seconds, decodes, context_tokens).take(0, 1 << 30)
+
+
+class _Ratios:
+    """The last ratios, of some number, by size."""
+
+    def __init__(self) -> None:
+        self._in_time: deque[float] = deque()
+        self._by_size: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._in_time)
+
+    def __add__(self, other: "_Ratios") -> "_Ratios":
+        both = _Ratios()
+        both._by_size = sorted(self._by_size + other._by_size)
+        return both
+
+    def add(self, ratio: float) -> None:
+        if len(self._in_time) == _ERRORS:
+            del self._by_size[bisect_left(self._by_size, self._in_time.popleft())]
+        self._in_time.append(ratio)
+        insort(self._by_size, ratio)
+
+    def quantile(self, share: float) -> float:
+        """1 when there are none."""
+        return _quantile(self._by_size, share, 1.0)
+
+    def error(self, share: float) -> float:
+        return _quantile(sorted(abs(1.0 - 1.0 / ratio) for ratio in self._by_size), share, 0.0)
+
+
+def _quantile(ordered: Sequence[float], share: float, of_nothing: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else of_nothing
+
+
+class StepBudget:
+    """The rest of a step's time, spent chunk by chunk.
+
+    Args:
+        times: What steps take.
+        left_s: Seconds for prefill; below 0 when the decodes alone take too long.
+        tokens: Prefill tokens at most, whatever the time.
+        pairs: Pairs that they attend to at most, beyond a small number of tokens.
+    """
+
+    __slots__ = ("_least", "_left_s", "_pairs", "_times", "_tokens")
+
+    def __init__(self, times: StepTimes, left_s: float, tokens: int, pairs: int) -> None:
+        self._times = times
+        self._left_s = left_s
+        self._tokens = tokens
+        self._pairs = pairs
+        self._least = _LEAST_PREFILL_TOKENS
+
+    def take(self, start: int, wanted: int) -> int:
+        """Spends what a chunk takes: how many of the `wanted` tokens after `start` earlier ones fit; 0 if none does.
+
+        The first few tokens of a step always fit.
+        """
+        fits = self._times.longest_chunk(self._left_s, start, min(wanted, self._tokens))
+        while fits and pairs_of(start, fits) > self._pairs:
+            fits //= 2
+        length = max(fits, min(wanted, self._least))
+        if length:
+            self._left_s -= self._times.chunk(start, length)
+            self._tokens -= length
+            self._pairs -= pairs_of(start, length)
+            self._least = max(0, self._least - length)
+        return length
+
+    def give_back(self, start: int, length: int) -> None:
+        """Undoes a `take` of so many tokens."""
+        self._left_s += self._times.chunk(start, length)
+        self._tokens += length
+        self._pairs += pairs_of(start, length)
+        self._least = min(_LEAST_PREFILL_TOKENS, self._least + length)
