@@ -20,8 +20,9 @@ def test_every_setting_has_a_description_and_a_variable() -> None:
     assert isinstance(info, inspect.StructType)
     page = reference()
     for key in leaf_keys(info):
-        assert f"### `{key}`\n\n" in page
-        text = page.partition(f"### `{key}`\n\n")[2].partition("\n")[0]
+        heading = f"\n{'###' if '.' in key else '##'} `{key}`\n\n"
+        assert heading in page
+        text = page.partition(heading)[2].partition("\n")[0]
         assert len(text) > 20, f"{key} has no description"
         named = "[]" not in key  # no variable names an entry of a list
         assert (f"`MAITRED__{key.upper().replace('.', '__')}`" in page) == named

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maitred.cli.options import ConfigOption, SetOption, load_settings
+from maitred.cli.options import ConfigOption, ProfileOption, SetOption, load_settings
 
 CHECK_EXAMPLES = """
 Examples:
@@ -21,6 +21,8 @@ Examples:
 
     MAITRED__SERVER__PORT=9000 maitred config show --origin
 
+    maitred config show --profile team --origin
+
     maitred config show --set engine.max_sequences=64 > maitred.yaml
 """
 
@@ -29,17 +31,19 @@ def check(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="YAML file. Default: ./maitred.yaml, if it exists.")
     ] = None,
+    profile: ProfileOption = None,
     settings: SetOption = None,
 ) -> None:
     """Read all layers of the configuration and list every fault.
 
     Prints OK, or the faults with the line, variable or flag each stands in, and exits with 2.
     """
-    load_settings(file, settings, {})
+    load_settings(file, settings, {"profile": ("--profile", profile)})
     typer.echo("OK")
 
 
 def show(
+    profile: ProfileOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
@@ -50,7 +54,9 @@ def show(
     """
     from maitred.config.render import yaml_of
 
-    typer.echo(yaml_of(load_settings(config, settings, {}), with_origins=origin), nl=False)
+    typer.echo(
+        yaml_of(load_settings(config, settings, {"profile": ("--profile", profile)}), with_origins=origin), nl=False
+    )
 
 
 def docs() -> None:

@@ -11,6 +11,7 @@ from maitred.cli.options import (
     DtypeOption,
     KvMemoryOption,
     MaxSequencesOption,
+    ProfileOption,
     SetOption,
     ThreadsOption,
     load_settings,
@@ -41,6 +42,7 @@ def engine(
     threads: ThreadsOption = None,
     kv_memory: KvMemoryOption = None,
     max_sequences: MaxSequencesOption = None,
+    profile: ProfileOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -54,6 +56,7 @@ def engine(
         config,
         settings,
         {
+            "profile": ("--profile", profile),
             "model.path": ("MODEL", model or None),
             "engine.device": ("--device", device),
             "engine.dtype": ("--dtype", dtype),

@@ -46,6 +46,15 @@ KvMemoryOption = Annotated[
 MaxSequencesOption = Annotated[
     str | None, typer.Option("--max-sequences", metavar="COUNT", help="Sequences in one batch at most.")
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Defaults for single-user, team (5 to 20 people) or product (hundreds).",
+        rich_help_panel=CONFIGURATION,
+    ),
+]
 UrlOption = Annotated[
     str,
     typer.Option("--url", metavar="URL", envvar="MAITRED_URL", help="The server to talk to."),

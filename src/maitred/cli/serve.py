@@ -10,6 +10,7 @@ from maitred.cli.options import (
     DtypeOption,
     KvMemoryOption,
     MaxSequencesOption,
+    ProfileOption,
     SetOption,
     ThreadsOption,
     load_settings,
@@ -22,6 +23,8 @@ Examples:
     maitred serve
 
     maitred serve ./models/Qwen2.5-0.5B-Instruct --port 9000
+
+    maitred serve --profile team
 
     maitred serve ./model --kv-memory 4GiB --max-sequences 256 --set server.strict=true
 """
@@ -58,6 +61,7 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="NAME", help="debug, info, warning or error.")
     ] = None,
+    profile: ProfileOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -70,6 +74,7 @@ def serve(
         config,
         settings,
         {
+            "profile": ("--profile", profile),
             "model.path": ("MODEL", model),
             "model.served_name": ("--served-name", served_name),
             "model.engine_address": ("--engine", engine),

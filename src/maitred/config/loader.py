@@ -1,4 +1,4 @@
-"""Reads the configuration: file, then environment, then flags; the later layer wins, setting by setting."""
+"""Reads the configuration: profile, file, environment, flags; the later layer wins, setting by setting."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from maitred.config.checks import Conflict, conflicts
 from maitred.config.node import DEFAULT_ORIGIN, Fault, Node, merge
+from maitred.config.profiles import profile_layer
 from maitred.config.sources import read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
 from maitred.config.walker import Walker
@@ -24,8 +25,8 @@ class LoadedConfig(Struct, frozen=True):
 
     Attributes:
         config: Its settings.
-        origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``
-            or ``default``.
+        origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``,
+            ``profile team`` or ``default``.
     """
 
     config: Config
@@ -48,7 +49,7 @@ def load(
         overrides: Dotted keys (``server.port``) -> value, plain or wrapped in `sources.Flag`. Strings are read as they
             would be from the environment.
         sections: Read only these and leave the others at their defaults: an engine beside a gateway finds the same file
-            and environment, and has no say in whether that gateway's settings are sound.
+            and environment, and has no say in whether that gateway's settings are sound. The profile is read always.
 
     Raises:
         ConfigInvalid: The message lists every fault with its origin.
@@ -64,8 +65,9 @@ def load(
     above, found = read_overrides(overrides or {})
     faults += found
     root = merge(root, above)
+    root = merge(profile_layer(root), root)
     if sections is not None and isinstance(root.value, dict):
-        root = Node({name: node for name, node in root.value.items() if name in sections}, root.origin)
+        root = Node({name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin)
     config, origins = build(Config, root, env, conflicts, faults)
     return LoadedConfig(config, origins)
 

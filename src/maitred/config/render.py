@@ -20,12 +20,14 @@ _PREAMBLE = """\
 
 <!-- Written by `maitred config docs` (`make docs`) from the structs that hold the settings. Do not edit. -->
 
-Every setting has a default, so maitred runs without any of this. Settings come from three layers, and the later one
+Every setting has a default, so maitred runs without any of this. Settings come from four layers, and the later one
 wins, setting by setting:
 
-1. a YAML file: `--config PATH`, or `maitred.yaml` in the working directory if it exists;
-2. environment variables, `MAITRED__SECTION__SETTING` (two underscores each);
-3. command-line flags, of which `--set section.setting=value` reaches every setting.
+1. a profile, if one is named: `--profile NAME`, `profile: NAME` in the file, or `MAITRED__PROFILE`; see
+   [profiles](profiles.md);
+2. a YAML file: `--config PATH`, or `maitred.yaml` in the working directory if it exists;
+3. environment variables, `MAITRED__SECTION__SETTING` (two underscores each);
+4. command-line flags, of which `--set section.setting=value` reaches every setting.
 
 ```yaml
 # maitred.yaml
@@ -123,9 +125,17 @@ def settings_reference(kind: type[msgspec.Struct]) -> str:
     parts: list[str] = []
     for field in root.fields:
         info, suffix = below(field.type)
-        assert info is not None, "every setting is in a section"
-        parts += _section(field.name + suffix, info, _description(field.type), places)
+        if info is None:
+            parts += _alone(field)
+        else:
+            parts += _section(field.name + suffix, info, _description(field.type), places)
     return "".join(parts)
+
+
+def _alone(field: inspect.Field) -> Iterator[str]:
+    """A setting that is in no section."""
+    yield _setting("", field).replace("\n### ", "\n## ", 1)
+    yield f"- Environment: `{ENVIRONMENT_PREFIX}{field.name.upper()}`\n"
 
 
 def document_reference(kind: type[msgspec.Struct], *, without: Collection[str] = ()) -> str:

@@ -9,6 +9,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.degradation import DegradationStep
 from maitred.api.config import ServerConfig
 from maitred.cache.config import IdempotencyConfig
+from maitred.config.profiles import ProfileName
 from maitred.engine.config import EngineConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
@@ -62,6 +63,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 class Config(Struct, frozen=True, kw_only=True):
     """Everything that can be set."""
 
+    profile: Annotated[
+        ProfileName | None,
+        Meta(
+            description="What the installation is for: a set of defaults for one person, for 5 to 20 people, or for "
+            "hundreds; see [profiles](profiles.md). Every other setting can still be set. Null: the defaults as they "
+            "stand here."
+        ),
+    ] = None
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()

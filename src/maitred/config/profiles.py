@@ -1,0 +1,72 @@
+"""Profiles: what an installation is for, in one word.
+
+A profile is a layer of settings between the built-in defaults and the file, so the file, the environment and flags
+change any of it, setting by setting. It holds only what the number of users decides; how large batches can be on a
+machine is for `maitred tune` to find out.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from maitred.config.node import Node
+
+ProfileName = Literal["single-user", "team", "product"]
+
+Settings = Mapping[str, "Settings | str | int | float | bool | None"]
+"""Names to values, and names of sections to what is below them."""
+
+
+class Profile(Struct, frozen=True):
+    """One of them.
+
+    Attributes:
+        summary: Who it is for, and what it does for them; in a sentence.
+        settings: Section -> setting -> value. Everything else keeps its default.
+    """
+
+    summary: str
+    settings: Settings
+
+
+PROFILES: Mapping[ProfileName, Profile] = {
+    "single-user": Profile(
+        "One person at a time: first come, first served, a small batch, and no limits on the queue.",
+        {
+            "engine": {"max_sequences": 8},
+        },
+    ),
+    "team": Profile(
+        "5 to 20 people who know each other: urgent requests first, and a queue that says when it is full.",
+        {
+            "engine": {"max_sequences": 32},
+        },
+    ),
+    "product": Profile(
+        "Hundreds of callers who do not: fair shares between tenants, room kept for light ones, deadlines, batches "
+        "that adapt, and retries kept in bounds.",
+        {
+            "engine": {"max_sequences": 128},
+        },
+    ),
+}
+
+
+def profile_layer(root: Node) -> Node:
+    """The settings of the profile that the layers above name, each with ``profile team`` as its origin.
+
+    Args:
+        root: All other layers, merged. A `profile` that does not exist is left for the walker to report.
+    """
+    named = root.value.get("profile") if isinstance(root.value, dict) else None
+    for name, profile in PROFILES.items():
+        if named is not None and named.value == name:
+            return _node(profile.settings, f"profile {name}")
+    return Node({}, root.origin)
+
+
+def _node(value: "Settings | str | int | float | bool | None", origin: str) -> Node:
+    if isinstance(value, Mapping):
+        return Node({name: _node(below, origin) for name, below in value.items()}, origin)
+    return Node(value, origin)

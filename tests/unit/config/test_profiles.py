@@ -1,0 +1,95 @@
+"""Profiles: a layer below the file, and sound by themselves."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import inspect
+
+from maitred.config.loader import load
+from maitred.config.profiles import PROFILES, Profile, Settings
+from maitred.config.sources import Flag
+from maitred.config.tree import Config
+from maitred.config.walker import leaf_keys
+from maitred.core.errors import ConfigInvalid
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "profiles.md"
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def keys_of(settings: Settings, parent: str = "") -> list[str]:
+    """Dotted names of what a profile sets."""
+    found = []
+    for name, value in settings.items():
+        key = f"{parent}.{name}" if parent else name
+        found += keys_of(value, key) if isinstance(value, dict) and value else [key]
+    return found
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_is_sound_and_sets_what_it_says(name: str) -> None:
+    loaded = load(None, {"MAITRED__PROFILE": name})
+    assert loaded.config.profile == name
+    set_by_it = {key for key, origin in loaded.origins.items() if origin == f"profile {name}"}
+    assert {*keys_of(PROFILES[name].settings)} <= set_by_it  # type: ignore[index]
+    assert {key for key in set_by_it if not any(other.startswith(f"{key}.") for other in set_by_it)} == {
+        *keys_of(PROFILES[name].settings)  # type: ignore[index]
+    }
+
+
+def test_without_one_everything_is_default() -> None:
+    assert load().config.profile is None
+    assert load(None, {"MAITRED__PROFILE": "null"}).config == Config()
+
+
+@pytest.mark.parametrize("layer", ["file", "environment", "flag"])
+def test_every_other_layer_wins_over_it(layer: str) -> None:
+    env, flags = {"MAITRED__PROFILE": "team"}, {}
+    if layer == "file":
+        Path("maitred.yaml").write_text("engine:\n  max_sequences: 5\n")
+    elif layer == "environment":
+        env["MAITRED__ENGINE__MAX_SEQUENCES"] = "5"
+    else:
+        flags["engine.max_sequences"] = Flag("--max-sequences", "5")
+    assert load(None, env, flags).config.engine.max_sequences == 5
+
+
+def test_the_last_layer_that_names_one_decides() -> None:
+    Path("maitred.yaml").write_text("profile: team\n")
+    assert load().config.engine.max_sequences == PROFILES["team"].settings["engine"]["max_sequences"]  # type: ignore[index,call-overload]
+    loaded = load(None, {"MAITRED__PROFILE": "product"}, {"profile": Flag("--profile", "single-user")})
+    assert loaded.origins["engine.max_sequences"] == "profile single-user"
+    assert loaded.origins["profile"] == "--profile"
+
+
+def test_it_reaches_whoever_reads_a_part_of_the_settings() -> None:
+    loaded = load(None, {"MAITRED__PROFILE": "single-user"}, sections=["engine"])
+    assert loaded.origins["engine.max_sequences"] == "profile single-user"
+
+
+@pytest.mark.parametrize("text", ["profile: teem\n", "profile: [team]\n", "profile: {name: team}\n", "profile: 3\n"])
+def test_one_that_does_not_exist_is_a_fault(text: str) -> None:
+    Path("maitred.yaml").write_text(text)
+    with pytest.raises(ConfigInvalid, match=r"maitred.yaml:1: profile: Must be one of"):
+        load()
+
+
+def test_a_typing_mistake_in_a_profile_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROFILES, "team", Profile("", {"engine": {"max_sequence": 3}}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigInvalid, match="profile team: engine.max_sequence: No such setting"):
+        load(None, {"MAITRED__PROFILE": "team"})
+
+
+def test_each_is_described_with_all_that_it_sets() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    info = inspect.type_info(Config)
+    assert isinstance(info, inspect.StructType)
+    known = leaf_keys(info)
+    for name, profile in PROFILES.items():
+        assert f"`{name}`" in page
+        for key in keys_of(profile.settings):
+            row = next(known_key for known_key in known if key == known_key or key.startswith(f"{known_key}."))
+            assert f"| `{row}` |" in page, f"{name} sets {row}, and docs/profiles.md does not say so"
