@@ -1,0 +1,57 @@
+"""What waits in a line, and what an arrival is told about it."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from maitred.core.flow import Flow
+
+T = TypeVar("T")
+
+
+class Entry(Generic[T]):
+    """A request in a line. Its owner makes it, and hands the same object to every method of the line.
+
+    Args:
+        value: What the owner gets back when it is this entry's turn.
+        flow: Whose request it is, and how urgent.
+        arrived_s: When it began to wait. An entry that waits again keeps it.
+        service: What the whole request will cost, predicted (`ServiceWeights.of`).
+        deadline_s: When it must have been served; None: no particular time.
+        locality: Equal for requests that share work, such as a prefix of their prompts; None: shares nothing.
+    """
+
+    __slots__ = ("arrived_s", "deadline_s", "flow", "locality", "number", "place", "service", "value")
+
+    def __init__(
+        self,
+        value: T,
+        flow: Flow,
+        *,
+        arrived_s: float,
+        service: float,
+        deadline_s: float | None = None,
+        locality: Hashable | None = None,
+    ) -> None:
+        self.value = value
+        self.flow = flow
+        self.arrived_s = arrived_s
+        self.service = service
+        self.deadline_s = deadline_s
+        self.locality = locality
+        self.number = 0
+        """The line's own: rises with joining, settles ties."""
+        self.place: Any = None
+        """The line's own: where it keeps the entry; None while it has never joined."""
+
+    def __repr__(self) -> str:
+        return f"Entry({self.value!r}, arrived_s={self.arrived_s}, service={self.service})"
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What will be taken before an entry, if nobody else joins and nobody leaves."""
+
+    entries: int
+    service: float
+    """Predicted, of all of them together."""

@@ -1,0 +1,85 @@
+"""The line: who waits, and whose turn it is.
+
+Its owner asks for the `head`, and when there is room `take`s it, charges what the request really costs while it runs,
+and says when it is `done`. What the policies differ in is the order, and what they make of the charges.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+from maitred.core.flow import Flow, PriorityClass
+from maitred.fairness.config import LineConfig
+from maitred.fairness.entry import Ahead, Entry
+from maitred.fairness.fair import FairLine
+from maitred.fairness.fifo import FifoLine
+
+__all__ = ["Ahead", "Entry", "Line", "LineConfig", "make_line"]
+
+T = TypeVar("T")
+
+
+class Line(Protocol[T]):
+    """Requests that wait, and the account of what their flows were served.
+
+    Pure: times are arguments, in seconds of one clock that does not go back. Not for several threads.
+    """
+
+    def add(self, entry: Entry[T], now_s: float) -> None:
+        """Joins. An entry is in one line at a time, once."""
+        ...
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Leaves without having run: cancelled. The entry must be waiting."""
+        ...
+
+    def head(self, now_s: float) -> Entry[T] | None:
+        """Whose turn it is; None when nobody waits. It stays: asking again without a change gives the same."""
+        ...
+
+    def take(self, entry: Entry[T], now_s: float) -> None:
+        """Leaves the line and runs. Normally the head; any entry may be taken, when the head does not fit."""
+        ...
+
+    def charge(self, flow: Flow, service: float) -> None:
+        """Books service that the flow really got; negative: a refund.
+
+        The sooner, the fairer: charge what is certain at `take` (the prompt), and the rest as it is computed.
+        """
+        ...
+
+    def done(self, flow: Flow) -> None:
+        """A taken entry has ended, in whichever way; once for each `take` that was not put back."""
+        ...
+
+    def put_back(self, entry: Entry[T], now_s: float) -> None:
+        """A taken entry waits again, with the age it has; what it was charged stays charged."""
+        ...
+
+    def ahead(self, entry: Entry[T], now_s: float) -> Ahead:
+        """Estimates what is taken before an entry, which waits here or might join."""
+        ...
+
+    def over_service(self, flow: Flow) -> float:
+        """By how much service per weight the flow leads the least served active one of its class; at least 0."""
+        ...
+
+    def waiting_in(self, priority: PriorityClass) -> int:
+        """How many wait that joined with this class; ageing does not change it."""
+        ...
+
+    def __len__(self) -> int:
+        """How many wait."""
+        ...
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        """All that wait, in no particular order."""
+        ...
+
+
+def make_line(config: LineConfig) -> Line[Any]:
+    """A new line, empty, of the policy that the configuration names."""
+    match config.policy:
+        case "fifo":
+            return FifoLine()
+        case _:
+            return FairLine(config)
