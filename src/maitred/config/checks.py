@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
 from maitred.config.tree import Config
+from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
 
@@ -29,6 +30,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
+        *engine_faults(engine),
         *ladder_faults(config.model.degradation, "model.degradation"),
     ):
         yield Conflict((key,), message)

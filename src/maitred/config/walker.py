@@ -87,7 +87,7 @@ class Walker:
         if isinstance(kind, inspect.StructType):
             return self._struct(kind, node, key)
         if isinstance(kind, inspect.DictType):
-            return self._mapping(kind, node, key)
+            return self._mapping(kind, node, key, unit)
         if isinstance(kind, inspect.ListType | inspect.VarTupleType):
             return self._sequence(kind, node, key)
         if isinstance(kind, inspect.CustomType) and kind.cls is Secret:
@@ -100,19 +100,24 @@ class Walker:
             self._fault(node, key, f"Must be {expected}, not {shown(node)}.")
         return value
 
-    def _mapping(self, info: inspect.DictType, node: Node, key: str) -> object:
-        """Entries under names of the writer's choice; those that are wrong are left out."""
+    def _mapping(self, info: inspect.DictType, node: Node, key: str, unit: str) -> object:
+        """Entries under names of the writer's choice, or of an enumeration; those that are wrong are left out."""
         if node.value is None:
             return {}
         if not isinstance(node.value, dict):
             self._fault(node, key, "Must be names with something below each.")
             return UNSET
-        kind, unit = unwrap(info.value_type)
-        built: dict[str, object] = {}
+        known = info.key_type.cls if isinstance(info.key_type, inspect.EnumType) else None
+        kind, inner_unit = unwrap(info.value_type)
+        built: dict[object, object] = {}
         for name, child in node.value.items():
             place = _join(key, name)
+            if known is not None and name not in known._value2member_map_:
+                names = [str(member.value) for member in known]
+                self._fault(child, place, f"No such name.{self._suggestion(key, name, names)}")
+                continue
             self.origins[place] = child.origin
-            built[name] = self._value(kind, child, place, unit)
+            built[known(name) if known else name] = self._value(kind, child, place, unit or inner_unit)
         return {name: value for name, value in built.items() if value is not UNSET}
 
     def _sequence(self, info: inspect.ListType | inspect.VarTupleType, node: Node, key: str) -> object:

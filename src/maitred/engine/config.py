@@ -7,6 +7,32 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from maitred.core.flow import PriorityClass
+
+
+class KVShareConfig(Struct, frozen=True, kw_only=True):
+    """How much of the KV cache a tenant can count on, and how much it can have."""
+
+    floor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Part of the KV cache that others leave to the tenant while it has requests waiting. What they "
+            "took before, they give back as their requests end. The floors of all tenants together are at most 1; "
+            "those of an organisation and of a team in it count twice.",
+        ),
+    ] = 0.0
+    ceiling: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of the KV cache that the tenant's running requests hold at most, even if the rest is "
+            "idle. Requests that could not run in it alone are refused.",
+        ),
+    ] = 1.0
+
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Which device runs the model, and how large its batches and its KV cache are."""
@@ -70,3 +96,47 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Keep the KV of finished prompts and reuse it when another prompt starts the same way."),
     ] = True
+    itl_objective_s: Annotated[
+        Annotated[float, Meta(gt=0, le=60)] | None,
+        Meta(
+            description="The time between two tokens that 95 % of an answer's tokens should keep. Prompts are then "
+            "computed in pieces that fit into it, and the number of running sequences adapts, between `min_sequences` "
+            "and `max_sequences`. Null: steps are as large as `step_tokens` allows.",
+            extra={"unit": "seconds"},
+        ),
+    ] = None
+    min_sequences: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65536,
+            description="Sequences that may always run together, however slow the steps are. At most `max_sequences`; "
+            "without `itl_objective_s` it has no effect.",
+            extra={"unit": "sequences"},
+        ),
+    ] = 1
+    kv_shares: Annotated[
+        dict[str, KVShareConfig],
+        Meta(
+            description="Tenant (the id of an organisation, a team or a key) -> how much of the KV cache it can count "
+            "on and can have. Others compete for what is left, as usual."
+        ),
+    ] = {}
+    batching_window_s: Annotated[
+        dict[PriorityClass, Annotated[float, Meta(ge=0, le=60)]],
+        Meta(
+            description="Priority class (`interactive`, `standard`, `batch`, `background`) -> how long a request may "
+            "be held back while nothing runs, so that others can join its batch. A class that is not named is never "
+            "held back.",
+            extra={"unit": "seconds"},
+        ),
+    ] = {}
+    batching_window_requests: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=65536,
+            description="So many sequences that wait end every batching window.",
+            extra={"unit": "sequences"},
+        ),
+    ] = 8

@@ -1,5 +1,6 @@
 """Secrets, and settings of other shapes than the product has today."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -148,6 +149,25 @@ def test_every_fault_in_them_is_named_by_its_place() -> None:
         "f:10: wait_s: Must be a duration such as 500ms or 2m, above 0, not 2 weeks.",
     ]
     assert built == Party(courses=[Guest(seats=1)])
+
+
+class Meal(StrEnum):
+    LUNCH = "lunch"
+    DINNER = "dinner"
+
+
+class Kitchen(Struct, frozen=True, kw_only=True):
+    notice_s: Annotated[dict[Meal, Annotated[float, Meta(ge=0)]], Meta(extra={"unit": "seconds"})] = {}
+
+
+def test_names_of_an_enumeration_are_checked_and_their_values_take_the_unit() -> None:
+    root, _ = parse_yaml("notice_s: {lunch: 500ms, diner: 1s, 3: 1s}", "f")
+    walker = Walker({})
+    assert walker.build(Kitchen, root) == Kitchen(notice_s={Meal.LUNCH: 0.5})
+    assert [str(fault) for fault in walker.faults] == [
+        "f:1: notice_s.diner: No such name. Did you mean notice_s.dinner?",
+        "f:1: notice_s.3: No such name. There are: lunch, dinner.",
+    ]
 
 
 def test_empty_sections_of_names_are_empty() -> None:

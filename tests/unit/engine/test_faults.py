@@ -1,0 +1,35 @@
+from maitred.engine.config import EngineConfig, KVShareConfig
+from maitred.engine.faults import engine_faults
+
+
+def keys(config):
+    return [key for key, _ in engine_faults(config)]
+
+
+def test_the_defaults_are_sound():
+    assert keys(EngineConfig()) == []
+
+
+def test_more_sequences_at_least_than_at_most():
+    assert keys(EngineConfig(min_sequences=9, max_sequences=8)) == ["engine.min_sequences"]
+
+
+def test_floors_that_fill_the_cache_are_sound():
+    assert keys(EngineConfig(kv_shares={str(i): KVShareConfig(floor=0.1) for i in range(10)})) == []
+
+
+def test_floors_that_are_more_than_there_is():
+    shares = {"acme": KVShareConfig(floor=0.7), "beta": KVShareConfig(floor=0.6)}
+    assert list(engine_faults(EngineConfig(kv_shares=shares))) == [
+        (
+            "engine.kv_shares",
+            "The floors add up to 1.3 of the KV cache, and there is only one. Lower some of them until they add up to "
+            "at most 1.",
+        )
+    ]
+
+
+def test_a_floor_above_its_own_ceiling():
+    assert keys(EngineConfig(kv_shares={"acme": KVShareConfig(floor=0.5, ceiling=0.4)})) == [
+        "engine.kv_shares.acme.floor"
+    ]
