@@ -1,0 +1,114 @@
+"""The `dispatch` section: in which order requests wait, how many and how long, and who has a share of its own."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from maitred.core.flow import PriorityClass
+from maitred.core.service import ServiceWeights
+from maitred.fairness.config import LineConfig
+
+_Share = Annotated[float, Meta(gt=0, le=1)]
+_Seconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"})]
+
+
+class PoolConfig(Struct, frozen=True, kw_only=True):
+    """A part of the replicas for a few tenants alone."""
+
+    tenants: Annotated[
+        list[str],
+        Meta(min_length=1, description="Ids of organisations, teams or keys. They can use nothing but this pool."),
+    ]
+    share: Annotated[_Share, Meta(description="Of every replica's slots and KV blocks.")]
+
+
+class ServiceConfig(Struct, frozen=True, kw_only=True):
+    """What a token counts when service is shared out."""
+
+    prompt: Annotated[float, Meta(gt=0, description="A token of a prompt that has to be computed.")] = 1.0
+    cached: Annotated[float, Meta(ge=0, description="A token of a prompt that was found in the prefix cache.")] = 0.1
+    output: Annotated[float, Meta(gt=0, description="A token of an answer.")] = 2.0
+
+    @property
+    def weights(self) -> ServiceWeights:
+        """The same, as the rest of the system speaks of it."""
+        return ServiceWeights(self.prompt, self.cached, self.output)
+
+
+class DispatchConfig(Struct, frozen=True, kw_only=True):
+    """In which order requests wait, how many and how long, and who has a share of its own."""
+
+    line: LineConfig = LineConfig()
+    service: ServiceConfig = ServiceConfig()
+    max_waiting: Annotated[
+        dict[PriorityClass, Annotated[int, Meta(ge=0)]],
+        Meta(
+            description="Requests of each class that may wait; more are refused with 429. A class that is not named "
+            "has no limit.",
+            extra={"unit": "requests"},
+        ),
+    ] = field(
+        default_factory=lambda: {
+            PriorityClass.INTERACTIVE: 1_000,
+            PriorityClass.STANDARD: 2_000,
+            PriorityClass.BATCH: 10_000,
+            PriorityClass.BACKGROUND: 10_000,
+        }
+    )
+    max_wait_s: Annotated[
+        dict[PriorityClass, _Seconds],
+        Meta(
+            description="A request that is predicted to wait longer than this is refused with 429. Also how long a "
+            "request goes on waiting while no replica is ready. A class that is not named has no limit.",
+            extra={"unit": "seconds"},
+        ),
+    ] = field(
+        default_factory=lambda: {
+            PriorityClass.INTERACTIVE: 30.0,
+            PriorityClass.STANDARD: 60.0,
+            PriorityClass.BATCH: 900.0,
+            PriorityClass.BACKGROUND: 3_600.0,
+        }
+    )
+    ttft_s: Annotated[
+        dict[PriorityClass, _Seconds],
+        Meta(
+            description="By when the first token of a request must come that names no deadline. A class that is not "
+            "named has none.",
+            extra={"unit": "seconds"},
+        ),
+    ] = {}
+    headroom: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.5,
+            description="Part of the slots and KV blocks that is kept for tenants who hold less than their fair share, "
+            "so that a light one finds a place at once in the middle of a flood. Rounded down to whole slots. Has no "
+            "effect while only one tenant sends requests.",
+        ),
+    ] = 0.07
+    reserved: Annotated[
+        dict[str, _Share],
+        Meta(
+            description="Tenant (organisation, team or key) -> part of the slots and KV blocks that nobody else can "
+            "use. Beyond it the tenant gets what nobody else waits for."
+        ),
+    ] = {}
+    pools: Annotated[
+        dict[str, PoolConfig],
+        Meta(description="Isolated pools by name. Their tenants use nothing else, and nobody else uses them."),
+    ] = {}
+    output_quantile: Annotated[
+        float,
+        Meta(
+            ge=0.5,
+            le=0.99,
+            description="An answer is predicted to be as long as this part of its tenant's answers were at most. "
+            "Higher: fewer preemptions. Lower: fuller batches.",
+        ),
+    ] = 0.8
+    unknown_output_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Part of `max_tokens` that an answer is predicted to use before any was seen."),
+    ] = 0.5

@@ -1,0 +1,53 @@
+"""What is counted of dispatch, for metrics."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from maitred.core.flow import PriorityClass
+
+QUEUE_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
+NO_CAUSE = "none"
+"""For requests that did not wait."""
+
+
+class Buckets:
+    """A histogram of seconds."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(QUEUE_BUCKETS_S) + 1)
+        """Not cumulative; the last one is for all that is longer."""
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(QUEUE_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Counts:
+    """Since the start."""
+
+    def __init__(self) -> None:
+        self.queue_s: dict[tuple[PriorityClass, str], Buckets] = {}
+        """Class and cause -> how long requests waited for it before they were released."""
+        self.refusals: dict[str, int] = {}
+        """By the code of the error, whether before or after they waited."""
+        self.left_waiting = 0
+        """Requests whose callers left while they waited."""
+        self.wasted_tokens = 0
+        """Output tokens of requests that did not come to their end."""
+
+    def released(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
+        """A request has got its place."""
+        for cause, milliseconds in (waited_ms or {NO_CAUSE: 0.0}).items():
+            key = priority, cause
+            buckets = self.queue_s.get(key)
+            if buckets is None:
+                buckets = self.queue_s[key] = Buckets()
+            buckets.add(milliseconds / 1e3)
+
+    def refused(self, reason: str) -> None:
+        """A request was turned away."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1

@@ -1,0 +1,151 @@
+"""Where requests wait for a replica: the part with an event loop, around `Floor`, which decides.
+
+Whatever changes (a request joins or leaves, a report comes, a replica is lost or ready) asks for a turn. All that asks
+within one turn of the event loop gets one turn of the floor, so a report that frees ten places costs one pass.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from maitred.core.answer import Place
+from maitred.core.clock import Clock
+from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.floor import Floor
+from maitred.dispatch.gatekeeper import Gatekeeper
+from maitred.dispatch.seat import Seat
+from maitred.dispatch.ticket import State, Ticket
+
+__all__ = ["Dispatcher", "Errand", "Post", "Seat"]
+
+_TICK_S = 0.25
+"""How late a deadline may be noticed while nothing else happens."""
+
+
+class Dispatcher:
+    """The queue of one model.
+
+    Args:
+        model: Its name.
+        posts: The replicas that run it; at least one.
+        config: The settings.
+        clock: The time.
+        draw: A number from 0 to 1, for the jitter in times to come back.
+
+    Attributes:
+        model: Its name.
+        floor: The state; to be looked at only.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        posts: Sequence[Post],
+        config: DispatchConfig,
+        clock: Clock,
+        *,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.model = model
+        self.floor = Floor(posts, config)
+        self._gatekeeper = Gatekeeper(self.floor, config, draw)
+        self._clock = clock
+        self._seats: dict[Ticket, Seat] = {}
+        self._by_id: dict[str, list[Ticket]] = {}
+        self._turn_asked = False
+        for post in posts:
+            post.replica.watch(self._news)
+
+    def check(self, errand: Errand) -> Place:
+        """What is predicted for a request that would join now. Changes nothing for anybody.
+
+        Raises:
+            ReplicaUnavailable: No replica is ready.
+            QueueFull: Too many of its class wait, or it would wait too long.
+            DeadlineUnmeetable: Its first token would come too late.
+        """
+        return self._gatekeeper.check(errand, self._clock.monotonic_s())
+
+    def seat(self, errand: Errand) -> Seat:
+        """A context in which the request waits and then runs. Entering never waits and never refuses."""
+        return Seat(self, self.floor.ticket(errand))
+
+    def place_of(self, request_id: str, organisation: str) -> Place | None:
+        """Where a waiting request of this organisation stands; None if none of that id waits."""
+        for ticket in self._by_id.get(request_id, ()):
+            if ticket.errand.principal_org == organisation:
+                place = self.place(ticket)
+                if place is not None:
+                    return place
+        return None
+
+    def place(self, ticket: Ticket) -> Place | None:
+        """Where a request stands; None if it does not wait."""
+        if ticket.state is not State.WAITING:
+            return None
+        now_s = self._clock.monotonic_s()
+        ahead, wait, prefill_s = self.floor.forecast(ticket, self.floor.refresh(), now_s)
+        return self.floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
+
+    async def run(self) -> None:
+        """Notices deadlines while nothing else happens; until it is cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self._seats:
+                self.turn()
+
+    # --- what seats tell ---
+
+    def join(self, seat: Seat) -> None:
+        """See `Seat`."""
+        ticket = seat.ticket
+        if ticket.state is not State.NEW:
+            raise RuntimeError("A seat is entered once.")
+        self.floor.join(ticket, self._clock.monotonic_s())
+        self._seats[ticket] = seat
+        self._by_id.setdefault(ticket.errand.id, []).append(ticket)
+        self._ask_for_turn()
+
+    def leave(self, seat: Seat, error: BaseException | None) -> None:
+        """See `Seat`."""
+        ticket = seat.ticket
+        self._forget(ticket)
+        lost = isinstance(error, ReplicaLost | ReplicaUnavailable)
+        self.floor.leave(ticket, self._clock.monotonic_s(), finished=error is None, lost=lost)
+        self._ask_for_turn()
+
+    def first_token(self, ticket: Ticket) -> None:
+        """See `Seat`."""
+        self.floor.first_token(ticket, self._clock.monotonic_s())
+
+    # --- turns ---
+
+    def turn(self) -> None:
+        """Lets go whom there are credits for."""
+        self._turn_asked = False
+        for ticket in self.floor.turn(self._clock.monotonic_s()):
+            seat = self._forget(ticket)
+            if seat is not None:
+                seat.wake()
+
+    def _news(self) -> None:
+        """A replica has something new to say."""
+        if self._seats:
+            self._ask_for_turn()
+
+    def _ask_for_turn(self) -> None:
+        if not self._turn_asked:
+            self._turn_asked = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def _forget(self, ticket: Ticket) -> Seat | None:
+        """It does not wait any more. Returns its seat if it did."""
+        seat = self._seats.pop(ticket, None)
+        if seat is not None:
+            same = self._by_id[ticket.errand.id]
+            same.remove(ticket)
+            if not same:
+                del self._by_id[ticket.errand.id]
+        return seat

@@ -1,0 +1,42 @@
+"""What dispatch is told of a request, and of the places where it can run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maitred.core.flow import Flow
+from maitred.core.ports import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """One request on its way to a replica."""
+
+    id: str
+    """The request id that the client knows; clients may repeat it."""
+    key: str
+    """Unique among all errands."""
+    principal_org: str
+    """Who may ask for its place by its id."""
+    flow: Flow
+    prompt_tokens: int
+    """Of all prompts."""
+    prompts: Sequence[list[int]]
+    """Each is submitted as a request of its own, in this order."""
+    max_tokens: int
+    """Per choice."""
+    choices: int
+    """Of all prompts together."""
+    arrived_s: float
+    """Monotonic, as all times here."""
+    deadline_s: float | None = None
+    """When its first token must be there; None: by the default of its class, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A replica under the name that the ledger has for it."""
+
+    name: str
+    replica: Replica
+    exact: bool = True
+    """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""

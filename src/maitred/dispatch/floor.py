@@ -1,0 +1,350 @@
+"""The whole state of dispatch for one model, without an event loop: who waits, who runs where, who is next.
+
+Every method is synchronous and returns what changed; `Dispatcher` wakes those whom it concerns. So the decisions can be
+put to every order of events by tests, and the clock is an argument.
+
+A request is released when it is at the head of its line and the credits of a replica cover its prompt and the answer
+that is predicted. The head is never passed over for a smaller request behind it: it would wait for ever. What needs
+more than a replica has in all is released once it has everything.
+"""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+
+from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
+from maitred.core.flow import Share
+from maitred.core.request import WaitCause
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.counts import Counts
+from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.outlook import Outlook
+from maitred.dispatch.policy.credits import NOTHING, Cost, cost_of, sum_of
+from maitred.dispatch.policy.outputs import OutputLengths
+from maitred.dispatch.policy.prediction import AT_ONCE, Wait
+from maitred.dispatch.policy.quotas import Holdings, Quota, Quotas
+from maitred.dispatch.room import Room
+from maitred.dispatch.station import Station
+from maitred.dispatch.ticket import Grip, State, Ticket
+from maitred.fairness.entry import Ahead
+
+_TOO_LATE = (
+    "The deadline for the first token passed while the request waited. Allow more time, or send it when less is going "
+    "on."
+)
+_NOBODY = Ahead(0, 0.0)
+
+
+class Floor:
+    """Rooms where requests wait, stations where they run.
+
+    Args:
+        posts: The replicas; at least one.
+        config: The settings.
+    """
+
+    def __init__(self, posts: Sequence[Post], config: DispatchConfig) -> None:
+        self.stations = [Station(post) for post in posts]
+        self.weights = config.service.weights
+        self.outlook = Outlook(OutputLengths(config.output_quantile, config.unknown_output_share), self.weights)
+        self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
+        self.rooms = [Room(quota, config.line) for quota in self.quotas.all]
+        self.holdings = Holdings()
+        self.counts = Counts()
+        self._config = config
+        self._rooms = dict(zip(self.quotas.all, self.rooms, strict=True))
+        self._due: list[tuple[float, int, Ticket]] = []
+        self._numbers = itertools.count()
+        self.running = 0
+        """Requests that were released and have not left."""
+
+    # --- what is known ---
+
+    @property
+    def waiting(self) -> int:
+        """Requests in all lines."""
+        return sum(map(len, self.rooms))
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When the next deadline passes."""
+        return self._due[0][0] if self._due else None
+
+    def refresh(self) -> list[Station]:
+        """Looks at the replicas; returns those that are ready."""
+        for station in self.stations:
+            station.refresh()
+        return [station for station in self.stations if station.ready]
+
+    def ticket(self, errand: Errand) -> Ticket:
+        """A ticket that has not joined."""
+        room = self._rooms[self.quotas.of(errand.flow.path)]
+        outputs = self.outlook.outputs
+        expected = outputs.predict(errand.principal_org, errand.max_tokens)
+        block_tokens = self.stations[0].block_tokens
+        choices = max(1, errand.choices // max(1, len(errand.prompts)))
+        costs = [cost_of(len(prompt), choices, expected, block_tokens) for prompt in errand.prompts]
+        mean = outputs.expect(errand.principal_org, errand.max_tokens)
+        service = self.weights.prompt * errand.prompt_tokens + self.weights.output * mean * errand.choices
+        deadline_s = errand.deadline_s
+        if deadline_s is None and (ttft_s := self._config.ttft_s.get(errand.flow.priority)) is not None:
+            deadline_s = errand.arrived_s + ttft_s
+        return Ticket(errand, room, costs, expected, service, deadline_s)
+
+    def forecast(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> tuple[Ahead, Wait, float]:
+        """What is ahead of a request that waits or might join; when it is released; how long its prefill takes then."""
+        line = ticket.room.line
+        ahead = line.ahead(ticket.entry, now_s) if len(line) else _NOBODY
+        if not ready:
+            return ahead, Wait(False, 0.0), 0.0
+        free = self._free(ticket, ready, now_s)
+        wait = AT_ONCE
+        if ahead.entries or not ticket.cost.within(free):
+            wait = self.outlook.wait(ticket, ahead, free, self.outlook.per_s(ready))
+        station = max(ready, key=_ease)
+        return ahead, wait, self.outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0)
+
+    # --- what happens ---
+
+    def join(self, ticket: Ticket, now_s: float) -> None:
+        """It begins to wait."""
+        ready = self.refresh()
+        ahead, wait, prefill_s = self.forecast(ticket, ready, now_s)
+        if ready:
+            ticket.raw_wait_s, ticket.prefill_s = wait.seconds, prefill_s
+            ticket.predicted = self.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
+        ticket.state = State.WAITING
+        ticket.joined_s = now_s
+        self.holdings.saw(tenant_of(ticket), now_s)
+        ticket.room.line.add(ticket.entry, now_s)
+        ticket.waited = ticket.room.waits.join(tenant_of(ticket), now_s)
+        if ticket.deadline_s is not None:
+            heapq.heappush(self._due, (ticket.deadline_s, next(self._numbers), ticket))
+
+    def turn(self, now_s: float) -> list[Ticket]:
+        """Releases whom there are credits for, and fails whose time is over. Returns both.
+
+        To be called after anything has changed: a request has joined or left, a report came, a replica is ready or
+        lost.
+        """
+        changed: list[Ticket] = []
+        ready = self.refresh()
+        self._expire(changed, now_s)
+        if not ready:
+            self._outlast(changed, now_s)
+            for room in self.rooms:
+                room.waits.now(now_s, ("", WaitCause.COLD_START) if len(room) else None)
+            self.outlook.rate.slack()
+            return changed
+        common = self.rooms[-1]
+        for room in self.rooms:
+            room.waits.now(now_s, self._serve(room, room.quota, ready, changed, now_s))
+        if not len(common):
+            for room in self.rooms[:-1]:
+                if room.quota.overflows and len(room):
+                    room.waits.now(now_s, self._serve(room, self.quotas.common, ready, changed, now_s))
+        if self.waiting:
+            self.outlook.rate.full(self.outlook.served, now_s)
+        else:
+            self.outlook.rate.slack()
+        return changed
+
+    def leave(self, ticket: Ticket, now_s: float, *, finished: bool, lost: bool = False) -> None:
+        """It leaves, wherever it is, and gives back what it holds. A second time changes nothing.
+
+        Args:
+            ticket: The request.
+            now_s: Now.
+            finished: Whether it came to its end by itself.
+            lost: Whether it was the replica that failed it.
+        """
+        state, ticket.state = ticket.state, State.GONE
+        if state is State.WAITING:
+            ticket.room.line.remove(ticket.entry)
+            self._stop_waiting(ticket, now_s)
+            self.counts.left_waiting += 1
+        elif state is State.RELEASED:
+            grip = ticket.grip
+            assert grip is not None
+            grip.station.credits.release(grip.hold)
+            if lost:
+                grip.station.failed()
+            grip.quota.give(ticket.cost)
+            self.holdings.give(tenant_of(ticket), ticket.cost.slots)
+            self.running -= 1
+            told = ticket.told_prompt_tokens
+            if not ticket.begun or told:
+                # What of the prompt was never computed is not owed.
+                self._charge(ticket, -self.weights.prompt * max(0, ticket.errand.prompt_tokens - told))
+            ticket.room.line.done(ticket.errand.flow)
+            if finished:
+                self.outlook.finished(ticket)
+            else:
+                self.counts.wasted_tokens += ticket.output_tokens
+
+    def submitted(self, ticket: Ticket) -> None:
+        """The next of its prompts was sent to the replica."""
+        if ticket.grip is not None:
+            ticket.grip.station.credits.submitted(ticket.grip.hold)
+
+    def took(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """Real tokens came.
+
+        Args:
+            ticket: A released request.
+            prompt_tokens: Of prompts of which nothing had come before, cached ones included.
+            cached_tokens: Of these, found in the cache.
+            output_tokens: New ones.
+        """
+        if ticket.state is not State.RELEASED:
+            return
+        if not ticket.begun:
+            ticket.begun = True
+            assert ticket.grip is not None
+            ticket.grip.station.credits.answered(ticket.grip.hold)
+        ticket.told_prompt_tokens += prompt_tokens
+        ticket.output_tokens += output_tokens
+        weights = self.weights
+        self._charge(ticket, weights.output * output_tokens - (weights.prompt - weights.cached) * cached_tokens)
+        self.outlook.prompt(prompt_tokens, cached_tokens)
+
+    def first_token(self, ticket: Ticket, now_s: float) -> None:
+        """Its first token came."""
+        if ticket.grip is not None and ticket.state is State.RELEASED:
+            ticket.grip.station.first_token(now_s - ticket.released_s)
+            self.outlook.first_token(ticket, now_s)
+
+    # --- how ---
+
+    def _serve(
+        self, room: Room, quota: Quota, ready: Sequence[Station], changed: list[Ticket], now_s: float
+    ) -> tuple[str, WaitCause] | None:
+        """Releases from the head of a line until it is empty or its head lacks something; returns whose and what."""
+        while (entry := room.line.head(now_s)) is not None:
+            ticket = entry.value
+            station = self._station_for(ticket, quota, ready, now_s)
+            if isinstance(station, WaitCause):
+                return tenant_of(ticket).id, station
+            prefill_s = self.outlook.prefill_s(ticket, station, 0)
+            late_s = now_s + self.outlook.corrected_prefill_s(prefill_s, now_s)
+            if ticket.deadline_s is not None and late_s > ticket.deadline_s and not station.credits.idle:
+                self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
+            else:
+                ticket.prefill_s = prefill_s
+                self._release(ticket, station, quota, now_s)
+            changed.append(ticket)
+        return None
+
+    def _station_for(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> Station | WaitCause:
+        """The replica that has room for it and the most left; else what is lacking."""
+        above = self._above_share(ticket, quota, ready, now_s)
+        if len(self.rooms) > 1:
+            limit = _less(self.quotas.limit(quota, _total(ready)), self._config.headroom if above else 0.0)
+            need = ticket.cost.at_most(limit)
+            room = limit.minus(quota.used)
+            if not need.within(room) and quota.used != NOTHING:
+                return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
+        best: Station | None = None
+        slots = False
+        for station in ready:
+            limit = _less(station.total, self._config.headroom if above else 0.0)
+            need = ticket.cost.at_most(limit)
+            free = station.free.minus(station.total.minus(limit))
+            if need.within(free) or station.credits.idle:
+                if best is None or _ease(station) > _ease(best):
+                    best = station
+            elif need.slots > free.slots:
+                slots = True
+        return best or (WaitCause.SLOTS if slots else WaitCause.KV_FULL)
+
+    def _free(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Cost:
+        """What of all replicas' credits it may use now."""
+        quota = ticket.room.quota
+        total = _total(ready)
+        above = self._above_share(ticket, quota, ready, now_s)
+        free = sum_of([station.free for station in ready]).minus(
+            total.minus(_less(total, self._config.headroom)) if above else NOTHING
+        )
+        if len(self.rooms) > 1:
+            free = free.at_most(self.quotas.room(quota, total))
+        return free
+
+    def _above_share(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> bool:
+        if not self._config.headroom or quota is not self.quotas.common:
+            return False
+        slots = self.quotas.limit(quota, _total(ready)).slots
+        return self.holdings.above_share(tenant_of(ticket), ticket.cost.slots, slots, now_s)
+
+    def _release(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
+        ticket.room.line.take(ticket.entry, now_s)
+        self._stop_waiting(ticket, now_s)
+        ticket.state = State.RELEASED
+        ticket.released_s = now_s
+        ticket.grip = Grip(station, station.hold(ticket.costs), quota)
+        quota.take(ticket.cost)
+        self.holdings.take(tenant_of(ticket), ticket.cost.slots)
+        self.running += 1
+        self._charge(ticket, self.weights.prompt * ticket.errand.prompt_tokens)
+        self.outlook.released(ticket)
+        self.counts.released(ticket.errand.flow.priority, ticket.waited_ms)
+
+    def _fail(self, ticket: Ticket, failure: MaitredError, now_s: float) -> None:
+        ticket.room.line.remove(ticket.entry)
+        self._stop_waiting(ticket, now_s)
+        ticket.state = State.FAILED
+        ticket.failure = failure
+        self.counts.refused(failure.code)
+
+    def _stop_waiting(self, ticket: Ticket, now_s: float) -> None:
+        assert ticket.waited is not None
+        ticket.waited_ms = ticket.room.waits.leave(ticket.waited, now_s)
+
+    def _charge(self, ticket: Ticket, service: float) -> None:
+        if service:
+            ticket.room.line.charge(ticket.errand.flow, service)
+            self.outlook.served += service
+
+    def _expire(self, changed: list[Ticket], now_s: float) -> None:
+        """Fails those whose deadline has passed."""
+        while self._due and (self._due[0][0] <= now_s or self._due[0][2].state is not State.WAITING):
+            ticket = heapq.heappop(self._due)[2]
+            if ticket.state is State.WAITING:
+                self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
+                changed.append(ticket)
+
+    def _outlast(self, changed: list[Ticket], now_s: float) -> None:
+        """No replica is ready: fails those who have waited as long as their class waits."""
+        longest = self._config.max_wait_s
+        for room in self.rooms:
+            over = [
+                entry.value
+                for entry in room.line
+                if now_s - entry.value.joined_s > longest.get(entry.flow.priority, float("inf"))
+            ]
+            for ticket in over:
+                self._fail(ticket, ReplicaUnavailable(retry_after_s=self.retry_after_s), now_s)
+                changed.append(ticket)
+
+    @property
+    def retry_after_s(self) -> float:
+        """When a replica is expected to be ready, if none is."""
+        return min((s.retry_after_s for s in self.stations if s.retry_after_s is not None), default=1.0)
+
+
+def tenant_of(ticket: Ticket) -> Share:
+    """The organisation, with its weight."""
+    return ticket.errand.flow.path[0]
+
+
+def _total(stations: Sequence[Station]) -> Cost:
+    return sum_of([station.total for station in stations])
+
+
+def _less(cost: Cost, headroom: float) -> Cost:
+    """What is left of it for those who may not use the headroom."""
+    return cost.minus(cost.part(headroom)) if headroom else cost
+
+
+def _ease(station: Station) -> float:
+    """How much of a replica is free."""
+    return station.free.slots / max(1, station.total.slots)

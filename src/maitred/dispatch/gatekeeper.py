@@ -1,0 +1,96 @@
+"""Who may not even begin to wait, and when it should come back.
+
+Refusing is the cheap path: at ten times the capacity nine of ten requests end here.
+"""
+
+from collections.abc import Callable
+
+from maitred.core.answer import Place
+from maitred.core.errors import DeadlineUnmeetable, QueueFull, ReplicaUnavailable
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.errand import Errand
+from maitred.dispatch.floor import Floor, tenant_of
+from maitred.dispatch.policy.comeback import Comebacks
+from maitred.dispatch.ticket import Ticket
+
+
+class Gatekeeper:
+    """Checks requests before they join.
+
+    Args:
+        floor: Where they would wait.
+        config: The limits.
+        draw: From 0 to 1, for jitter.
+    """
+
+    def __init__(self, floor: Floor, config: DispatchConfig, draw: Callable[[], float]) -> None:
+        self._floor = floor
+        self._config = config
+        self._draw = draw
+        self._comebacks = Comebacks()
+
+    def check(self, errand: Errand, now_s: float) -> Place:
+        """What is predicted for it, if it may wait.
+
+        Raises:
+            ReplicaUnavailable: No replica is ready.
+            QueueFull: Too many of its class wait, or it would wait too long.
+            DeadlineUnmeetable: Its first token would come too late.
+        """
+        floor = self._floor
+        ready = floor.refresh()
+        if not ready:
+            floor.counts.refused(ReplicaUnavailable.code)
+            raise ReplicaUnavailable(retry_after_s=floor.retry_after_s)
+        ticket = floor.ticket(errand)
+        ahead, wait, prefill_s = floor.forecast(ticket, ready, now_s)
+        place = floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
+        if wait.at_once and ticket.deadline_s is None:
+            return place
+        priority = errand.flow.priority
+        most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
+        if not wait.at_once:
+            if most is not None and sum(room.waiting_in(priority) for room in floor.rooms) >= most:
+                raise self._refusal(
+                    QueueFull,
+                    f"{most} requests of class {priority} wait already, which is the most",
+                    ticket,
+                    place,
+                    now_s,
+                )
+            if longest_s is not None and place.wait_s > longest_s:
+                raise self._refusal(
+                    QueueFull,
+                    f"A request of class {priority} would wait longer than {longest_s:g} s now",
+                    ticket,
+                    place,
+                    now_s,
+                )
+        if ticket.deadline_s is not None and now_s + place.ttft_s > ticket.deadline_s:
+            allowed_s = max(0.0, ticket.deadline_s - now_s)
+            raise self._refusal(
+                DeadlineUnmeetable,
+                f"The first token is expected in {place.ttft_s:.2f} s and must come within {allowed_s:.2f} s",
+                ticket,
+                place,
+                now_s,
+            )
+        return place
+
+    def _refusal(
+        self,
+        kind: type[QueueFull] | type[DeadlineUnmeetable],
+        reason: str,
+        ticket: Ticket,
+        place: Place,
+        now_s: float,
+    ) -> QueueFull | DeadlineUnmeetable:
+        floor = self._floor
+        floor.counts.refused(kind.code)
+        tenant, waits = tenant_of(ticket), ticket.room.waits
+        others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
+        per_s = floor.outlook.per_s([station for station in floor.stations if station.ready])
+        share = (per_s or 0.0) * tenant.weight / (tenant.weight + others)
+        takes_s = ticket.entry.service / share if share else 0.0
+        retry_s = self._comebacks.take(tenant.id, place.wait_s, takes_s, now_s, self._draw())
+        return kind(f"{reason}. Try again after the time in Retry-After.", retry_after_s=retry_s)

@@ -1,0 +1,182 @@
+"""What a replica has left for further requests: the report of the engine, corrected by what it cannot know yet.
+
+An engine says after every step how many sequences and KV blocks it has left. Between two reports the gateway goes on
+releasing requests, so it subtracts what it has released and the report does not contain. A request is in one of three
+states here::
+
+    held --submitted--> unheard --the report counts it--> heard
+
+The first two are subtracted, the third is the engine's to count. Submissions are heard in the order in which they were
+sent, so the number of unheard ones says which they are. What leaves is subtracted no more, whatever state it was in:
+the engine gives back by itself what it had counted. All sums are of integers, so they come back to exactly zero.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from maitred.core.ports import LoadReport
+
+
+class Cost(NamedTuple):
+    """Places in a batch and blocks of KV cache; and the work that comes with them, which needs no room."""
+
+    slots: int
+    blocks: int
+    prompt_tokens: int = 0
+    """To be computed before the first token."""
+
+    def within(self, room: "Cost") -> bool:
+        """Whether there is room for it."""
+        return self.slots <= room.slots and self.blocks <= room.blocks
+
+    def at_most(self, limit: "Cost") -> "Cost":
+        """Cut to the limit, in both."""
+        return Cost(min(self.slots, limit.slots), min(self.blocks, limit.blocks), self.prompt_tokens)
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Both together."""
+        return Cost(self.slots + other.slots, self.blocks + other.blocks, self.prompt_tokens + other.prompt_tokens)
+
+    def minus(self, other: "Cost") -> "Cost":
+        """What is left of it; can be below zero."""
+        return Cost(self.slots - other.slots, self.blocks - other.blocks, self.prompt_tokens - other.prompt_tokens)
+
+    def part(self, share: float) -> "Cost":
+        """A share of it, rounded down."""
+        return Cost(int(self.slots * share + 1e-9), int(self.blocks * share + 1e-9))
+
+
+NOTHING = Cost(0, 0)
+PLENTY = 1 << 40
+"""Blocks of a replica that does not count any."""
+
+
+def cost_of(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: int) -> Cost:
+    """What one prompt needs whose choices are all as long as `output_tokens`.
+
+    The choices share the whole blocks of the prompt; each has the rest of it, and its answer, for itself.
+    """
+    shared, rest = divmod(prompt_tokens, block_tokens)
+    return Cost(choices, shared + choices * -(-(rest + output_tokens) // block_tokens), prompt_tokens)
+
+
+class Hold:
+    """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.hold`."""
+
+    __slots__ = ("_left", "_unsent", "cost", "uncounted")
+
+    def __init__(self, costs: Sequence[Cost]) -> None:
+        self._unsent = deque(costs)
+        self._left = False
+        self.cost = sum_of(costs)
+        self.uncounted = self.cost
+        """Of this, what no report contains."""
+
+
+class Credits:
+    """The account of one replica."""
+
+    def __init__(self) -> None:
+        self._report = NOTHING
+        self._total = NOTHING
+        self._uncounted = NOTHING
+        self._sent: deque[tuple[Hold, Cost]] = deque()
+        self._outstanding = NOTHING
+        self._held = 0
+        self._busy = False
+
+    @property
+    def free(self) -> Cost:
+        """What can be released now; below zero when the engine needs more than was thought."""
+        return self._report.minus(self._uncounted)
+
+    @property
+    def total(self) -> Cost:
+        """What the replica has, free or not."""
+        return self._total
+
+    @property
+    def uncounted(self) -> Cost:
+        """What was released and is in no report yet."""
+        return self._uncounted
+
+    @property
+    def held(self) -> int:
+        """Requests that were released and have not left."""
+        return self._held
+
+    @property
+    def outstanding(self) -> Cost:
+        """All that was released and has not left, whoever counts it."""
+        return self._outstanding
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing at all runs or waits there, as far as one can know."""
+        return not self._busy and not self._held
+
+    def heard(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
+        """There is a report, or the same one as before.
+
+        Args:
+            load: The report.
+            unheard: Submissions that it does not contain.
+            max_sequences: What the replica can run at most.
+        """
+        while len(self._sent) > unheard:
+            hold, cost = self._sent.popleft()
+            self._count(hold, cost)
+        self._total = Cost(max_sequences, load.total_blocks)
+        self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
+        self._busy = load.running + load.waiting > 0
+
+    def estimate(self, slots: int) -> None:
+        """There is no report that could be gone by: the replica has so many places, less what was released to it."""
+        self._sent.clear()
+        self._total = Cost(slots, PLENTY)
+        self._report = Cost(slots - self._outstanding.slots + self._uncounted.slots, PLENTY)
+        self._busy = False
+
+    def hold(self, costs: Sequence[Cost]) -> Hold:
+        """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
+        hold = Hold(costs)
+        self._held += 1
+        self._outstanding = self._outstanding.plus(hold.cost)
+        self._uncounted = self._uncounted.plus(hold.uncounted)
+        return hold
+
+    def submitted(self, hold: Hold) -> None:
+        """The next prompt of it was sent to the engine."""
+        if hold._unsent:
+            self._sent.append((hold, hold._unsent.popleft()))
+
+    def answered(self, hold: Hold) -> None:
+        """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
+        while hold._unsent:
+            self._count(hold, hold._unsent.popleft())
+
+    def release(self, hold: Hold) -> None:
+        """It has left. A second time changes nothing."""
+        if hold._left:
+            return
+        hold._left = True
+        self._held -= 1
+        self._outstanding = self._outstanding.minus(hold.cost)
+        self._uncounted = self._uncounted.minus(hold.uncounted)
+        hold.uncounted = NOTHING
+
+    def _count(self, hold: Hold, cost: Cost) -> None:
+        """The engine counts it from now on."""
+        if not hold._left:
+            hold.uncounted = hold.uncounted.minus(cost)
+            self._uncounted = self._uncounted.minus(cost)
+
+
+def sum_of(costs: Sequence[Cost]) -> Cost:
+    """All together."""
+    return Cost(
+        sum(cost.slots for cost in costs),
+        sum(cost.blocks for cost in costs),
+        sum(cost.prompt_tokens for cost in costs),
+    )

@@ -1,0 +1,159 @@
+"""Who may use which part of the replicas: the common part, reserved shares, isolated pools, and the headroom.
+
+A *quota* is a part of all slots and KV blocks that some tenants have for themselves. A reserved share may overflow into
+the common part when nobody there wants it; an isolated pool may not. What a quota does not use stays unused: it is what
+makes it there at once. Within each part a little headroom is kept for tenants that hold less than their fair share.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from maitred.core.flow import Share
+from maitred.dispatch.policy.credits import NOTHING, Cost
+
+_REMEMBER_S = 60.0
+"""A tenant that has sent nothing for so long is not expected any more."""
+
+
+class Quota:
+    """One part.
+
+    Args:
+        name: For people and metrics.
+        share: Of everything; for the common part, what the others leave.
+        overflows: Whether its tenants may use what the common part has idle.
+    """
+
+    __slots__ = ("name", "overflows", "share", "used")
+
+    def __init__(self, name: str, share: float, *, overflows: bool = False) -> None:
+        self.name = name
+        self.share = share
+        self.overflows = overflows
+        self.used = NOTHING
+
+    def take(self, cost: Cost) -> None:
+        """Something of it runs."""
+        self.used = self.used.plus(cost)
+
+    def give(self, cost: Cost) -> None:
+        """It has ended."""
+        self.used = self.used.minus(cost)
+
+
+COMMON = "common"
+
+
+class Quotas:
+    """All parts.
+
+    Args:
+        reserved: Tenant -> share.
+        pools: Name -> its tenants and its share.
+    """
+
+    def __init__(self, reserved: Mapping[str, float], pools: Mapping[str, tuple[Iterable[str], float]]) -> None:
+        self._of: dict[str, Quota] = {}
+        own = [Quota(tenant, share, overflows=True) for tenant, share in reserved.items()]
+        self._of.update({quota.name: quota for quota in own})
+        for name, (tenants, share) in pools.items():
+            pool = Quota(name, share)
+            own.append(pool)
+            self._of.update(dict.fromkeys(tenants, pool))
+        self.common = Quota(COMMON, max(0.0, 1.0 - sum(quota.share for quota in own)))
+        self.all = [*own, self.common]
+        """Those with a share of their own first."""
+
+    def of(self, path: tuple[Share, ...]) -> Quota:
+        """Whose part a flow uses: of its key, else of its team, else of its organisation, else the common one."""
+        if self._of:
+            for level in reversed(path):
+                quota = self._of.get(level.id)
+                if quota is not None:
+                    return quota
+        return self.common
+
+    def room(self, quota: Quota, total: Cost) -> Cost:
+        """What is left of a part.
+
+        Args:
+            quota: The part.
+            total: What all replicas have together.
+        """
+        return self.limit(quota, total).minus(quota.used)
+
+    def limit(self, quota: Quota, total: Cost) -> Cost:
+        """How large a part is: of a part with a share, at least one of everything."""
+        if quota is not self.common:
+            return _ceil(total, quota.share)
+        rest = total
+        for own in self.all[:-1]:
+            rest = rest.minus(_ceil(total, own.share))
+        return rest
+
+
+def _ceil(total: Cost, share: float) -> Cost:
+    return Cost(math.ceil(total.slots * share - 1e-9), math.ceil(total.blocks * share - 1e-9))
+
+
+class Holdings:
+    """What each tenant holds, to tell who is above its fair share of the places.
+
+    The fair share of a tenant is its weight among all that were here within the last minute, so that in a flood places
+    are kept for those who will come back.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
+        """Tenant -> when it was seen last, and its weight; in order of time."""
+        self._weight = 0.0
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._seen)
+
+    @property
+    def slots(self) -> int:
+        """What all hold."""
+        return sum(self._slots.values())
+
+    def saw(self, tenant: Share, now_s: float) -> None:
+        """It has sent a request."""
+        known = self._seen.pop(tenant.id, None)
+        self._weight += tenant.weight - (known[1] if known is not None else 0.0)
+        self._seen[tenant.id] = (now_s, tenant.weight)
+        self._forget(now_s)
+
+    def take(self, tenant: Share, slots: int) -> None:
+        """It holds more."""
+        self._slots[tenant.id] = self._slots.get(tenant.id, 0) + slots
+
+    def give(self, tenant: Share, slots: int) -> None:
+        """It holds less."""
+        left = self._slots[tenant.id] - slots
+        if left:
+            self._slots[tenant.id] = left
+        else:
+            del self._slots[tenant.id]
+
+    def above_share(self, tenant: Share, slots: int, total_slots: int, now_s: float) -> bool:
+        """Whether, with so many further slots, it would hold more than its fair share. Never while it is alone."""
+        self._forget(now_s)
+        if len(self._seen) <= 1:
+            return False
+        return self._slots.get(tenant.id, 0) + slots > total_slots * tenant.weight / self._weight
+
+    def _forget(self, now_s: float) -> None:
+        while self._seen:
+            tenant, (seen_s, weight) = next(iter(self._seen.items()))
+            if now_s - seen_s < _REMEMBER_S:
+                return
+            if self._slots.get(tenant):
+                # It is here as long as something of it runs.
+                del self._seen[tenant]
+                self._seen[tenant] = (now_s, weight)
+                continue
+            del self._seen[tenant]
+            self._weight -= weight
+        self._weight = 0.0

@@ -1,0 +1,92 @@
+"""How much service a replica does in a second: measured while it is full, else computed from the times of its steps."""
+
+import math
+from dataclasses import dataclass
+
+from maitred.core.ports import StepTimes
+from maitred.core.service import ServiceWeights
+
+_SETTLED_S = 2.0
+"""Measured time from which on the measure is believed alone."""
+
+
+class ServiceRate:
+    """Service per second while requests wait; a mean that forgets with a time constant.
+
+    Only full times count: what is done while nobody waits says what was asked for, not what can be done.
+
+    Args:
+        memory_s: The time constant.
+    """
+
+    def __init__(self, memory_s: float = 10.0) -> None:
+        self._memory_s = memory_s
+        self._service = 0.0
+        self._time_s = 0.0
+        self._since: tuple[float, float] | None = None
+
+    def full(self, served: float, now_s: float) -> None:
+        """Requests wait, and the replica has no room for them.
+
+        Args:
+            served: Service done since the beginning.
+            now_s: Now.
+        """
+        if self._since is not None:
+            earlier, earlier_s = self._since
+            passed_s = now_s - earlier_s
+            if passed_s <= 0:
+                return
+            fade = math.exp(-passed_s / self._memory_s)
+            self._service = self._service * fade + served - earlier
+            self._time_s = self._time_s * fade + passed_s
+        self._since = (served, now_s)
+
+    def slack(self) -> None:
+        """There is room: the time until it is full again is not measured."""
+        self._since = None
+
+    def per_s(self, computed: float | None) -> float | None:
+        """Service per second; None if nobody can tell.
+
+        Args:
+            computed: From the times of steps; None if these are not known. It counts for as long as little was
+                measured.
+        """
+        if self._time_s <= 0 or self._service <= 0:
+            return computed
+        measured = self._service / self._time_s
+        if computed is None:
+            return measured
+        trust = min(1.0, self._time_s / _SETTLED_S)
+        return trust * measured + (1 - trust) * computed
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """A request as most are."""
+
+    prompt_tokens: float
+    """To be computed: those found in the cache not counted."""
+    output_tokens: float
+
+    def service(self, weights: ServiceWeights) -> float:
+        """What it counts."""
+        return weights.prompt * self.prompt_tokens + weights.output * self.output_tokens
+
+
+def computed_rate(times: StepTimes, typical: Typical, slots: int, weights: ServiceWeights) -> float | None:
+    """Service per second of a batch of `slots` typical requests; None before the engine has measured its steps.
+
+    Each request is prefilled once and then takes part in a step per token of its answer, half of which it attends to on
+    average; the fixed part of a step is shared by the whole batch.
+    """
+    prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
+    decode_s = times.token_s + times.decode_s + times.fixed_s / max(1, slots)
+    seconds = (
+        times.token_s * prompt
+        + times.chunk_s
+        + times.pair_s * prompt * prompt / 2
+        + output * (decode_s + times.context_token_s * (prompt + output / 2))
+    )
+    return typical.service(weights) / seconds if seconds > 0 else None

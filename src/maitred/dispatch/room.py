@@ -1,0 +1,48 @@
+"""A room to wait in: one line for everybody, and one more for each part of the replicas that some have for themselves.
+
+With a line of its own, a full pool never stands in the way of those who do not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from maitred.core.flow import PriorityClass
+from maitred.dispatch.errand import Errand
+from maitred.dispatch.policy.quotas import Quota
+from maitred.dispatch.policy.waits import WaitAccount
+from maitred.fairness.config import LineConfig
+from maitred.fairness.line import Line, make_line
+
+if TYPE_CHECKING:
+    from maitred.dispatch.ticket import Ticket
+
+_LOCAL_TOKENS = 128
+"""Prompts that begin with so many equal tokens count as having a common prefix."""
+
+
+class Room:
+    """One line with its accounts.
+
+    Args:
+        quota: What its requests may use.
+        config: How it orders them.
+    """
+
+    def __init__(self, quota: Quota, config: LineConfig) -> None:
+        self.quota = quota
+        self.line: Line[Ticket] = make_line(config)
+        self.waits = WaitAccount()
+        self._local = config.policy == "fair" and config.quantum > 0
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def waiting_in(self, priority: PriorityClass) -> int:
+        """Requests of one class that wait here."""
+        return self.line.waiting_in(priority)
+
+    def locality(self, errand: Errand) -> Hashable | None:
+        """Equal for errands with a common prefix, if the line wants to know."""
+        return hash(tuple(errand.prompts[0][:_LOCAL_TOKENS])) if self._local and errand.prompts else None

@@ -1,0 +1,102 @@
+"""What a request has of dispatch: a place in the line, then a replica, then nothing."""
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from maitred.core.answer import Place
+from maitred.dispatch.errand import Post
+from maitred.dispatch.ticket import State, Ticket
+
+if TYPE_CHECKING:
+    from maitred.dispatch.dispatcher import Dispatcher
+
+
+class Seat:
+    """One request's. Made by `Dispatcher.seat`; entering joins the line, leaving gives everything back.
+
+    Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
+    """
+
+    __slots__ = ("_dispatcher", "_waiter", "ticket")
+
+    def __init__(self, dispatcher: "Dispatcher", ticket: Ticket) -> None:
+        self._dispatcher = dispatcher
+        self._waiter: asyncio.Future[None] | None = None
+        self.ticket = ticket
+
+    async def __aenter__(self) -> "Seat":
+        self._dispatcher.join(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dispatcher.leave(self, error)
+
+    async def granted(self) -> Post:
+        """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
+
+        Cancelled while it waits, it can be asked again.
+
+        Raises:
+            DeadlineExceeded: The deadline passed, or nothing can be ready by then any more.
+            ReplicaUnavailable: None has been ready for longer than its class waits.
+        """
+        ticket = self.ticket
+        while ticket.state is State.WAITING:
+            if self._waiter is not None:
+                raise RuntimeError("Another task waits for this seat already.")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if ticket.failure is not None:
+            raise ticket.failure
+        if ticket.state is not State.RELEASED or ticket.grip is None:
+            raise RuntimeError("The seat was asked for outside its context.")
+        return ticket.grip.station.post
+
+    def wake(self) -> None:
+        """Its state has changed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def expected_tokens(self) -> int:
+        """Output that is predicted for each choice."""
+        return self.ticket.expected_tokens
+
+    @property
+    def waited_ms(self) -> dict[str, float]:
+        """Milliseconds that it waited, by cause (see `WaitCause`); complete once it is granted."""
+        return self.ticket.waited_ms
+
+    def place(self) -> Place | None:
+        """Where it stands; None once it is granted."""
+        return self._dispatcher.place(self.ticket)
+
+    def submitted(self) -> None:
+        """To be called after each submission to the granted replica, in the order of the errand's prompts.
+
+        From then on the replica's own reports can count it. Without it, it counts twice until its first token.
+        """
+        self._dispatcher.floor.submitted(self.ticket)
+
+    def took(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Real tokens as they come.
+
+        The whole prompt was charged when the seat was granted; what was found in the cache is given back here, and what
+        was never computed on leaving.
+
+        Args:
+            prompt_tokens: Of prompts whose first tokens came now, cached ones included.
+            cached_tokens: Of these, found in the prefix cache.
+            output_tokens: New ones.
+        """
+        self._dispatcher.floor.took(self.ticket, prompt_tokens, cached_tokens, output_tokens)
+
+    def first_token(self) -> None:
+        """The first token came: the prediction is compared with it."""
+        self._dispatcher.first_token(self.ticket)

@@ -1,0 +1,73 @@
+"""One replica as dispatch sees it: whether it is ready, and what it has left."""
+
+from collections.abc import Sequence
+
+from maitred.core.errors import ReplicaUnavailable
+from maitred.core.ports import LoadReport
+from maitred.dispatch.errand import Post
+from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
+from maitred.dispatch.policy.window import Window
+
+_UNKNOWN_BLOCK_TOKENS = 16
+
+
+class Station:
+    """A post with its account.
+
+    Attributes:
+        ready: Whether it takes requests, as of the last `refresh`.
+        retry_after_s: When it will, as far as it says so.
+        load: Its last report.
+        block_tokens: Of one KV block there.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self.post = post
+        self.ready = False
+        self.retry_after_s: float | None = None
+        self.load = LoadReport()
+        self.block_tokens = _UNKNOWN_BLOCK_TOKENS
+        self.credits = Credits()
+        self._window = None if post.exact else Window()
+
+    def refresh(self) -> None:
+        """Looks at the replica. Cheap: it asks nobody, the last report is here."""
+        replica = self.post.replica
+        try:
+            card = replica.card()
+        except ReplicaUnavailable as unavailable:
+            self.ready, self.retry_after_s = False, unavailable.retry_after_s
+            return
+        self.ready = True
+        self.load = load = replica.load()
+        if self._window is not None:
+            self.credits.estimate(self._window.size)
+        elif load.total_blocks:
+            self.block_tokens = max(1, card.kv_capacity_tokens // load.total_blocks)
+            self.credits.heard(load, replica.unheard(), card.max_sequences)
+        else:
+            self.credits.estimate(card.max_sequences)
+
+    @property
+    def free(self) -> Cost:
+        """What can be released to it now."""
+        return self.credits.free if self.ready else NOTHING
+
+    @property
+    def total(self) -> Cost:
+        """What it has, free or not."""
+        return self.credits.total if self.ready else NOTHING
+
+    def hold(self, costs: Sequence[Cost]) -> Hold:
+        """See `Credits.hold`."""
+        return self.credits.hold(costs)
+
+    def first_token(self, after_s: float) -> None:
+        """A request that it got so long ago begins to be answered."""
+        if self._window is not None:
+            self._window.first_token(after_s, self.credits.held)
+
+    def failed(self) -> None:
+        """It refused a request, or lost it."""
+        if self._window is not None:
+            self._window.refused()

@@ -1,0 +1,109 @@
+"""One request in dispatch, from joining the line until it has left.
+
+::
+
+    waiting --released--> released --left--> gone
+       |  `--failed--> failed --left--> gone
+       `--left--> gone
+
+What it holds, and thus what has to be given back, follows from the state alone, and each arrow is passed at most once.
+"""
+
+from enum import Enum, auto
+
+from maitred.core.answer import Place
+from maitred.core.errors import MaitredError
+from maitred.dispatch.errand import Errand
+from maitred.dispatch.policy.credits import Cost, Hold, sum_of
+from maitred.dispatch.policy.quotas import Quota
+from maitred.dispatch.policy.waits import Waited
+from maitred.dispatch.room import Room
+from maitred.dispatch.station import Station
+from maitred.fairness.entry import Entry
+
+
+class State(Enum):
+    """Where a ticket is."""
+
+    NEW = auto()
+    WAITING = auto()
+    RELEASED = auto()
+    FAILED = auto()
+    GONE = auto()
+
+
+class Grip:
+    """What a released request holds."""
+
+    __slots__ = ("hold", "quota", "station")
+
+    def __init__(self, station: Station, hold: Hold, quota: Quota) -> None:
+        self.station = station
+        self.hold = hold
+        self.quota = quota
+
+
+class Ticket:
+    """See the module. Its fields are written by `Floor` alone."""
+
+    __slots__ = (
+        "begun",
+        "cost",
+        "costs",
+        "deadline_s",
+        "entry",
+        "errand",
+        "expected_tokens",
+        "failure",
+        "grip",
+        "in_advance",
+        "joined_s",
+        "output_tokens",
+        "predicted",
+        "prefill_s",
+        "raw_wait_s",
+        "released_s",
+        "room",
+        "state",
+        "told_prompt_tokens",
+        "waited",
+        "waited_ms",
+    )
+
+    def __init__(
+        self,
+        errand: Errand,
+        room: Room,
+        costs: list[Cost],
+        expected_tokens: int,
+        service: float,
+        deadline_s: float | None,
+    ) -> None:
+        self.errand = errand
+        self.room = room
+        self.costs = costs
+        self.cost = sum_of(costs)
+        self.expected_tokens = expected_tokens
+        self.deadline_s = deadline_s
+        self.entry: Entry[Ticket] = Entry(
+            self,
+            errand.flow,
+            arrived_s=errand.arrived_s,
+            service=service,
+            deadline_s=deadline_s,
+            locality=room.locality(errand),
+        )
+        self.state = State.NEW
+        self.failure: MaitredError | None = None
+        self.grip: Grip | None = None
+        self.waited: Waited | None = None
+        self.waited_ms: dict[str, float] = {}
+        self.joined_s = 0.0
+        self.released_s = 0.0
+        self.predicted: Place | None = None
+        self.raw_wait_s = 0.0
+        self.prefill_s = 0.0
+        self.in_advance = 0.0
+        self.begun = False
+        self.told_prompt_tokens = 0
+        self.output_tokens = 0

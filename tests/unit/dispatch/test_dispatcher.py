@@ -1,0 +1,418 @@
+"""Seats: who gets one when, and that leaving at any moment gives everything back."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from maitred.core.errors import DeadlineExceeded, DeadlineUnmeetable, QueueFull, ReplicaLost, ReplicaUnavailable
+from maitred.core.flow import PriorityClass
+from maitred.core.ports import StepTimes
+from maitred.dispatch.config import PoolConfig
+from maitred.fairness.config import LineConfig
+from tests.dispatch_desk import Desk
+
+
+async def turn():
+    """Lets everything run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Guest:
+    """A task that sits until it is told to go."""
+
+    def __init__(self, desk, *args, **fields):
+        self.seat = desk.seat(*args, **fields)
+        self.post = None
+        self.error = None
+        self._go = asyncio.Event()
+        self.task = asyncio.create_task(self._sit())
+
+    async def _sit(self):
+        try:
+            async with self.seat:
+                self.post = await self.seat.granted()
+                await self._go.wait()
+        except Exception as error:
+            self.error = error
+
+    async def go(self):
+        self._go.set()
+        await self.task
+
+    async def cancel(self):
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+async def test_what_fits_is_granted_at_once():
+    desk = Desk()
+    async with desk.seat() as seat:
+        assert (await seat.granted()).name == "post-0"
+        assert seat.place() is None
+        assert seat.expected_tokens == 32
+        assert seat.waited_ms == {}
+        assert desk.floor.running == 1
+    desk.assert_empty()
+
+
+async def test_the_rest_waits_until_the_report_says_that_there_is_room():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(6)]
+    await turn()
+    assert [guest.post is not None for guest in guests] == [True] * 4 + [False] * 2
+    assert guests[5].seat.place().position == 1
+    for guest in guests[:4]:
+        desk.replica.submit()
+        guest.seat.submitted()
+    desk.replica.say(free_sequences=0, running=4, free_blocks=80)
+    await turn()
+    assert guests[4].post is None
+    desk.replica.say(free_sequences=1, running=3, free_blocks=85)
+    await turn()
+    assert guests[4].post is not None
+    assert guests[5].post is None
+    for guest in guests:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_who_leaves_before_the_engine_heard_of_it_makes_room():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(5)]
+    await turn()
+    await guests[0].go()
+    await turn()
+    assert guests[4].post is not None
+    for guest in guests:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_kv_blocks_are_credits_too():
+    desk = Desk()
+    big = [Guest(desk, number, tokens=500, max_tokens=300) for number in range(3)]  # 50 blocks each
+    await turn()
+    assert [guest.post is not None for guest in big] == [True, True, False]
+    desk.clock.now_s += 2.0
+    await big[0].go()
+    await turn()
+    assert big[2].post is not None
+    assert big[2].seat.waited_ms == {"kv_full": pytest.approx(2000.0)}
+    for guest in big:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_what_is_larger_than_the_replica_is_granted_when_it_is_empty():
+    desk = Desk()
+    small = Guest(desk, 1)
+    await turn()
+    large = Guest(desk, 2, tokens=4000, max_tokens=90, choices=9)
+    await turn()
+    assert large.post is None
+    await small.go()
+    await turn()
+    assert large.post is not None
+    await large.go()
+    desk.assert_empty()
+
+
+async def test_cancelled_while_it_waits():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(5)]
+    await turn()
+    await guests[4].cancel()
+    assert desk.floor.waiting == 0
+    assert desk.floor.counts.left_waiting == 1
+    for guest in guests[:4]:
+        await guest.cancel()
+    desk.assert_empty()
+
+
+async def test_cancelled_in_the_moment_of_its_grant():
+    desk = Desk()
+    first = [Guest(desk, number) for number in range(4)]
+    await turn()
+    second, third = Guest(desk, 5), Guest(desk, 6)
+    await turn()
+    desk.dispatcher.leave(first[0].seat, None)
+    desk.dispatcher.turn()
+    assert desk.floor.running == 4, "the second was granted, and its task has not run yet"
+    second.task.cancel()
+    await turn()
+    assert second.post is None
+    assert third.post is not None
+    for guest in (*first, third):
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_leaving_twice_gives_back_once():
+    desk = Desk()
+    async with desk.seat() as seat:
+        await seat.granted()
+        desk.dispatcher.leave(seat, None)
+    desk.assert_empty()
+
+
+async def test_several_grants_take_one_turn():
+    desk = Desk()
+    turns = []
+    decide = desk.floor.turn
+    desk.floor.turn = lambda now_s: turns.append(1) or decide(now_s)
+    guests = [Guest(desk, number) for number in range(4)]
+    await turn()
+    assert all(guest.post for guest in guests)
+    assert len(turns) == 1
+    for guest in guests:
+        await guest.go()
+
+
+async def test_the_deadline_passes_while_it_waits():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(4)]
+    await turn()
+    late = Guest(desk, 9, deadline_s=desk.clock.now_s + 5)
+    await turn()
+    desk.clock.now_s += 4.9
+    desk.dispatcher.turn()
+    await turn()
+    assert late.error is None
+    desk.clock.now_s += 0.2
+    desk.dispatcher.turn()
+    await turn()
+    assert isinstance(late.error, DeadlineExceeded)
+    for guest in guests:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_without_a_replica_new_ones_are_refused_and_old_ones_wait():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(6)]
+    await turn()
+    for guest in guests[:4]:
+        guest.seat.submitted()
+    desk.replica.set_up(False)
+    with pytest.raises(ReplicaUnavailable) as refused:
+        desk.check(7)
+    assert refused.value.retry_after_s == 3.0
+    for guest in guests[:4]:
+        await guest.cancel()
+    await turn()
+    assert guests[4].post is None
+    desk.clock.now_s += 3.0
+    desk.replica.set_up(True)
+    await turn()
+    assert guests[4].post is not None
+    assert guests[4].seat.waited_ms["cold_start"] == pytest.approx(3000.0)
+    for guest in guests[4:]:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_nobody_waits_for_ever_for_a_replica():
+    desk = Desk(max_wait_s={PriorityClass.STANDARD: 10.0})
+    desk.replica.set_up(False)
+    guest = Guest(desk)
+    await turn()
+    desk.clock.now_s += 9.0
+    desk.dispatcher.turn()
+    await turn()
+    assert guest.error is None
+    desk.clock.now_s += 2.0
+    desk.dispatcher.turn()
+    await turn()
+    assert isinstance(guest.error, ReplicaUnavailable)
+    desk.assert_empty()
+
+
+async def test_the_replica_is_lost_while_it_runs():
+    desk = Desk()
+    with suppress(ReplicaLost):
+        async with desk.seat() as seat:
+            await seat.granted()
+            seat.submitted()
+            desk.replica.set_up(False)
+            raise ReplicaLost
+    desk.replica.set_up(True)
+    desk.floor.refresh()
+    assert desk.floor.stations[0].free[:2] == (4, 100)
+    desk.assert_empty()
+
+
+async def test_the_emptier_of_two_replicas_is_chosen():
+    desk = Desk(replicas=2)
+    async with AsyncExitStack() as stack:
+        posts = []
+        for number in range(4):
+            seat = await stack.enter_async_context(desk.seat(number))
+            posts.append((await seat.granted()).name)
+    assert sorted(posts) == ["post-0", "post-0", "post-1", "post-1"]
+    desk.assert_empty()
+
+
+async def test_a_queue_has_a_length():
+    desk = Desk(max_waiting={PriorityClass.STANDARD: 2})
+    guests = [Guest(desk, number) for number in range(6)]
+    await turn()
+    with pytest.raises(QueueFull, match="2 requests of class standard wait already") as refused:
+        desk.check(7)
+    assert refused.value.retry_after_s > 0
+    assert desk.check(8, priority=PriorityClass.BATCH).position < 6, "other classes have room"
+    for guest in guests:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once():
+    desk = Desk()
+    desk.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
+    now_s = desk.clock.now_s
+    guests = [Guest(desk, number, deadline_s=now_s + 1000) for number in range(12)]
+    await turn()
+    place = desk.check(20, deadline_s=now_s + 2000)
+    assert place.position == 8
+    assert place.wait_s > 1
+    assert place.ttft_s > place.wait_s
+    urgent = desk.check(21, deadline_s=now_s + 10)
+    assert urgent.position == 0, "in a key the most pressing goes first"
+    assert desk.check(21, deadline_s=now_s + urgent.ttft_s + 0.01) == urgent
+    with pytest.raises(DeadlineUnmeetable) as refused:
+        desk.check(22, deadline_s=now_s + urgent.ttft_s - 0.01)
+    assert refused.value.retry_after_s == pytest.approx(urgent.wait_s)
+    with pytest.raises(DeadlineUnmeetable) as again:
+        desk.check(23, deadline_s=now_s + urgent.ttft_s - 0.01)
+    assert again.value.retry_after_s > refused.value.retry_after_s, "each gets a turn of its own"
+    for guest in guests:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_a_pool_is_for_its_tenants_alone():
+    desk = Desk(pools={"gold": PoolConfig(tenants=["rich"], share=0.5)})
+    common = [Guest(desk, number) for number in range(3)]
+    await turn()
+    assert [guest.post is not None for guest in common] == [True, True, False]
+    rich = [Guest(desk, number, "rich") for number in range(10, 13)]
+    await turn()
+    assert [guest.post is not None for guest in rich] == [True, True, False]
+    await common[0].go()
+    await turn()
+    assert common[2].post is not None
+    assert rich[2].post is None
+    for guest in (*common, *rich):
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_a_reserved_share_is_held_back_and_may_overflow():
+    desk = Desk(reserved={"rich": 0.25})
+    common = [Guest(desk, number) for number in range(4)]
+    await turn()
+    assert [guest.post is not None for guest in common] == [True] * 3 + [False]
+    rich = [Guest(desk, number, "rich") for number in range(10, 12)]
+    await turn()
+    assert [guest.post is not None for guest in rich] == [True, False]
+    await common[0].go()
+    await turn()
+    assert common[3].post is not None, "in the common part those who have nothing else go first"
+    await common[1].go()
+    await turn()
+    assert rich[1].post is not None
+    for guest in (*common, *rich):
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_headroom_is_kept_for_those_below_their_share():
+    desk = Desk(headroom=0.25)
+    async with desk.seat(0, "light") as seat:
+        await seat.granted()
+    flood = [Guest(desk, number, "flood") for number in range(1, 6)]
+    await turn()
+    assert [guest.post is not None for guest in flood] == [True] * 3 + [False] * 2
+    light = Guest(desk, 10, "light")
+    await turn()
+    assert light.post is not None
+    for guest in (*flood, light):
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_alone_one_tenant_may_use_the_headroom():
+    desk = Desk(headroom=0.25)
+    flood = [Guest(desk, number, "flood") for number in range(1, 6)]
+    await turn()
+    assert [guest.post is not None for guest in flood] == [True] * 4 + [False]
+    for guest in flood:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_its_place_can_be_asked_for_by_its_organisation_alone():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(5)]
+    await turn()
+    assert desk.dispatcher.place_of("req-4", "acme").position == 0
+    assert desk.dispatcher.place_of("req-4", "other") is None
+    assert desk.dispatcher.place_of("req-1", "acme") is None
+    for guest in guests:
+        await guest.go()
+        await turn()
+    assert desk.dispatcher.place_of("req-4", "acme") is None
+
+
+async def test_what_others_were_owed_is_no_lack_of_places():
+    desk = Desk(line=LineConfig(policy="fifo"))
+    running = [Guest(desk, number, "acme") for number in range(4)]
+    await turn()
+    others = [Guest(desk, number, "other") for number in range(10, 12)]
+    mine = Guest(desk, 20, "acme")
+    await turn()
+    desk.clock.now_s += 1.0
+    await running[0].go()
+    await turn()
+    desk.clock.now_s += 1.0
+    await running[1].go()
+    await turn()
+    assert all(guest.post for guest in others)
+    desk.clock.now_s += 1.0
+    await running[2].go()
+    await turn()
+    assert others[0].seat.waited_ms == {"slots": pytest.approx(1000.0)}
+    assert mine.seat.waited_ms == {"slots": pytest.approx(1000.0), "tenant_share": pytest.approx(2000.0)}
+    for guest in (*running, *others, mine):
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_real_tokens_are_charged_and_the_rest_is_given_back():
+    desk = Desk()
+    charged = []
+    line = desk.floor.rooms[0].line
+    charge = line.charge
+    line.charge = lambda flow, service: charged.append(service) or charge(flow, service)
+    async with desk.seat(tokens=100) as seat:
+        await seat.granted()
+        seat.took(prompt_tokens=100, cached_tokens=80, output_tokens=1)
+        seat.took(output_tokens=3)
+    assert sum(charged) == pytest.approx(20 + 0.1 * 80 + 2 * 4)
+    charged.clear()
+    with suppress(RuntimeError):
+        async with desk.seat(tokens=100) as seat:
+            await seat.granted()
+            raise RuntimeError
+    assert sum(charged) == 0
+    assert desk.floor.counts.wasted_tokens == 0
