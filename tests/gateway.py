@@ -112,7 +112,7 @@ async def gateway(
             system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger)
             observers = [metrics.requests, system]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
-            server = HttpServer(edge)
+            server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)

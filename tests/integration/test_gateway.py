@@ -9,7 +9,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from maitred.api import delivery
 from maitred.core.answer import Outcome
 from maitred.testing.script import Answer, Fault
 from maitred.wire.sse import SSEDecoder
@@ -106,9 +105,8 @@ async def test_a_client_that_leaves_frees_everything_at_once(stream):
         assert system.tallies[0].completion_tokens > 0
 
 
-async def test_a_long_wait_for_the_first_token_is_filled_with_comments(monkeypatch):
-    monkeypatch.setattr(delivery, "PATIENCE_S", 0.1)
-    async with gateway([Answer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=0.05) as system:
+async def test_a_long_wait_for_the_first_token_is_filled_with_comments():
+    async with gateway([Answer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=0.05, heartbeat_s=0.1) as system:
         response = await system.chat(stream=True, max_tokens=100)
         assert response.text.startswith(": waiting for the first token\n\n: waiting")
         texts = [event.data for event in SSEDecoder().feed(response.content)]

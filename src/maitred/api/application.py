@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from maitred.admission.policy.retries import RetryBudget
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
@@ -9,6 +10,8 @@ from maitred.api.edge import Edge
 from maitred.api.gate import Gate
 from maitred.api.idempotent import Idempotency
 from maitred.api.models import ModelRoutes
+from maitred.api.queue import QueueRoutes
+from maitred.api.retries import Retries
 from maitred.api.routes import Route, RouteTable
 from maitred.api.service import ServiceRoutes
 from maitred.cache.config import IdempotencyConfig
@@ -51,21 +54,23 @@ def build(
     service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
-        *ChatRoutes(answering, strict=config.strict).routes(),
-        *CompletionRoutes(answering, strict=config.strict).routes(),
+        *ChatRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
+        *CompletionRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
+        *QueueRoutes(answering).routes(),
         *admin,
         *service.routes(),
     ]
     service.describe(routes)
     if answers is None:
         answers = MemoryAnswers(IdempotencyConfig(), clock)
-    idempotency = Idempotency(answers, answering.standing)
+    idempotency = Idempotency(answers, answering.standing, heartbeat_s=config.heartbeat_s)
     return Edge(
         RouteTable(map(idempotency.guard, routes)),
         identity,
         gate,
         observers,
         answering.standing,
+        Retries(RetryBudget(config.retry_share, config.retry_allowance), clock),
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         clock=clock,

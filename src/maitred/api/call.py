@@ -6,12 +6,15 @@ stream.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum, auto
 from typing import Any
 from urllib.parse import parse_qsl
 
+from maitred.api.account import account_headers
+from maitred.api.connection import connection_of
 from maitred.api.errors import Header, body_of, clamped_headers, headers_of, standing_headers
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
@@ -34,6 +37,8 @@ _EVENT_STREAM: Sequence[Header] = (
 )
 _MOST_PARAMETERS = 50
 """Of a query."""
+_PIECE_BYTES = 64 * 1024
+"""Of a whole answer: what is handed to the connection at once, and so lies in its buffer at most."""
 
 
 class Progress(Enum):
@@ -41,6 +46,8 @@ class Progress(Enum):
 
     NOTHING_SENT = auto()
     STREAMING = auto()
+    SENDING = auto()
+    """A whole answer, of which the client has a part."""
     COMPLETE = auto()
 
 
@@ -55,6 +62,9 @@ class Call:
         body: What was read.
         status: The status that was sent; 0 before.
         answer_headers: Sent with the answer, whatever it will be.
+        connection: What it goes out on.
+        retries: How often the client has sent the same request before, as far as can be told.
+        sent_s: When a stream last sent something, monotonic; 0 before.
         on_left: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
     """
 
@@ -65,12 +75,16 @@ class Call:
         self.body = b""
         self.status = 0
         self.answer_headers: list[Header] = []
+        self.connection = connection_of(scope)
+        self.retries = 0
+        self.sent_s = 0.0
         self.on_left: Callable[[], None] | None = None
         self.progress = Progress.NOTHING_SENT
         self._headers: list[Header] = scope["headers"]
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
+        self._explain = (self.header(b"x-maitred-explain") or "").strip().lower() in ("true", "1")
         self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
 
     @property
@@ -152,9 +166,14 @@ class Call:
     ) -> None:
         """Answers at once."""
         head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
-        self.progress = Progress.COMPLETE
+        self.progress = Progress.SENDING
         await self._start(status, head)
-        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+        rest = memoryview(b"" if self.method == "HEAD" else body)
+        while len(rest) > _PIECE_BYTES:
+            await self._send({"type": "http.response.body", "body": bytes(rest[:_PIECE_BYTES]), "more_body": True})
+            rest = rest[_PIECE_BYTES:]
+        self.progress = Progress.COMPLETE
+        await self._send({"type": "http.response.body", "body": bytes(rest)})
 
     async def refuse(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
         """Answers with an error; in the middle of a stream, breaks it off with an error event.
@@ -178,6 +197,11 @@ class Call:
             await self._start(200, _EVENT_STREAM)
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.sent_s = time.monotonic()
+
+    async def comment(self, comment: bytes) -> None:
+        """Sends something that is no part of the answer, only to be heard of."""
+        await self.stream(comment)
 
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""
@@ -194,6 +218,7 @@ class Call:
             (b"x-request-id", tally.request_id.encode("ascii")),
             *standing_headers(tally.standing),
             *clamped_headers(tally.clamped_max_tokens),
+            *account_headers(tally, explain=self._explain),
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 

@@ -8,9 +8,10 @@ from msgspec import UNSET, UnsetType
 from maitred.api.call import Call
 from maitred.api.delivery import WholeChoice, deliver
 from maitred.api.routes import Route
+from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Ask, Conversation, Part, Score, TokenScore
 from maitred.core.ids import new_object_id
-from maitred.core.request import FinishReason, Usage
+from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.requests import ChatRequest
@@ -23,10 +24,11 @@ from maitred.wire.openai.responses import (
     ChatLogprob,
     ChatLogprobs,
     ChatMessage,
-    Finish,
     TopLogprob,
     UsageBody,
     encode,
+    finish_of,
+    stop_reason_of,
 )
 from maitred.wire.openai.sampling import sampling_of
 from maitred.wire.sse import encode_event
@@ -38,11 +40,13 @@ class ChatRoutes:
     Args:
         answering: The system behind the API.
         strict: Refuse unknown fields.
+        heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool) -> None:
+    def __init__(self, answering: Answering, *, strict: bool, heartbeat_s: float) -> None:
         self._answering = answering
         self._strict = strict
+        self._heartbeat_s = heartbeat_s
 
     def routes(self) -> list[Route]:
         """The one route."""
@@ -63,8 +67,16 @@ class ChatRoutes:
     async def create(self, call: Call) -> None:
         """Answers a conversation."""
         request = decode_chat(call.body, strict=self._strict)
-        async with self._answering.answer(_ask_of(request), call.tally) as answer:
-            await deliver(call, answer, ChatShape(request), choices=request.choices, streams=request.streams)
+        ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
+        async with self._answering.answer(ask, call.tally) as answer:
+            await deliver(
+                call,
+                answer,
+                ChatShape(request),
+                choices=request.choices,
+                streams=request.streams,
+                heartbeat_s=self._heartbeat_s,
+            )
 
 
 class ChatShape:
@@ -102,7 +114,8 @@ class ChatShape:
                         index=index,
                         message=ChatMessage(content="".join(choice.text)),
                         logprobs=_logprobs(choice.scores),
-                        finish_reason=_finish(choice.finish),
+                        finish_reason=finish_of(choice.finish),
+                        stop_reason=stop_reason_of(choice.finish),
                     )
                     for index, choice in enumerate(choices)
                 ],
@@ -124,6 +137,7 @@ def _ask_of(request: ChatRequest) -> Ask:
         sampling=sampling_of(request, max_tokens=0, seed=0),
         max_tokens=request.token_limit,
         seed=request.seed,
+        priority=request.asked_priority,
         stops=request.stops,
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
@@ -134,11 +148,12 @@ def _chunks_of(part: Part) -> Iterable[ChatChunkChoice]:
     if part.text or part.scores:
         yield ChatChunkChoice(index=part.index, delta=ChatDelta(content=part.text), logprobs=_logprobs(part.scores))
     if part.finish is not None:
-        yield ChatChunkChoice(index=part.index, delta=ChatDelta(), finish_reason=_finish(part.finish))
-
-
-def _finish(reason: FinishReason) -> Finish:
-    return "stop" if reason is FinishReason.STOP else "length"
+        yield ChatChunkChoice(
+            index=part.index,
+            delta=ChatDelta(),
+            finish_reason=finish_of(part.finish),
+            stop_reason=stop_reason_of(part.finish),
+        )
 
 
 def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:

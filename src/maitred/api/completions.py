@@ -8,9 +8,10 @@ from msgspec import UNSET, UnsetType
 from maitred.api.call import Call
 from maitred.api.delivery import WholeChoice, deliver
 from maitred.api.routes import Route
+from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Ask, Part, TokenScore
 from maitred.core.ids import new_object_id
-from maitred.core.request import FinishReason, Usage
+from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
@@ -18,9 +19,10 @@ from maitred.wire.openai.responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Finish,
     UsageBody,
     encode,
+    finish_of,
+    stop_reason_of,
 )
 from maitred.wire.openai.sampling import sampling_of
 from maitred.wire.sse import encode_event
@@ -32,11 +34,13 @@ class CompletionRoutes:
     Args:
         answering: The system behind the API.
         strict: Refuse unknown fields.
+        heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool) -> None:
+    def __init__(self, answering: Answering, *, strict: bool, heartbeat_s: float) -> None:
         self._answering = answering
         self._strict = strict
+        self._heartbeat_s = heartbeat_s
 
     def routes(self) -> list[Route]:
         """The one route."""
@@ -57,10 +61,17 @@ class CompletionRoutes:
     async def create(self, call: Call) -> None:
         """Continues the prompts."""
         request = decode_completion(call.body, strict=self._strict)
-        ask = _ask_of(request)
+        ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
         choices = len(ask.prompts) * request.choices
         async with self._answering.answer(ask, call.tally) as answer:
-            await deliver(call, answer, CompletionShape(request), choices=choices, streams=request.streams)
+            await deliver(
+                call,
+                answer,
+                CompletionShape(request),
+                choices=choices,
+                streams=request.streams,
+                heartbeat_s=self._heartbeat_s,
+            )
 
 
 class CompletionShape:
@@ -92,7 +103,8 @@ class CompletionShape:
                 index=index,
                 text="".join(choice.text),
                 logprobs=_logprobs(choice.scores),
-                finish_reason=_finish(choice.finish),
+                finish_reason=finish_of(choice.finish),
+                stop_reason=stop_reason_of(choice.finish),
             )
             for index, choice in enumerate(choices)
         ]
@@ -103,7 +115,8 @@ class CompletionShape:
             index=part.index,
             text=part.text,
             logprobs=_logprobs(part.scores),
-            finish_reason=None if part.finish is None else _finish(part.finish),
+            finish_reason=None if part.finish is None else finish_of(part.finish),
+            stop_reason=UNSET if part.finish is None else stop_reason_of(part.finish),
         )
 
     def _completion(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> Completion:
@@ -117,14 +130,11 @@ def _ask_of(request: CompletionRequest) -> Ask:
         sampling=sampling_of(request, max_tokens=0, seed=0),
         max_tokens=request.token_limit,
         seed=request.seed,
+        priority=request.asked_priority,
         stops=request.stops,
         echo=request.echo is True,
         max_tokens_param=request.token_limit_param,
     )
-
-
-def _finish(reason: FinishReason) -> Finish:
-    return "stop" if reason is FinishReason.STOP else "length"
 
 
 def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:

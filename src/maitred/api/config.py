@@ -63,6 +63,57 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = 30.0
+    heartbeat_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Longest silence on a stream. When nothing was sent for so long, because its request waits in "
+            "the queue or its sequence has lost its place in the batch, it gets a comment, which says where the "
+            "request stands. Common proxies give up after 30 to 60 seconds of silence.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 15.0
+    unread_tokens: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1 << 20,
+            description="Tokens of one stream that may lie unread in the gateway. With more, the engine computes no "
+            "further ones of it until its client reads on.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 512
+    stall_grace_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="How long a client may go without reading anything while its answer waits to be sent. Then the "
+            "request ends, what it held is free, and the connection is cut.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 30.0
+    retry_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Retries that a tenant is granted while the server is saturated, for each request that it "
+            "sends for the first time. Beyond them, refusals say `x-should-retry: false`.",
+            extra={"unit": "retries per request"},
+        ),
+    ] = 0.2
+    retry_allowance: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Retries in a minute that a tenant is granted beside that share, so that one who sends little "
+            "may come back.",
+            extra={"unit": "retries"},
+        ),
+    ] = 10
     strict: Annotated[
         bool,
         Meta(

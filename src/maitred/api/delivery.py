@@ -3,21 +3,17 @@
 The status line of a stream waits for the replica's first sign of life. Up to then a failure is an honest 502 or 503,
 which clients retry by themselves; and nothing is lost by waiting, because there is nothing to show before the first
 token. Only when that takes so long that a proxy on the way might give up does the stream begin without it, with
-comments that every reader of event streams skips.
+comments that every reader of event streams skips (see `Heartbeat`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from maitred.api.call import Call
+from maitred.api.heartbeat import Heartbeat
 from maitred.core.answer import Answer, Part, TokenScore
 from maitred.core.request import FinishReason, Usage
-from maitred.wire.sse import encode_comment
-
-PATIENCE_S = 15.0
-"""Common proxies give up after 30 to 60 seconds of silence."""
 
 
 @dataclass(slots=True)
@@ -59,14 +55,14 @@ class Shape(Protocol):
         ...
 
 
-async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, streams: bool) -> None:
+async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, streams: bool, heartbeat_s: float) -> None:
     """Sends the answer to the client.
 
     Raises:
         ReplicaLost: The answer is not whole. What was streamed so far must be broken off, not ended.
     """
     if streams:
-        await _stream(call, answer, shape)
+        await _stream(call, answer, shape, heartbeat_s)
         return
     collected = [WholeChoice() for _ in range(choices)]
     async for parts in answer:
@@ -75,26 +71,12 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
     await call.respond(shape.whole(collected, call.tally.usage))
 
 
-async def _stream(call: Call, answer: Answer, shape: Shape) -> None:
+async def _stream(call: Call, answer: Answer, shape: Shape, heartbeat_s: float) -> None:
     """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
-    batches = aiter(answer)
-    await call.stream(shape.opening() + shape.events(await _first(call, batches)))
-    async for parts in batches:
-        if events := shape.events(parts):
-            await call.stream(events)
+    async with Heartbeat(call, heartbeat_s):
+        batches = aiter(answer)
+        await call.stream(shape.opening() + shape.events(await anext(batches)))
+        async for parts in batches:
+            if events := shape.events(parts):
+                await call.stream(events)
     await call.finish(shape.closing(call.tally.usage))
-
-
-async def _first(call: Call, batches: AsyncIterator[list[Part]]) -> list[Part]:
-    """The first batch; while it is long in coming, the connection is kept from looking dead."""
-    first = asyncio.ensure_future(anext(batches))
-    try:
-        while not first.done():
-            await asyncio.wait([first], timeout=PATIENCE_S)
-            if not first.done():
-                await call.stream(encode_comment("waiting for the first token"))
-        return first.result()
-    finally:
-        if not first.done():
-            first.cancel()
-            await asyncio.wait([first])

@@ -11,6 +11,7 @@ from maitred.api.call import Call, Progress, Receive, Scope, Send
 from maitred.api.errors import Header, public
 from maitred.api.gate import Gate
 from maitred.api.interrupt import ClientLeft
+from maitred.api.retries import Retries
 from maitred.api.routes import Route, RouteTable
 from maitred.core.answer import Observer, Outcome, Standing, Tally
 from maitred.core.clock import Clock
@@ -40,6 +41,7 @@ class Edge:
         gate: Who may come in. Health, metrics and lists pass beside it.
         observers: Told of every ended request.
         standing: Where a caller stands with its limits, for what is refused before they were asked.
+        retries: Who should come back after a refusal.
         max_body_bytes: Largest body that is read.
         body_timeout_s: Longest time that reading it may take.
         clock: For the times in the tally.
@@ -52,6 +54,7 @@ class Edge:
         gate: Gate,
         observers: Sequence[Observer],
         standing: Callable[[Tally], Awaitable[Standing | None]],
+        retries: Retries,
         *,
         max_body_bytes: int,
         body_timeout_s: float,
@@ -64,6 +67,7 @@ class Edge:
         self._body_timeout_s = body_timeout_s
         self._observers = observers
         self._standing = standing
+        self._retries = retries
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,6 +82,9 @@ class Edge:
             outcome = Outcome.CANCELLED
             raise
         finally:
+            if call.progress in (Progress.STREAMING, Progress.SENDING):
+                call.connection.linger()
+            call.tally.stalled = call.connection.stalled
             call.tally.close(outcome, call.status, self._clock.monotonic_s())
             for observer in self._observers:
                 observer.ended(call.tally)
@@ -96,8 +103,11 @@ class Edge:
             if route.reads is None:
                 await route.handler(call)
             else:
+                if route.needs is KeyScope.INFERENCE:
+                    self._retries.arrived(call)
                 await self._work(route, call)
-            return Outcome.FINISHED
+            # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
+            return Outcome.CANCELLED if call.connection.stalled else Outcome.FINISHED
         except ClientLeft:
             if call.progress is Progress.NOTHING_SENT:
                 call.status = _CLIENT_LEFT_STATUS
@@ -115,7 +125,7 @@ class Edge:
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT
         if untouched and call.tally.principal is not None and call.tally.standing is None:
             call.tally.standing = await self._standing(call.tally)
-        await call.refuse(failure, headers)
+        await call.refuse(failure, [*headers, *self._retries.headers(call, failure)])
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
 

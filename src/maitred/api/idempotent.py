@@ -13,10 +13,13 @@ import asyncio
 import dataclasses
 import hashlib
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from maitred.api.account import degraded_headers
 from maitred.api.call import JSON, Call, Progress
 from maitred.api.errors import Header, clamped_headers
+from maitred.api.heartbeat import Heartbeat
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.api.routes import Handler, Route
 from maitred.cache.idempotency import AnswerStore, Head, Reader, Recording, RepeatKey
@@ -32,11 +35,19 @@ class Idempotency:
     Args:
         store: Keeps what was answered.
         standing: Where the caller of a repeat stands with its limits, none of which a repeat uses.
+        heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, store: AnswerStore, standing: Callable[[Tally], Awaitable[Standing | None]]) -> None:
+    def __init__(
+        self,
+        store: AnswerStore,
+        standing: Callable[[Tally], Awaitable[Standing | None]],
+        *,
+        heartbeat_s: float = 15.0,
+    ) -> None:
         self._store = store
         self._standing = standing
+        self._heartbeat_s = heartbeat_s
 
     def guard(self, route: Route) -> Route:
         """The route, with a handler that minds the header; as it is, if it takes none."""
@@ -63,19 +74,19 @@ class Idempotency:
         claim = await self._store.claim(key, hashlib.sha256(call.body).digest(), call.tally.request_id)
         with claim.recording.reader() as reader:
             if claim.fresh:
-                await _perform(call, route.handler, claim.recording, reader)
+                await _perform(call, route.handler, claim.recording, reader, self._heartbeat_s)
                 return
             call.answer_headers += [
                 (b"x-maitred-idempotent-replay", b"true"),
                 (b"x-maitred-original-request-id", claim.recording.request_id.encode("ascii")),
             ]
             call.tally.standing = await self._standing(call.tally)
-            await _send(reader, call)
+            await _send(reader, call, self._heartbeat_s)
 
 
-async def _perform(call: Call, handler: Handler, recording: Recording, reader: Reader) -> None:
+async def _perform(call: Call, handler: Handler, recording: Recording, reader: Reader, heartbeat_s: float) -> None:
     """Does the work, for the client and for everybody who asks again, whether or not the client stays."""
-    sending = asyncio.create_task(_send(reader, call))
+    sending = asyncio.create_task(_send(reader, call, heartbeat_s))
     left = False
 
     def leave() -> None:
@@ -117,15 +128,20 @@ async def _record(call: Call, handler: Handler, recording: Recording) -> Excepti
     return None
 
 
-async def _send(reader: Reader, call: Call) -> None:
+async def _send(reader: Reader, call: Call, heartbeat_s: float) -> None:
     """Sends what is read to a client."""
     with reader:  # who cannot send must not count as a reader while the work goes on
         head = await reader.head()
         if call.tally.clamped_max_tokens is None:  # a repeat, whose tally says nothing of work that others did
             call.answer_headers += clamped_headers(head.clamped_max_tokens)
+        if not call.tally.degraded:
+            call.answer_headers += degraded_headers(head.degraded)
         if head.streams:
-            while piece := await reader.piece():
-                await call.stream(piece)
+            # The work may have begun its answer only to show that it lives.
+            await call.stream(b"")
+            async with Heartbeat(call, heartbeat_s):
+                while piece := await reader.piece():
+                    await call.stream(piece)
             await call.finish()
             return
         pieces = []
@@ -155,11 +171,18 @@ class RecordedCall(Call):
         if self.progress is Progress.NOTHING_SENT:
             self.status, self.progress = 200, Progress.STREAMING
             await self._begin(Head(200, b"text/event-stream", (), streams=True))
+        self.sent_s = time.monotonic()
+        if not events:
+            return
         await self._recording.add(events)
         if self._recording.unwanted:
             # Ended as it is when the client of an ordinary request leaves, so that it is settled like that.
             self._block.interrupt(ClientLeft())
             await asyncio.sleep(0)
+
+    async def comment(self, comment: bytes) -> None:
+        """See `Call.comment`. Each reader of a recording has comments of its own; none is recorded."""
+        await self.stream(b"")
 
     async def finish(self, events: bytes = b"") -> None:
         """See `Call.finish`; whoever sends the recording ends it."""
@@ -168,4 +191,7 @@ class RecordedCall(Call):
         self.progress = Progress.COMPLETE
 
     async def _begin(self, head: Head) -> None:
-        await self._recording.begin(head._replace(clamped_max_tokens=self.tally.clamped_max_tokens))
+        tally = self.tally
+        await self._recording.begin(
+            head._replace(clamped_max_tokens=tally.clamped_max_tokens, degraded=tuple(tally.degraded))
+        )

@@ -10,6 +10,7 @@ import msgspec
 
 from maitred import __version__
 from maitred.api.routes import Route
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
 from maitred.wire.openai.responses import ErrorBody
 
 _IDEMPOTENCY_KEY = {
@@ -19,6 +20,48 @@ _IDEMPOTENCY_KEY = {
     "description": "Repeats of a request with the same key and body get its answer, and run nothing.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }
+_URGENCY: list[dict[str, Any]] = [
+    {
+        "name": "x-maitred-priority",
+        "in": "header",
+        "required": False,
+        "description": "How urgent it is: from 1 to 10 (the most urgent), or the name of a class. Wins over the body.",
+        "schema": {
+            "anyOf": [
+                {"type": "integer", "minimum": LOWEST_PRIORITY, "maximum": HIGHEST_PRIORITY},
+                {"type": "string", "enum": [str(name) for name in PriorityClass]},
+            ]
+        },
+    },
+    {
+        "name": "x-maitred-ttft-ms",
+        "in": "header",
+        "required": False,
+        "description": "Milliseconds within which the first token must come.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    {
+        "name": "x-maitred-deadline-ms",
+        "in": "header",
+        "required": False,
+        "description": "Milliseconds within which the whole answer must be there.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    {
+        "name": "x-maitred-partial",
+        "in": "header",
+        "required": False,
+        "description": "Whether a part of the answer is welcome at the deadline.",
+        "schema": {"type": "boolean", "default": False},
+    },
+    {
+        "name": "x-maitred-explain",
+        "in": "header",
+        "required": False,
+        "description": "Whether the answer's headers shall say what the request waited for.",
+        "schema": {"type": "boolean", "default": False},
+    },
+]
 _REF = "#/components/schemas/{name}"
 
 
@@ -92,6 +135,8 @@ def _parameters(route: Route, schema_of: dict[type, Any], components: dict[str, 
             parameters.append({"name": name, "in": "query", "required": required, **text, "schema": schema})
     if route.idempotent or route.remembers:
         parameters.append(_IDEMPOTENCY_KEY)
+    if route.idempotent:
+        parameters += _URGENCY
     return parameters
 
 

@@ -1,30 +1,68 @@
-"""HTTP/1.1 on one connection, with bounds on the part that comes before a request is one.
+"""HTTP/1.1 on one connection, with bounds on the part that comes before a request is one, and on what is not read.
 
 Body size and concurrency are the edge's business; but the edge hears of a request only when its head is complete. Until
 then a client could send headers without end, or none at all and keep the connection for ever.
+
+At the other end, a client that does not read would keep its answer. uvicorn stops taking from the answer when 64 KiB
+wait to be sent, and then waits for as long as it takes. Here a clock runs while it does: when they have not gone out in
+time, the connection is cut, which reaches the request as the client's leaving, wherever it is. This costs nothing as
+long as clients read. A connection that is to be closed must not wait for ever for its client, either.
 """
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from maitred.api.connection import EXTENSION
 
 HEAD_LIMIT_BYTES = 64 * 1024
 """Request line and headers; API keys, cookies and trace headers need a tenth of it."""
 HEAD_DEADLINE_S = 30.0
 """From the opening of the connection, or the first byte of a later request, to the end of the headers."""
 
+STALL_GRACE_S = 30.0
+_MOST_PIPELINED = 4
+"""Requests that wait behind the running one, up to which we go on reading: who does not read, hears nobody leave."""
+
 _TOO_LARGE = b'{"error":{"message":"The request\'s headers are too large.","type":"invalid_request_error","param":null,'
 _TOO_LARGE += b'"code":"headers_too_large"}}'
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol, which hangs up on heads that are too long or too slow."""
+    """uvicorn's protocol, which hangs up on heads that are too long or too slow, and on clients that do not read.
+
+    Implements `maitred.api.connection.Connection`.
+
+    Args:
+        stall_grace_s: How long what waits to be sent may take to go out.
+        others: uvicorn's own.
+
+    Attributes:
+        stalled: Whether it was cut because its client did not read.
+    """
 
     _head_bytes = 0
     _in_head = True
     _ended_another = False
     _deadline: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        stall_grace_s: float = STALL_GRACE_S,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.stalled = False
+        self._stall_grace_s = stall_grace_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -34,6 +72,11 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._head_is_complete()
+        self._calm()
+        # uvicorn tells only the last request that has come; the one that runs is another if requests are pipelined.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -54,17 +97,78 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The parser has seen the first byte of a request."""
         super().on_message_begin()
+        cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self}
         self._await_head()
 
     def on_headers_complete(self) -> None:
         """The parser has seen the end of the head; the request starts."""
         self._head_is_complete()
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _MOST_PIPELINED:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """The parser has seen the end of a request; what follows is the next."""
         super().on_message_complete()
         self._ended_another = True
+
+    def on_response_complete(self) -> None:
+        """The last byte of an answer was handed to the transport, which may have it still."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.linger()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for a while."""
+        super().timeout_keep_alive_handler()
+        if self._unsent:
+            self.transport.abort()  # nor was anything read
+
+    # --- what is not read ---
+
+    @property
+    def writable(self) -> bool:
+        """See `maitred.api.connection.Connection`."""
+        return not self.flow.write_paused
+
+    def pause_writing(self) -> None:
+        """The transport holds as much as it may."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        """Most of it has gone out."""
+        super().resume_writing()
+        self._calm()
+        if self.transport.is_closing():
+            self.linger()
+
+    def linger(self) -> None:
+        """See `maitred.api.connection.Connection`."""
+        if self._unsent:
+            self._wait_for_reader()
+
+    @property
+    def _unsent(self) -> bool:
+        return bool(self.transport.get_write_buffer_size())
+
+    def _wait_for_reader(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(self._stall_grace_s, self._cut)
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _cut(self) -> None:
+        self.stalled = True
+        # Closing would wait until all is read.
+        self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:
         self._in_head = True
@@ -80,3 +184,4 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _hang_up(self) -> None:
         self.transport.close()
+        self.linger()

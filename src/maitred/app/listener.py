@@ -5,23 +5,30 @@ connection. We drain instead: keep listening, answer 503 with a time to come bac
 nobody is inside any more. Hence the signals are ours, and uvicorn's handlers stay off.
 """
 
+import asyncio
 import contextlib
 import errno
 import logging
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 
 from maitred.api.config import ServerConfig
 from maitred.api.edge import Edge
-from maitred.app.http_protocol import BoundedHttp
+from maitred.app.http_protocol import STALL_GRACE_S, BoundedHttp
 from maitred.core.errors import ConfigInvalid
 
 _LAST_WORDS_S = 2
 """For error events to go out, once answers have been ended; a client that does not read must not hold us up."""
 _IDLE_S = 75
 """Idle connections stay open a little longer than common proxies keep theirs (60 s), so that the proxy closes first."""
+_UNSENT_BYTES = 16 * 1024
+"""What the kernel takes for a connection beyond what is under way to the client. By itself it takes 4 MiB of an answer
+that nobody reads, so that neither its memory would be bounded nor anything noticed; the speed of a connection does not
+suffer (see TCP_NOTSENT_LOWAT in tcp(7))."""
 _BACKLOG = 4096
 """A burst of a few thousand clients must not be refused by the kernel."""
 
@@ -40,6 +47,9 @@ def bind(config: ServerConfig) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                # Connections that it accepts inherit it.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             listener.bind(target)
         except OSError:
             listener.close()
@@ -67,14 +77,19 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, without its signal handlers."""
+    """uvicorn, without its signal handlers.
 
-    def __init__(self, edge: Edge) -> None:
+    Args:
+        edge: The application.
+        stall_grace_s: How long a client may go without reading what is sent to it.
+    """
+
+    def __init__(self, edge: Edge, *, stall_grace_s: float = STALL_GRACE_S) -> None:
         super().__init__(
             uvicorn.Config(
                 edge,
                 loop="none",
-                http=BoundedHttp,
+                http=cast("type[asyncio.Protocol]", partial(BoundedHttp, stall_grace_s=stall_grace_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

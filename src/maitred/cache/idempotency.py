@@ -38,6 +38,8 @@ class Head(NamedTuple):
     """Comes as events, piece by piece."""
     clamped_max_tokens: int | None = None
     """What ``max_tokens`` was lowered to, because a limit of the first caller had no room for more."""
+    degraded: tuple[str, ...] = ()
+    """What was taken from it because of the load."""
 
 
 class Reader(Protocol):

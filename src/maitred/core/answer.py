@@ -163,6 +163,8 @@ class Tally:
     gaps_s: list[float] = field(default_factory=list)
     """Between one delivery of tokens of a choice and the next."""
     outcome: Outcome | None = None
+    stalled: bool = False
+    """Whether it was cancelled because its client had stopped reading."""
     status: int = 0
     ended_s: float = 0.0
 

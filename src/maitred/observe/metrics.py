@@ -58,6 +58,11 @@ class RequestMetrics:
             ["step", "reason"],
             registry=registry,
         )
+        self._stalled = Counter(
+            "maitred_stalled_requests",
+            "Requests that were ended because their clients had stopped reading.",
+            registry=registry,
+        )
         self._duration = Histogram(
             "maitred_request_seconds",
             "From the head of the request to the end of the answer.",
@@ -93,6 +98,8 @@ class RequestMetrics:
         self._duration.labels(tally.route).observe(tally.ended_s - tally.started_s)
         if tally.refused_by:
             self._refused.labels(tally.refused_by).inc()
+        if tally.stalled:
+            self._stalled.inc()
         if tally.clamped_max_tokens is not None:
             self._clamped.inc()
         if tally.first_token_s is None:

@@ -32,6 +32,7 @@ async def test_it_names_every_route_and_resolves_every_reference():
         ("get", "/v1/models/{model}"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
+        ("get", "/v1/queue/{id}"),
         ("post", "/tokenize"),
         ("post", "/detokenize"),
         ("get", "/health"),

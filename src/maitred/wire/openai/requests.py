@@ -9,11 +9,22 @@ Some fields are here only to be refused: asking for tools and getting an answer 
 promise, while a hint such as `reasoning_effort` may go unheard.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from maitred.core.flow import PriorityClass
+
+SERVICE_TIERS: Mapping[str, PriorityClass] = {
+    "auto": PriorityClass.STANDARD,
+    "default": PriorityClass.STANDARD,
+    "scale": PriorityClass.STANDARD,
+    "priority": PriorityClass.INTERACTIVE,
+    "flex": PriorityClass.BATCH,
+}
+"""What OpenAI's names mean here. `scale` is capacity that was bought beforehand; here, a tenant's weight is that."""
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as in OpenAI's API."""
 
@@ -104,6 +115,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: int | None = None
+    service_tier: str | None = None
     user: str | None = None
     metadata: Any = None
 
@@ -131,6 +144,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream is True
 
     @property
+    def asked_priority(self) -> int | None:
+        """From 1 to 10, as a number or by the name of a service tier; None: the body does not say."""
+        if self.priority is None and self.service_tier is not None:
+            return SERVICE_TIERS[self.service_tier].priority
+        return self.priority
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk that carries the usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
@@ -144,7 +164,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    service_tier: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     prediction: Any = None

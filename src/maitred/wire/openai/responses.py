@@ -10,10 +10,22 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from maitred.core.request import Usage
+from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length"]
+StopReason = Literal["deadline"]
+"""Why a choice ended, where OpenAI's word for it does not tell; the field's name is vLLM's."""
 Role = Literal["assistant"]
+
+
+def finish_of(reason: FinishReason) -> Finish:
+    """The word that clients know."""
+    return "stop" if reason is FinishReason.STOP else "length"
+
+
+def stop_reason_of(reason: FinishReason) -> StopReason | UnsetType:
+    """What that word leaves out, if anything."""
+    return "deadline" if reason is FinishReason.DEADLINE else UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -82,6 +94,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -111,6 +124,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -143,6 +157,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import InvalidRequest
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from maitred.wire.openai.faults import shown
 from maitred.wire.openai.prompt_rules import MAX_TOKEN_ID, check_messages, check_prompt, check_token_ids
 from maitred.wire.openai.requests import (
+    SERVICE_TIERS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -61,6 +63,7 @@ _RANGES: Mapping[str, Range] = {
     "frequency_penalty": Range(-2, 2),
     "seed": Range(-(2**63), 2**63 - 1),
     "n": Range(1, MAX_CHOICES),
+    "priority": Range(LOWEST_PRIORITY, HIGHEST_PRIORITY),
     "top_logprobs": Range(0, 20),
 }
 _COMPLETION_LOGPROBS = Range(0, 5)
@@ -158,6 +161,11 @@ def _check_generation(request: ChatRequest | CompletionRequest) -> None:
             raise InvalidRequest(f"{field} is not supported by this server yet. Remove it.", param=field)
     for field, allowed in _RANGES.items():
         allowed.check(field, getattr(request, field, None))
+    if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
+        raise InvalidRequest(
+            f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {shown(request.service_tier)}.",
+            param="service_tier",
+        )
     _check_stops(request.stop)
     _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
     check_token_ids("stop_token_ids", request.stop_token_ids or ())

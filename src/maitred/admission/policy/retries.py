@@ -1,0 +1,104 @@
+"""How many refused requests of a tenant may come back: a budget, so that retries cannot keep an overload alive.
+
+A server that refuses half of what comes, to clients that each try three times, gets twice as much. So coming back is a
+grant. Every request that a tenant sends for the first time adds a share of one to its account (a fifth, by default);
+every refusal after which it may come back takes one. Both fade with time, so what counts is the recent past, and a
+small allowance is always there for those who send little. Who is over the budget is told not to try again by itself.
+
+This is the retry budget of Finagle's clients, kept by the server, which sees all of a tenant's clients together. With
+`f` first attempts and `r` grants, each weighted by ``exp(-age / WINDOW_S)``, there is a grant while
+``r + 1 <= share * f + allowance``.
+
+Pure: time is an argument. Memory is bounded by the number of tenants and of keys that are remembered; who is forgotten
+starts anew, with the allowance.
+"""
+
+import math
+from collections import OrderedDict
+
+WINDOW_S = 60.0
+"""What happened so long ago counts for 37 %."""
+_MOST_TENANTS = 10_000
+_MOST_KEYS = 65_536
+
+
+class _Account:
+    """One tenant's; both sums as of `at_s`."""
+
+    __slots__ = ("at_s", "firsts", "grants")
+
+    def __init__(self, now_s: float) -> None:
+        self.at_s = now_s
+        self.firsts = 0.0
+        self.grants = 0.0
+
+    def fade(self, now_s: float) -> None:
+        """Brings the sums to now."""
+        factor = math.exp(-max(0.0, now_s - self.at_s) / WINDOW_S)
+        self.firsts *= factor
+        self.grants *= factor
+        self.at_s = now_s
+
+
+class RetryBudget:
+    """Who may come back.
+
+    Args:
+        share: Retries granted for each first attempt.
+        allowance: Retries granted in a window beside these.
+    """
+
+    def __init__(
+        self, share: float, allowance: int, *, most_tenants: int = _MOST_TENANTS, most_keys: int = _MOST_KEYS
+    ) -> None:
+        self._share = share
+        self._allowance = allowance
+        self._most_tenants = most_tenants
+        self._most_keys = most_keys
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._refused: OrderedDict[int, int] = OrderedDict()
+        """Hash of a tenant and a key that was refused -> how often. Two with one hash count as one, which costs the
+        second its fifth of a retry."""
+
+    def arrived(self, tenant: str, now_s: float, *, retries: int = 0, key: str | None = None) -> int:
+        """Notes a request.
+
+        Args:
+            tenant: Whose it is.
+            now_s: Monotonic.
+            retries: How often its client says that it has sent it before.
+            key: The name that the request has for its repeats, if it has one.
+
+        Returns:
+            How often it came before, as far as is known.
+        """
+        if key is not None:
+            retries = max(retries, self._refused.get(hash((tenant, key)), 0))
+        if not retries:
+            self._account(tenant, now_s).firsts += 1
+        return retries
+
+    def refused(self, tenant: str, now_s: float, *, key: str | None = None) -> bool:
+        """Whether a request that was refused for want of room may come back; if so, that is taken from the budget."""
+        if key is not None:
+            name = hash((tenant, key))
+            self._refused[name] = self._refused.pop(name, 0) + 1
+            if len(self._refused) > self._most_keys:
+                self._refused.popitem(last=False)
+        account = self._account(tenant, now_s)
+        if account.grants + 1 > self._share * account.firsts + self._allowance:
+            return False
+        account.grants += 1
+        return True
+
+    def _account(self, tenant: str, now_s: float) -> _Account:
+        """The tenant's account, as of now."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(now_s)
+            if len(self._accounts) > self._most_tenants:
+                self._accounts.popitem(last=False)
+        else:
+            self._accounts.move_to_end(tenant)
+            account.fade(now_s)
+        return account

@@ -1,0 +1,46 @@
+"""What an answer may know of the connection that it goes out on, beyond what ASGI tells.
+
+The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
+an answer with `UNKNOWN`, which never stalls.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+EXTENSION = "maitred.connection"
+"""The key under `extensions`."""
+
+
+class Connection(Protocol):
+    """The client's end, as far as it can be seen from here."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether sending now would not have to wait. While this holds, ASGI's `send` does not suspend."""
+        ...
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it was cut because its client had stopped reading."""
+        ...
+
+    def linger(self) -> None:
+        """Called when an answer is broken off: what is still unsent gets a little time, and then is dropped."""
+        ...
+
+
+class _Unknown:
+    writable = True
+    stalled = False
+
+    def linger(self) -> None:
+        pass
+
+
+UNKNOWN: Connection = _Unknown()
+
+
+def connection_of(scope: Mapping[str, Any]) -> Connection:
+    """The connection that a request came by."""
+    extensions = scope.get("extensions") or {}
+    return cast("Connection", extensions.get(EXTENSION, UNKNOWN))

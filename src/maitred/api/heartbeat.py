@@ -1,0 +1,76 @@
+"""Signs of life on a stream that has nothing to say.
+
+Proxies and clients give up on a connection that is silent for long: while a request waits in the queue, and again when
+its sequence has lost its place in the batch for a while. Comments, which every reader of event streams skips, keep it
+open. Before the first token they also tell where the request stands.
+
+A token must not pay for this, so a timer looks now and then at when something was last sent, and nothing is touched
+where something was.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from maitred.api.call import Call
+from maitred.core.answer import Place, Tally
+from maitred.wire.sse import encode_comment
+
+
+class Heartbeat:
+    """Sends a comment on a stream whenever nothing was sent for a while, as long as its block runs.
+
+    The first comment sends the status line, if it has not gone out yet.
+
+    Args:
+        call: The stream's.
+        every_s: The longest silence.
+    """
+
+    def __init__(self, call: Call, every_s: float) -> None:
+        self._call = call
+        self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
+        self._entered_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._entered_s = time.monotonic()
+        self._timer = self._loop.call_later(self._every_s, self._beat)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
+
+    def _beat(self) -> None:
+        quiet_s = time.monotonic() - max(self._call.sent_s, self._entered_s)
+        left_s = self._every_s - quiet_s
+        # The clock that timers go by can be a hair behind.
+        if left_s > 0.001 * self._every_s:
+            self._timer = self._loop.call_later(left_s, self._beat)
+            return
+        self._timer = self._loop.call_later(self._every_s, self._beat)
+        # While a write waits for the client, there is more to read than it reads.
+        if self._call.connection.writable and (self._sending is None or self._sending.done()):
+            self._sending = self._loop.create_task(self._call.comment(encode_comment(sign_of_life(self._call.tally))))
+
+
+def sign_of_life(tally: Tally) -> str:
+    """What a comment says: where the request stands, as far as that is known."""
+    place = None if tally.place is None else tally.place()
+    if place is not None:
+        return queue_comment(place)
+    return "waiting for the first token" if tally.first_token_s is None else "waiting for the next token"
+
+
+def queue_comment(place: Place) -> str:
+    """A place in the queue, in words."""
+    return f"queue position {place.position}, predicted wait {round(place.wait_s * 1000)} ms"

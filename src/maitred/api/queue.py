@@ -1,0 +1,58 @@
+"""`GET /v1/queue/{request id}`: where a request stands, for whoever does not read its stream."""
+
+import msgspec
+
+from maitred.api.account import milliseconds
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.answer import Answering
+from maitred.core.tenancy import Scope
+
+
+class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request stands in the queue, and what is predicted for it."""
+
+    id: str
+    """The request's, as in its `x-request-id`."""
+    object: str = "queue.place"
+    position: int
+    """Requests that are expected to be served before it."""
+    predicted_wait_ms: int
+    """Until it leaves the queue."""
+    predicted_ttft_ms: int
+    """Until its first token."""
+
+
+class QueueRoutes:
+    """Places in the queue.
+
+    Args:
+        answering: The system behind the API.
+    """
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        return [
+            Route(
+                "GET",
+                "/v1/queue/{id}",
+                self.place,
+                "Where a request of the caller's organisation stands in the queue.",
+                returns=QueuePlace,
+                needs=Scope.INFERENCE,
+            )
+        ]
+
+    async def place(self, call: Call) -> None:
+        """One request's place."""
+        place = self._answering.place(call.principal, call.parameter)
+        body = QueuePlace(
+            id=call.parameter,
+            position=place.position,
+            predicted_wait_ms=milliseconds(place.wait_s),
+            predicted_ttft_ms=milliseconds(place.ttft_s),
+        )
+        await call.respond(msgspec.json.encode(body))

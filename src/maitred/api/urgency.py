@@ -1,0 +1,102 @@
+"""How urgent a request is, and until when its answer is of use: headers that every route of inference takes.
+
+Headers, because clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on
+behalf of clients. Where a body says the same, the header wins: whoever sets it is nearer to us.
+"""
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from maitred.core.answer import Ask
+from maitred.core.errors import InvalidRequest
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
+from maitred.wire.openai.faults import shown
+
+GetHeader = Callable[[bytes], str | None]
+"""The first value of a header, by its name in lower case."""
+
+PRIORITY = "x-maitred-priority"
+TTFT = "x-maitred-ttft-ms"
+DEADLINE = "x-maitred-deadline-ms"
+PARTIAL = "x-maitred-partial"
+RETRY_COUNT = b"x-stainless-retry-count"
+"""What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
+
+_LONGEST_MS = 7 * 24 * 3600 * 1000
+_CLASSES = {str(name): name for name in PriorityClass}
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
+    """What is asked, with what the headers say of its urgency.
+
+    Args:
+        ask: With the priority that the body asks for, if it does.
+        header: The request's headers.
+        retries: How often the same request came before.
+
+    Raises:
+        InvalidRequest: A header makes no sense; `param` names it.
+    """
+    priority = _priority_in(header)
+    return msgspec.structs.replace(
+        ask,
+        priority=ask.priority if priority is None else priority,
+        ttft_in_s=_seconds_in(header, TTFT),
+        deadline_in_s=_seconds_in(header, DEADLINE),
+        partial=_flag_in(header, PARTIAL),
+        retries=retries,
+    )
+
+
+def retries_in(header: GetHeader) -> int:
+    """How often the client says that it has sent this before; 0 where it says nothing that can be read.
+
+    The header is not ours, and whoever sends nonsense in it has not asked us for anything.
+    """
+    value = (header(RETRY_COUNT) or "").strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
+
+
+def _priority_in(header: GetHeader) -> int | None:
+    value = header(PRIORITY.encode())
+    if value is None:
+        return None
+    word = value.strip().lower()
+    if word in _CLASSES:
+        return _CLASSES[word].priority
+    if word.isascii() and word.isdigit() and len(word) <= 2 and LOWEST_PRIORITY <= int(word) <= HIGHEST_PRIORITY:
+        return int(word)
+    raise InvalidRequest(
+        f"{PRIORITY} must be a number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY} (the most urgent), or one of "
+        f"{', '.join(_CLASSES)}; got {shown(value)}.",
+        param=PRIORITY,
+    )
+
+
+def _seconds_in(header: GetHeader, name: str) -> float | None:
+    value = header(name.encode())
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds <= _LONGEST_MS:
+        raise InvalidRequest(
+            f"{name} must be a number of milliseconds, more than 0 and at most {_LONGEST_MS}; got {shown(value)}.",
+            param=name,
+        )
+    return milliseconds / 1000
+
+
+def _flag_in(header: GetHeader, name: str) -> bool:
+    value = header(name.encode())
+    if value is None:
+        return False
+    flag = _FLAGS.get(value.strip().lower())
+    if flag is None:
+        raise InvalidRequest(f"{name} must be true or false; got {shown(value)}.", param=name)
+    return flag

@@ -1,0 +1,37 @@
+"""What the headers of an answer tell of its request."""
+
+from maitred.api.account import account_headers
+from maitred.core.answer import Place, Tally
+from maitred.core.flow import PriorityClass
+
+
+def told(tally, *, explain=False):
+    headers = account_headers(tally, explain=explain)
+    assert len(dict(headers)) == len(headers)
+    return {name.decode(): value.decode() for name, value in headers}
+
+
+def test_a_request_that_came_near_no_queue_is_told_nothing():
+    assert told(Tally("r", 0.0)) == {}
+
+
+def test_a_prediction_is_rounded_up():
+    tally = Tally("r", 0.0, forecast=Place(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
+    assert told(tally) == {
+        "x-maitred-queue-position": "3",
+        "x-maitred-predicted-wait-ms": "1201",
+        "x-maitred-predicted-ttft-ms": "1300",
+        "x-maitred-priority": "batch",
+    }
+
+
+def test_waits_are_told_to_those_who_ask_with_the_longest_first():
+    tally = Tally("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
+    assert told(tally) == {}
+    assert told(tally, explain=True) == {"x-maitred-waited": "tenant_share=120.3, slots=0.0"}
+    assert told(Tally("r", 0.0), explain=True) == {"x-maitred-waited": ""}
+
+
+def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
+    tally = Tally("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
+    assert told(tally) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}

@@ -1,0 +1,64 @@
+"""What the headers of a request say of its urgency."""
+
+import pytest
+
+from maitred.api.urgency import retries_in, with_urgency
+from maitred.core.answer import Ask
+from maitred.core.errors import InvalidRequest
+from maitred.core.request import SamplingParams
+
+
+def read(priority=None, **headers):
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    ask = Ask("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
+    return with_urgency(ask, lambda name: given.get(name.decode()), retries=2)
+
+
+def test_a_request_that_says_nothing_asks_for_nothing():
+    ask = read()
+    assert (ask.priority, ask.ttft_in_s, ask.deadline_in_s, ask.partial, ask.retries) == (None, None, None, False, 2)
+
+
+def test_milliseconds_become_seconds():
+    ask = read(x_maitred_ttft_ms="250", x_maitred_deadline_ms="1500.5", x_maitred_partial="TRUE")
+    assert (ask.ttft_in_s, ask.deadline_in_s, ask.partial) == (0.25, 1.5005, True)
+    assert read(x_maitred_partial="0").partial is False
+
+
+@pytest.mark.parametrize(
+    ("value", "priority"),
+    [("1", 1), (" 10 ", 10), ("interactive", 10), ("Standard", 7), ("batch", 4), ("BACKGROUND", 2)],
+)
+def test_a_priority_is_a_number_or_a_class(value, priority):
+    assert read(x_maitred_priority=value).priority == priority
+
+
+def test_the_header_wins_over_the_body():
+    assert read(9).priority == 9
+    assert read(9, x_maitred_priority="2").priority == 2
+
+
+@pytest.mark.parametrize("value", ["", "0", "11", "-1", "1.5", "urgent", "٣", "1" * 30])
+def test_nonsense_for_a_priority_is_refused(value):
+    with pytest.raises(InvalidRequest, match="from 1 to 10") as caught:
+        read(x_maitred_priority=value)
+    assert caught.value.param == "x-maitred-priority"
+
+
+@pytest.mark.parametrize("name", ["x-maitred-ttft-ms", "x-maitred-deadline-ms"])
+@pytest.mark.parametrize("value", ["", "0", "-5", "nan", "inf", "soon", "1e300"])
+def test_nonsense_for_a_time_is_refused(name, value):
+    with pytest.raises(InvalidRequest, match="number of milliseconds") as caught:
+        read(**{name: value})
+    assert caught.value.param == name
+
+
+def test_nonsense_for_a_flag_is_refused():
+    with pytest.raises(InvalidRequest, match="must be true or false; got 'maybe'") as caught:
+        read(x_maitred_partial="maybe")
+    assert caught.value.param == "x-maitred-partial"
+
+
+@pytest.mark.parametrize(("value", "retries"), [(None, 0), ("0", 0), ("2", 2), ("x", 0), ("-1", 0), ("9" * 5000, 0)])
+def test_the_count_of_a_client_is_taken_only_where_it_can_be_read(value, retries):
+    assert retries_in(lambda name: value if name == b"x-stainless-retry-count" else None) == retries
