@@ -21,7 +21,7 @@ class Entry(Generic[T]):
         locality: Equal for requests that share work, such as a prefix of their prompts; None: shares nothing.
     """
 
-    __slots__ = ("arrived_s", "deadline_s", "flow", "locality", "number", "place", "service", "value")
+    __slots__ = ("arrived_s", "deadline_s", "flow", "locality", "number", "place", "rank", "service", "value")
 
     def __init__(
         self,
@@ -41,8 +41,10 @@ class Entry(Generic[T]):
         self.locality = locality
         self.number = 0
         """The line's own: rises with joining, settles ties."""
+        self.rank = flow.priority.rank
+        """The line's own: of the class in which it competes, which is another than its flow's when it has aged."""
         self.place: Any = None
-        """The line's own: where it keeps the entry; None while it has never joined."""
+        """The line's own: where it keeps, or kept, the entry."""
 
     def __repr__(self) -> str:
         return f"Entry({self.value!r}, arrived_s={self.arrived_s}, service={self.service})"

@@ -1,123 +1,155 @@
-"""Fair shares: classes by weight and age, tenants by virtual token counters, a key's own requests by deadline."""
+"""Fair shares: classes by weight and age, tenants by virtual token counters, a key's own requests by deadline.
+
+Three orders, one inside the other:
+
+1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: while interactive requests never
+   stop, background ones still get their part. Of equal counters the more urgent class is first. A request that has
+   waited `ageing_s` in a class competes in the next one, with the flow and the age that it has.
+2. **Tenants** share what their class gets, in a tree for each class, level by level of `Flow.path`.
+3. **Inside a key** the least slack is first: the deadline less the time that the request itself will need. A request
+   without a deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do
+   not starve its others. Then order of arrival.
+
+**How long a request waits at most.** Whatever its class, after ``rank * ageing_s`` (rank 3: background) it competes in
+the most urgent one. From then on, let *B* be what its own key has before it, and let its ancestors lead their least
+served siblings by nothing, as is so where they did not wait before. It is taken before the line has handed out
+
+    (B + (n + 1) * R) * W / w
+
+service, with *n* siblings waiting in all on its path, *R* the most that one of them may be charged for what it runs
+(see `tree`), *w* the interactive class's weight and *W* that of all classes; tenants weigh the same here. Divided by
+the rate of the replicas, that is time.
+
+Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
+classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are
+exact.
+"""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
-from maitred.fairness import tree
+from maitred.fairness.ageing import Ageing
 from maitred.fairness.config import LineConfig
 from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.tree import Node
+from maitred.fairness.estimate import before_siblings, in_leaf
+from maitred.fairness.locality import Locality
+from maitred.fairness.tree import Node, Siblings
 
 T = TypeVar("T")
 
+PATIENCE_S = 30.0
+"""How long after its arrival a request without a deadline counts as due."""
 
-class Account:
-    """What one flow has in the line and out of it; kept while there is anything."""
+SECONDS_PER_SERVICE = 0.001
+"""How long a request itself is taken to need, to tell its slack from its deadline."""
 
-    __slots__ = ("home", "runs", "total", "waiting")
 
-    def __init__(self, home: Node) -> None:
-        self.home = home
-        """Its leaf in the tree of its own class."""
-        self.waiting = 0
+class Runs:
+    """What one flow runs, by the leaf that it was taken from: several when some of it had aged."""
+
+    __slots__ = ("leaves", "total")
+
+    def __init__(self) -> None:
+        self.leaves: dict[Node, int] = {}
         self.total = 0
-        """Entries that run."""
-        self.runs: dict[Node, int] = {}
-        """The same by the leaf they were taken from: another than `home` for those that have aged."""
 
 
 class FairLine(Generic[T]):
-    """The line that owes everybody a share."""
+    """The line that owes everybody a share.
+
+    Joining, leaving, the head and taking cost O(d log n) with d levels, amortised; a charge O(d).
+    """
 
     def __init__(self, config: LineConfig) -> None:
-        self._config = config
-        self._root = Node(None, None, 1.0, 0)
+        self._top = Siblings(None)
         self._classes = []
         for priority in PriorityClass:
-            node = Node(priority, self._root, config.class_weights.get(priority, 1.0), priority.rank)
-            self._root.children[priority] = node
+            weight = config.class_weights.get(priority, 1.0)
+            node = self._top.children[priority] = Node(priority, self._top, weight, priority.rank, leaf=False)
             self._classes.append(node)
-        self._accounts: dict[Flow, Account] = {}
-        self._entries: dict[Entry[T], None] = {}
+        self._ageing = Ageing(config.ageing_s)
+        self._locality = Locality(config.quantum) if config.quantum else None
+        self._runs: dict[Flow, Runs] = {}
         self._waiting = dict.fromkeys(PriorityClass, 0)
-        self._turns = 0
+        self._numbers = 0
 
     def add(self, entry: Entry[T], now_s: float) -> None:
         """Joins."""
-        self._turns += 1
-        entry.number = self._turns
-        account = self._accounts.get(entry.flow)
-        if account is None:
-            account = self._accounts[entry.flow] = Account(self._leaf(entry.flow, entry.flow.priority.rank))
-        self._join(entry, account, account.home)
+        self._numbers += 1
+        entry.number = self._numbers
+        entry.rank = entry.flow.priority.rank
+        self._join(entry)
 
     def remove(self, entry: Entry[T]) -> None:
         """Leaves without having run."""
         self._leave(entry)
-        self._close(entry.flow)
 
     def head(self, now_s: float) -> Entry[T] | None:
         """Whose turn it is."""
-        node = self._root.queue.least()
-        while node is not None and not node.entries:
-            node = node.queue.least()
-        return None if node is None else node.entries.least()
+        while (ripe := self._ageing.ripe(now_s)) is not None:
+            self._leave(ripe)
+            ripe.rank -= 1
+            self._join(ripe)
+        node = self._top.queue.least()
+        while node is not None and node.below is not None:
+            node = node.below.queue.least()
+        first = None if node is None else node.entries.least()
+        return first if first is None or self._locality is None else self._locality.prefer(first)
 
     def take(self, entry: Entry[T], now_s: float) -> None:
         """Leaves and runs."""
         leaf: Node = entry.place
-        self._turns += 1
-        tree.run(leaf)
-        for node in leaf.path[:-1]:
-            node.turn = self._turns
-        account = self._accounts[entry.flow]
-        account.total += 1
-        account.runs[leaf] = account.runs.get(leaf, 0) + 1
+        self._numbers += 1
+        leaf.start(self._numbers)
+        runs = self._runs.get(entry.flow)
+        if runs is None:
+            runs = self._runs[entry.flow] = Runs()
+        runs.total += 1
+        runs.leaves[leaf] = runs.leaves.get(leaf, 0) + 1
         self._leave(entry)
+        if self._locality is not None:
+            self._locality.took(entry)
 
     def charge(self, flow: Flow, service: float) -> None:
         """Books service on every level of the flow's path."""
-        account = self._accounts.get(flow)
-        if account is None:
+        runs = self._runs.get(flow)
+        if runs is None:
             leaf = self._leaf(flow, flow.priority.rank)
-            self._book(leaf, service)
+            leaf.charge(service)
             for node in leaf.path[:-1]:
-                assert node.parent is not None
-                tree.forget(node.parent)
-        elif len(account.runs) <= 1:
-            for leaf in account.runs or (account.home,):
-                self._book(leaf, service)
-        else:
-            for leaf, count in account.runs.items():
-                self._book(leaf, service * count / account.total)
+                node.among.forget()
+            return
+        for leaf, count in runs.leaves.items():
+            leaf.charge(service if count == runs.total else service * count / runs.total)
 
     def done(self, flow: Flow) -> None:
         """A taken entry has ended."""
-        account = self._accounts[flow]
-        self._end(account, next(iter(account.runs)))
-        self._close(flow)
+        self._stop(flow, None)
 
     def put_back(self, entry: Entry[T], now_s: float) -> None:
         """Waits again, with the age it has."""
-        account = self._accounts[entry.flow]
-        leaf: Node = entry.place
-        self._join(entry, account, leaf)
-        self._end(account, leaf if leaf in account.runs else next(iter(account.runs)))
+        self._join(entry)
+        self._stop(entry.flow, entry.place)
 
     def ahead(self, entry: Entry[T], now_s: float) -> Ahead:
-        """Estimates what is taken before an entry."""
-        return Ahead(len(self._entries), self._root.service)
+        """Estimates what is taken before an entry; see `maitred.fairness.estimate`."""
+        waits = entry.place is not None and entry in entry.place.entries
+        rank = entry.rank if waits else entry.flow.priority.rank
+        path = self._trace(entry.flow, rank)
+        ahead = in_leaf(path[-1][0], entry, _due_s(entry))
+        for node, among, weight in reversed(path):
+            if among is not None:
+                ahead = before_siblings(node, among, weight, ahead)
+        return ahead
 
     def over_service(self, flow: Flow) -> float:
-        """The lead over the least served active sibling, added up over the levels."""
-        account = self._accounts.get(flow)
-        if account is None:
-            return 0.0
+        """The lead over the least served sibling that waits or runs, added up over the levels below the class."""
+        runs = self._runs.get(flow)
+        leaf = self._trace(flow, flow.priority.rank)[-1][0] if runs is None else next(iter(runs.leaves))
         lead = 0.0
-        for node in account.home.path[:-1]:
-            assert node.parent is not None
-            least = node.parent.active.least()
+        for node in leaf.path[:-1] if leaf is not None else ():
+            least = node.among.active.least()
             if least is not None and node.counter > least.counter:
                 lead += node.counter - least.counter
         return lead
@@ -127,58 +159,74 @@ class FairLine(Generic[T]):
         return self._waiting[priority]
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(node.waiting for node in self._classes)
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        return iter(self._entries)
+        pending = list(self._classes)
+        while pending:
+            node = pending.pop()
+            if node.below is None:
+                yield from node.entries
+            else:
+                pending.extend(node.below.queue)
 
     def _leaf(self, flow: Flow, rank: int) -> Node:
+        """The leaf of a flow in a class, new or known."""
         node = self._classes[rank]
+        self._numbers += 1
         for share in flow.path[:-1]:
-            self._turns += 1
-            node = node.child(share.id, share.weight, self._turns)
-        self._turns += 1
+            assert node.below is not None
+            node = node.below.child(share.id, share.weight, self._numbers, leaf=False)
+        assert node.below is not None
         last = flow.path[-1]
-        # A path may end where another goes on; they are siblings then.
-        return node.child((last.id,), last.weight, self._turns)
+        # Named otherwise than an inner node: where one path ends and another goes on, they are siblings.
+        return node.below.child((last.id,), last.weight, self._numbers, leaf=True)
 
-    def _join(self, entry: Entry[T], account: Account, leaf: Node) -> None:
-        entry.place = leaf
-        key = entry.arrived_s + 30.0 if entry.deadline_s is None else entry.deadline_s - 0.001 * entry.service
-        leaf.entries.join(key, entry)
-        tree.wait(leaf, entry.service)
-        account.waiting += 1
-        self._entries[entry] = None
+    def _trace(self, flow: Flow, rank: int) -> list[tuple[Node | None, Siblings | None, float]]:
+        """Each level of a flow from the class down: the node, its siblings, its weight. None: not there yet."""
+        node: Node | None = self._classes[rank]
+        assert node is not None
+        path: list[tuple[Node | None, Siblings | None, float]] = [(node, self._top, 1.0 / node.rate)]
+        for depth, share in enumerate(flow.path, start=1):
+            among = None if node is None else node.below
+            name: object = (share.id,) if depth == len(flow.path) else share.id
+            node = None if among is None else among.children.get(name)
+            path.append((node, among, share.weight))
+        return path
+
+    def _join(self, entry: Entry[T]) -> None:
+        leaf = entry.place = self._leaf(entry.flow, entry.rank)
+        leaf.entries.join(_due_s(entry), entry)
+        leaf.join(entry.service)
+        self._ageing.watch(entry)
         self._waiting[entry.flow.priority] += 1
+        if self._locality is not None:
+            self._locality.join(entry)
 
     def _leave(self, entry: Entry[T]) -> None:
         leaf: Node = entry.place
         leaf.entries.leave(entry)
-        tree.unwait(leaf, entry.service)
-        self._accounts[entry.flow].waiting -= 1
-        del self._entries[entry]
+        leaf.leave(entry.service)
+        self._ageing.forget(entry)
         self._waiting[entry.flow.priority] -= 1
+        if self._locality is not None:
+            self._locality.leave(entry)
 
-    def _book(self, leaf: Node, service: float) -> None:
-        for node in leaf.path:
-            node.counter += service * node.rate
-        if service < 0:
-            for node in leaf.path:
-                parent = node.parent
-                assert parent is not None
-                parent.queue.lowered(node)
-                parent.active.lowered(node)
-                parent.idle.lowered(node)
+    def _stop(self, flow: Flow, leaf: Node | None) -> None:
+        """One run of a flow ends, of this leaf if it has one."""
+        runs = self._runs[flow]
+        if leaf is None or leaf not in runs.leaves:
+            leaf = next(iter(runs.leaves))
+        runs.total -= 1
+        runs.leaves[leaf] -= 1
+        if not runs.leaves[leaf]:
+            del runs.leaves[leaf]
+        if not runs.total:
+            del self._runs[flow]
+        leaf.stop()
 
-    def _end(self, account: Account, leaf: Node) -> None:
-        account.total -= 1
-        if account.runs[leaf] == 1:
-            del account.runs[leaf]
-        else:
-            account.runs[leaf] -= 1
-        tree.rest(leaf)
 
-    def _close(self, flow: Flow) -> None:
-        account = self._accounts[flow]
-        if not account.waiting and not account.total:
-            del self._accounts[flow]
+def _due_s(entry: Entry[T]) -> float:
+    if entry.deadline_s is None:
+        return entry.arrived_s + PATIENCE_S
+    return entry.deadline_s - SECONDS_PER_SERVICE * entry.service

@@ -38,12 +38,23 @@ class Heap(Generic[M]):
         record = (first, second, member)
         self.live[member] = record
         heappush(self.records, record)
-        self._shrink()
+        if len(self.records) > 2 * len(self.live) + _SPARE_RECORDS:
+            self._rebuild()
+
+    def remove(self, member: M) -> None:
+        """Lets a member go.
+
+        Raises:
+            KeyError: It is not in.
+        """
+        del self.live[member]
+        if len(self.records) > 2 * len(self.live) + _SPARE_RECORDS:
+            self._rebuild()
 
     def discard(self, member: M) -> None:
         """Lets a member go, if it is in."""
-        if self.live.pop(member, None) is not None:
-            self._shrink()
+        if member in self.live:
+            self.remove(member)
 
     def least(self) -> M | None:
         """The member with the least key; None when empty."""
@@ -55,7 +66,6 @@ class Heap(Generic[M]):
             heappop(records)
         return None
 
-    def _shrink(self) -> None:
-        if len(self.records) > 2 * len(self.live) + _SPARE_RECORDS:
-            self.records = list(self.live.values())
-            heapify(self.records)
+    def _rebuild(self) -> None:
+        self.records = list(self.live.values())
+        heapify(self.records)

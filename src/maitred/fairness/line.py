@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
+from maitred.fairness.arrival import ArrivalLine
 from maitred.fairness.config import LineConfig
+from maitred.fairness.deficit import DeficitLine
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.fair import FairLine
-from maitred.fairness.fifo import FifoLine
 
 __all__ = ["Ahead", "Entry", "Line", "LineConfig", "make_line"]
 
@@ -80,6 +81,10 @@ def make_line(config: LineConfig) -> Line[Any]:
     """A new line, empty, of the policy that the configuration names."""
     match config.policy:
         case "fifo":
-            return FifoLine()
-        case _:
+            return ArrivalLine(classes=False, ageing_s=None)
+        case "priority":
+            return ArrivalLine(classes=True, ageing_s=config.ageing_s)
+        case "deficit":
+            return DeficitLine(config.quantum)
+        case "fair":
             return FairLine(config)

@@ -5,8 +5,11 @@ from typing import Any
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.heap import Heap
 
-_SAMPLE = 128
-"""Entries that an estimate looks at."""
+SAMPLE = 128
+"""How many of those who wait an estimate looks at; of more, it takes so many from all over and scales what it finds."""
+
+LAST = 1 << 62
+"""The number of an entry that has not joined yet."""
 
 
 class EntryQueue(Heap[Entry[Any]]):
@@ -24,18 +27,21 @@ class EntryQueue(Heap[Entry[Any]]):
         self.service += entry.service
 
     def leave(self, entry: Entry[Any]) -> None:
-        """Lets an entry that is in go."""
-        self.discard(entry)
+        """Lets an entry go.
+
+        Raises:
+            KeyError: It is not in.
+        """
+        self.remove(entry)
         self.service = self.service - entry.service if self.live else 0.0
 
     def before(self, key: float, number: int) -> Ahead:
-        """What stands before this key: counted exactly up to 128 entries, beyond that from as many spread over all."""
+        """What stands before this key."""
         records = self.records
-        step = max(1, len(records) // _SAMPLE)
+        step = -(-len(records) // SAMPLE) or 1
         sampled = entries = 0
         service = 0.0
-        for index in range(0, len(records), step):
-            record = records[index]
+        for record in records[::step]:
             entry = record[2]
             if self.live.get(entry) is not record:
                 continue
@@ -43,9 +49,7 @@ class EntryQueue(Heap[Entry[Any]]):
             if record[0] < key or (record[0] == key and record[1] < number):
                 entries += 1
                 service += entry.service
-        if sampled == 0:
-            return Ahead(0, 0.0)
-        if step == 1:
+        if step == 1 or sampled == 0:
             return Ahead(entries, service)
         share = entries / sampled
         return Ahead(round(share * len(self.live)), share * self.service)

@@ -1,15 +1,24 @@
 """Virtual token counters at every level of a tree of tenants.
 
-Each node counts the service it got, divided by its weight. Among siblings that have requests waiting, the least counter
-is next; so what they get stays in proportion to their weights, at every level from the organisation down to the key.
+Each node counts the service it got, divided by its weight. Of siblings that have requests waiting, the one with the
+least counter is next; so what they get stays in proportion to their weights, from the class down to the key.
 
 What keeps idleness from earning credit is the *lift* (Sheng et al., OSDI'24): a node that begins to wait goes up to the
-least counter of its siblings that wait, or, when none does, to that of the sibling which waited last. Only waiting
-counts, as in the paper: a node with one slow request that runs, and nothing waiting, gets less than its share because
+least counter of its siblings that wait or, when none does, to that of the sibling which waited last. Only waiting
+counts, as in the paper: a node with one slow request that runs and nothing that waits gets less than its share because
 it asks for less, and shall not save up the difference by keeping that request alive.
 
-Nodes are forgotten as soon as the lift makes their counter irrelevant, that is when they neither wait nor run and have
-no more than they would be lifted to.
+**Bound.** Let *R* be the most service that the running requests of a node may still be charged just after one was
+taken. Whenever one was taken, its node had the least counter, and that *level* never falls again; so no node is ever
+ahead of a sibling that waits by more than *R* / weight, and over any span in which two siblings wait throughout, what
+they get differs by at most ``R_f / w_f + R_g / w_g`` per unit of weight. With whole prompts charged when a request is
+taken, this is the paper's theorem 4.4. Here prompts are charged chunk by chunk, so *R* holds the rest of the prompts as
+well; a request that is preempted no longer counts in *R*, counts again when it is taken again, and its recomputation is
+not charged. Charges that may be refunded later are held against both sides: where *A* is the most of them at a time,
+``A_f / w_f + A_g / w_g`` is added. All of it holds at every level separately.
+
+Nodes are forgotten as soon as the lift makes their counter irrelevant: when they neither wait nor run and are at most
+where they would be lifted to.
 """
 
 from heapq import heappop, heapreplace
@@ -21,15 +30,14 @@ _NEVER = -(1 << 62)
 """Turns of nodes that were never taken from; before all others."""
 
 IDLE_KEPT = 4096
-"""Idle siblings that are remembered because they are ahead of the others; beyond, the one that is least ahead is let
-off the rest."""
+"""Idle siblings that are remembered for being ahead; of more, the one that is least ahead is let off the rest."""
 
 
 class Ranking(Heap["Node"]):
     """Siblings by counter. Counters are charged without telling; the top is put right when somebody looks.
 
-    That works because a record never says more than its node's counter: charges raise it, and `lowered` is told of
-    refunds.
+    That works because a record never says more than its node's counter: charges and turns raise it, and `lowered` is
+    told of refunds.
     """
 
     __slots__ = ()
@@ -59,28 +67,98 @@ class Ranking(Heap["Node"]):
         return None
 
 
-class Node:
-    """A class, organisation, team or key: what it was served, and its children.
+class Siblings:
+    """The nodes that share what one parent gets.
 
     Args:
-        name: Under which its parent keeps it.
-        parent: None for the root.
-        weight: Relative to its siblings.
+        parent: None for the classes, which share what there is.
+    """
+
+    __slots__ = ("active", "children", "floor", "idle", "last", "parent", "queue")
+
+    def __init__(self, parent: "Node | None") -> None:
+        self.parent = parent
+        self.children: dict[object, Node] = {}
+        self.queue = Ranking()
+        """That have entries waiting."""
+        self.active = Ranking()
+        """That have entries waiting or running."""
+        self.idle = Ranking()
+        """That have neither, and are ahead of where they would be lifted."""
+        self.last: Node | None = None
+        """That waited last."""
+        self.floor = 0.0
+        """The level, as far as it is settled: refunds do not bring it down."""
+
+    def level(self) -> float:
+        """The counter at which one begins to wait."""
+        reached = self.queue.least() or self.last
+        if reached is not None and reached.counter > self.floor:
+            return reached.counter
+        return self.floor
+
+    def settle(self) -> None:
+        """Keeps the level from falling below where it is now."""
+        self.floor = self.level()
+
+    def child(self, name: object, weight: float, created: int, *, leaf: bool) -> "Node":
+        """The child of this name, new or known; the weight holds from now on."""
+        node = self.children.get(name)
+        if node is None:
+            node = self.children[name] = Node(name, self, weight, _NEVER + created, leaf=leaf)
+            node.counter = self.level()
+            self.idle.join(node)
+        else:
+            node.rate = 1.0 / weight
+        return node
+
+    def lowered(self, node: "Node") -> None:
+        """A child's counter went down."""
+        self.queue.lowered(node)
+        self.active.lowered(node)
+        self.idle.lowered(node)
+
+    def rouse(self, node: "Node") -> None:
+        """An idle child begins to wait."""
+        self.idle.discard(node)
+        self.active.join(node)
+
+    def rest(self, node: "Node") -> None:
+        """A child neither waits nor runs any more."""
+        self.active.discard(node)
+        if self.parent is not None:
+            self.idle.join(node)
+            self.forget()
+
+    def forget(self) -> None:
+        """Drops idle children that would be lifted anyway."""
+        level = self.level()
+        while (node := self.idle.least()) is not None and (node.counter <= level or len(self.idle) > IDLE_KEPT):
+            self.idle.discard(node)
+            del self.children[node.name]
+            if self.last is node:
+                self.settle()
+                self.last = None
+
+
+class Node:
+    """A class, organisation, team or key, and what it was served.
+
+    Args:
+        name: Under which its siblings keep it.
+        among: Its siblings.
+        weight: Relative to theirs.
         turn: Settles ties between equal counters, the least first.
+        leaf: Whether it has entries, or else children.
     """
 
     __slots__ = (
-        "active",
-        "children",
+        "among",
+        "below",
         "counter",
         "entries",
-        "floor",
-        "idle",
-        "last",
         "name",
-        "parent",
         "path",
-        "queue",
         "rate",
         "running",
         "service",
@@ -88,9 +166,9 @@ class Node:
         "waiting",
     )
 
-    def __init__(self, name: object, parent: "Node | None", weight: float, turn: int) -> None:
+    def __init__(self, name: object, among: Siblings, weight: float, turn: int, *, leaf: bool) -> None:
         self.name = name
-        self.parent = parent
+        self.among = among
         self.rate = 1.0 / weight
         """Counter per service."""
         self.turn = turn
@@ -100,111 +178,58 @@ class Node:
         self.running = 0
         self.service = 0.0
         """Predicted, of the entries that wait."""
-        self.path: tuple[Node, ...] = (
-            (self, *parent.path)
-            if parent is not None and parent.parent is not None
-            else ((self,) if parent is not None else ())
-        )
-        """From here up to below the root."""
-        self.children: dict[object, Node] = {}
-        self.queue = Ranking()
-        """Children that wait."""
-        self.active = Ranking()
-        """Children that wait or run."""
-        self.idle = Ranking()
-        """Children that do neither, and are ahead of where they would be lifted."""
-        self.last: Node | None = None
-        """The child that waited last."""
-        self.floor = 0.0
-        """Where the one that waited last stood when it was forgotten."""
+        self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
+        """From here up to the class."""
+        self.below = None if leaf else Siblings(self)
         self.entries = EntryQueue()
         """Of a leaf."""
 
-    def level(self) -> float:
-        """Where a child is lifted that begins to wait."""
-        least = self.queue.least()
-        if least is not None:
-            return least.counter
-        return self.floor if self.last is None else self.last.counter
+    def join(self, service: float) -> None:
+        """One more entry of this leaf waits."""
+        for node in self.path:
+            among = node.among
+            if node.waiting == 0:
+                level = among.level()
+                if node.counter < level:
+                    node.counter = level
+                among.queue.join(node)
+                if node.running == 0:
+                    among.rouse(node)
+            node.waiting += 1
+            node.service += service
 
-    def child(self, name: object, weight: float, created: int) -> "Node":
-        """The child of this name, new or known; the weight holds from now on."""
-        node = self.children.get(name)
-        if node is None:
-            node = self.children[name] = Node(name, self, weight, _NEVER + created)
-            node.counter = self.level()
-            self.idle.join(node)
-        else:
-            node.rate = 1.0 / weight
-        return node
+    def leave(self, service: float) -> None:
+        """An entry of this leaf waits no more."""
+        for node in self.path:
+            among = node.among
+            node.waiting -= 1
+            node.service -= service
+            if node.waiting == 0:
+                node.service = 0.0
+                among.queue.remove(node)
+                among.last = node
+                if node.running == 0:
+                    among.rest(node)
 
+    def start(self, turn: int) -> None:
+        """An entry of this leaf, which waits yet, begins to run: that was its turn."""
+        for node in self.path:
+            node.among.settle()
+            node.running += 1
+            if node.among.parent is not None:
+                node.turn = turn
 
-def wait(leaf: Node, service: float) -> None:
-    """One more entry of this service waits."""
-    for node in leaf.path:
-        parent = node.parent
-        assert parent is not None
-        if node.waiting == 0:
-            level = parent.level()
-            if node.counter < level:
-                node.counter = level
-            parent.queue.join(node)
-            if node.running == 0:
-                parent.idle.discard(node)
-                parent.active.join(node)
-        node.waiting += 1
-        node.service += service
+    def stop(self) -> None:
+        """An entry of this leaf runs no more."""
+        for node in self.path:
+            node.running -= 1
+            if node.running == 0 and node.waiting == 0:
+                node.among.rest(node)
 
-
-def unwait(leaf: Node, service: float) -> None:
-    """An entry waits no more."""
-    for node in leaf.path:
-        parent = node.parent
-        assert parent is not None
-        node.waiting -= 1
-        node.service -= service
-        if node.waiting == 0:
-            node.service = 0.0
-            parent.queue.discard(node)
-            parent.last = node
-            if node.running == 0:
-                _rest(node, parent)
-
-
-def run(leaf: Node) -> None:
-    """One more entry runs."""
-    for node in leaf.path:
-        if node.running == 0 and node.waiting == 0:
-            assert node.parent is not None
-            node.parent.idle.discard(node)
-            node.parent.active.join(node)
-        node.running += 1
-
-
-def rest(leaf: Node) -> None:
-    """An entry runs no more."""
-    for node in leaf.path:
-        node.running -= 1
-        if node.running == 0 and node.waiting == 0:
-            assert node.parent is not None
-            _rest(node, node.parent)
-
-
-def _rest(node: Node, parent: Node) -> None:
-    parent.active.discard(node)
-    parent.idle.join(node)
-    forget(parent)
-
-
-def forget(parent: Node) -> None:
-    """Drops the idle children that would be lifted anyway; classes stay."""
-    if parent.parent is None:
-        return
-    level = parent.level()
-    idle = parent.idle
-    while (node := idle.least()) is not None and (node.counter <= level or len(idle) > IDLE_KEPT):
-        idle.discard(node)
-        del parent.children[node.name]
-        if parent.last is node:
-            parent.floor = node.counter
-            parent.last = None
+    def charge(self, service: float) -> None:
+        """Books service; negative: a refund."""
+        for node in self.path:
+            node.counter += service * node.rate
+        if service < 0:
+            for node in self.path:
+                node.among.lowered(node)
