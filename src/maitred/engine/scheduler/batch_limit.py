@@ -51,7 +51,9 @@ class BatchLimit:
         self._peak = 0
         self._wanted = False
         self._suspicious = False
-        self._rose_last = False
+        self._rose = False
+        """Since it last fell."""
+        self._fell_from = most
         self._patience = 1
         """Windows to wait after a fall..."""
         self._wait = 0
@@ -88,21 +90,22 @@ class BatchLimit:
         step = max(1, running // _PARTS)
         bad = tail > _HIGH and median > _OWN
         if median > _HIGH:
-            self._fall(min(running - step, int(running * max(_STRONGEST, _HIGH / median))))
+            self._fall(running, min(running - step, int(running * max(_STRONGEST, _HIGH / median))))
         elif bad and self._suspicious:
-            self._fall(running - step)
+            self._fall(running, running - step)
         elif tail < _LOW and self._wanted and not self._wait:
-            if self._rose_last:
+            if self.limit > self._fell_from:  # to come back to where it fell is no proof yet
                 self._patience = max(1, self._patience // 2)
             self.limit = min(self._most, self.limit + step)
-            self._rose_last = True
+            self._rose = True
         self._suspicious = bad and not self._suspicious
 
-    def _fall(self, limit: int) -> None:
-        if self._rose_last:
+    def _fall(self, running: int, limit: int) -> None:
+        if self._rose:
             self._patience = min(_LONGEST_WAIT, 2 * self._patience)
         self.limit = max(self._least, limit)
-        self._rose_last = False
+        self._fell_from = running
+        self._rose = False
         self._wait = self._patience
 
 
