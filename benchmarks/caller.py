@@ -5,9 +5,9 @@ reason, its usage and, of a stream, ``[DONE]`` have come.
 """
 
 import asyncio
-import time
+from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -26,8 +26,14 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
+    text: str = ""
+    delta: _Delta | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -54,6 +60,7 @@ class Call:
 
     Attributes:
         leaves_after_s: The client hangs up so long after it has sent it.
+        headers: Besides those that every request has.
     """
 
     request_id: str
@@ -61,24 +68,30 @@ class Call:
     body: Mapping[str, object]
     path: str = COMPLETIONS
     leaves_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Reply:
-    """What became of it.
+    """What became of it. Times are seconds by the client's clock; NaN: it did not come to that.
 
     Attributes:
         status: 0 if no response came.
+        headers: Of the response, names in lower case.
         code: Of an error, also one in the middle of a stream.
         message: Of the same.
         should_retry: What ``x-should-retry`` says.
         whole: The answer came to its end.
         left: The client has hung up.
         refused_connection: Nobody listened, so nothing was sent.
+        sent_s: When the request was sent.
+        ended_s: When nothing more came, or the client left.
+        arrivals_s: When each piece of a stream's text came.
     """
 
     request_id: str
     status: int = 0
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
     code: str = ""
     message: str = ""
     should_retry: bytes = b""
@@ -87,7 +100,14 @@ class Reply:
     whole: bool = False
     left: bool = False
     refused_connection: bool = False
-    seconds: float = 0.0
+    sent_s: float = float("nan")
+    ended_s: float = float("nan")
+    arrivals_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+    @property
+    def seconds(self) -> float:
+        """From its sending to its end."""
+        return self.ended_s - self.sent_s
 
 
 class Client:
@@ -96,33 +116,42 @@ class Client:
     Args:
         url: Where it listens.
         patience_s: Whoever names no time leaves after this; nothing may take so long.
+        clock: Of all times in replies; clients that are compared share one.
 
     Attributes:
         when_done: Called the moment the last event of a stream is read.
     """
 
-    def __init__(self, url: str, *, patience_s: float) -> None:
+    def __init__(self, url: str, *, patience_s: float, clock: RunClock | None = None) -> None:
         self.when_done: Callable[[], None] = _do_nothing
+        self.clock = clock or RunClock()
         origin = Origin.parse(url)
         self._origin = origin
-        self._pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=RunClock())
+        self._pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=self.clock)
         self._patience_s = patience_s
 
     async def ask(self, call: Call) -> Reply:
-        """Sends a request once."""
+        """Sends a request once. Whoever cancels this hangs up."""
+        reply = Reply(call.request_id)
+        await self.ask_into(call, reply)
+        return reply
+
+    async def ask_into(self, call: Call, reply: Reply) -> None:
+        """The same for a reply that can be looked at meanwhile."""
         body = msgspec.json.encode(call.body)
         headers = {
             "Authorization": f"Bearer {call.key}",
             "X-Request-Id": call.request_id,
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
+            **call.headers,
         }
         data = self._origin.head("POST", call.path, headers) + b"\r\n" + body
-        reply = Reply(call.request_id)
-        started_s = time.monotonic()
-        await self._send(data, reply, call.leaves_after_s or self._patience_s)
-        reply.seconds = time.monotonic() - started_s
-        return reply
+        reply.sent_s = self.clock.now_s()
+        try:
+            await self._send(data, reply, call.leaves_after_s or self._patience_s)
+        finally:
+            reply.ended_s = self.clock.now_s()
 
     def close(self) -> None:
         """Closes what is idle."""
@@ -159,6 +188,7 @@ class _Reader:
 
     def head(self, status: int, headers: dict[bytes, bytes], now_s: float) -> None:
         self._reply.status = status
+        self._reply.headers = headers
         self._reply.should_retry = headers.get(b"x-should-retry", b"")
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._cutter = EventCutter()
@@ -171,8 +201,8 @@ class _Reader:
             if event == b"[DONE]":
                 self._done = True
                 self._client.when_done()
-            else:
-                self._take(event)
+            elif self._take(event):
+                self._reply.arrivals_s.append(now_s)
 
     def end(self) -> None:
         """The response has come to its end."""
@@ -182,7 +212,8 @@ class _Reader:
         reply = self._reply
         reply.whole = reply.status == 200 and self._done and self._finished and not reply.code
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> bool:
+        """Whether there is text in it."""
         chunk = _chunk(data)
         self._finished |= any(choice.finish_reason for choice in chunk.choices)
         if chunk.usage is not None:
@@ -191,3 +222,4 @@ class _Reader:
         if chunk.error is not None:
             self._reply.code = chunk.error.code or "error"
             self._reply.message = chunk.error.message
+        return any(choice.text or (choice.delta is not None and choice.delta.content) for choice in chunk.choices)

@@ -60,6 +60,7 @@ class Organisation:
 
     keys: Mapping[str, Key]
     limits: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Plan:
         organisations: Id -> organisation.
         settings: Further sections of the configuration.
         script: Of the engine; None: the real one.
+        engine: Further arguments of the real one.
         gateways: How many.
         shared: Whether they share a Redis and a PostgreSQL; one gateway needs neither.
     """
@@ -77,6 +79,7 @@ class Plan:
     organisations: Mapping[str, Organisation]
     settings: Mapping[str, Any] = field(default_factory=dict)
     script: Script | None = None
+    engine: Sequence[str] = ()
     gateways: int = 1
     shared: bool = False
 
@@ -176,14 +179,20 @@ class Installation:
         self.redis = redis
         self._engine = engine
 
-    async def engine_load(self) -> LoadReport:
-        """What the engine itself has counted since it started."""
+    @asynccontextmanager
+    async def engine_link(self) -> AsyncIterator[EngineLink]:
+        """A connection of one's own to the engine, which reports every step to everyone."""
         link = EngineLink(self._engine)
         await link.connect(START_S)
         try:
-            return link.load()
+            yield link
         finally:
             link.close()
+
+    async def engine_load(self) -> LoadReport:
+        """What the engine itself has counted since it started."""
+        async with self.engine_link() as link:
+            return link.load()
 
 
 @asynccontextmanager
@@ -202,7 +211,7 @@ async def installed(plan: Plan) -> AsyncIterator[Installation]:
             database = stack.enter_context(postgres_server()).database()
             environment |= {"REDIS_URL": redis.url.reveal(), "DATABASE_URL": database}
         address = UnixAddress(str(folder / "engine.sock"))
-        _start_engine(plan.script, address, folder, stack)
+        _start_engine(plan, address, folder, stack)
         config = folder / "maitred.yaml"
         config.write_text(json.dumps(_config_of(plan, address, environment)))
         gateways = []
@@ -219,11 +228,11 @@ async def installed(plan: Plan) -> AsyncIterator[Installation]:
         yield Installation(address, gateways, store, redis)
 
 
-def _start_engine(script: Script | None, address: Address, folder: Path, stack: AsyncExitStack) -> None:
-    program = ["maitred", "engine"]
-    if script is not None:
+def _start_engine(plan: Plan, address: Address, folder: Path, stack: AsyncExitStack) -> None:
+    program = ["maitred", "engine", *plan.engine]
+    if plan.script is not None:
         scripted = folder / "script.json"
-        scripted.write_bytes(msgspec.json.encode(script))
+        scripted.write_bytes(msgspec.json.encode(plan.script))
         program = ["maitred.testing.scripted_engine", "--script", f"@{scripted}"]
     with (folder / "engine.log").open("wb") as log:
         engine = subprocess.Popen(
@@ -245,21 +254,25 @@ def _start_engine(script: Script | None, address: Address, folder: Path, stack: 
     stack.callback(end)
 
 
-def _config_of(plan: Plan, engine: Address, environment: dict[str, str]) -> dict[str, Any]:
-    """The configuration; the secrets go into the environment."""
+def declared(organisations: Mapping[str, Organisation], environment: dict[str, str]) -> dict[str, Any]:
+    """The `tenants` section of a configuration; the secrets go into the environment."""
     tenants: dict[str, Any] = {}
-    for id_, organisation in plan.organisations.items():
+    for id_, organisation in organisations.items():
         keys = {}
         for name, key in organisation.keys.items():
             variable = f"KEY_{id_}_{name}".upper().replace("-", "_")
             environment[variable] = key.secret
             keys[name] = {"secret": {"env": variable}, "scopes": list(key.scopes), "limits": dict(key.limits)}
-        tenants[id_] = {"limits": dict(organisation.limits), "keys": keys}
+        tenants[id_] = {"weight": organisation.weight, "limits": dict(organisation.limits), "keys": keys}
+    return tenants
+
+
+def _config_of(plan: Plan, engine: Address, environment: dict[str, str]) -> dict[str, Any]:
     config: dict[str, Any] = {
         "log": {"level": "warning"},
         **plan.settings,
         "model": {"engine_address": str(engine), "served_name": MODEL},
-        "tenants": tenants,
+        "tenants": declared(plan.organisations, environment),
     }
     if plan.shared:
         config["store"] = {"url": {"env": "DATABASE_URL"}}

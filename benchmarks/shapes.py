@@ -1,6 +1,7 @@
 """Model folders to measure on: the bundled model, and random weights in the shape of published ones."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ QWEN_0_5B: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 """The figures of Qwen/Qwen2.5-0.5B-Instruct's config.json."""
+
+
+_LETTERS = "abcdefghijklmnop"
 
 
 @dataclass(frozen=True)
@@ -97,4 +101,26 @@ def random_qwen(seed: int = 0) -> Path:
     unfinished = folder / "unfinished.safetensors"
     save_file(tensors, unfinished, metadata={"format": "pt"})
     unfinished.rename(folder / "model.safetensors")
+    return folder
+
+
+def servable(folder: Path) -> Path:
+    """Gives a folder of random weights a tokenizer, so that it can be served.
+
+    It is the bundled model's, with made-up words for the rest of the vocabulary. Every token has a text of its own, so
+    that each one that is generated is seen.
+    """
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return folder
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = json.loads((BUNDLED / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    for id_ in range(len(words), size):
+        digits = f"{id_:05x}"
+        words["Q" + "".join(_LETTERS[int(digit, 16)] for digit in digits) + "Q"] = id_
+    shutil.copy(BUNDLED / "tokenizer_config.json", folder)
+    unfinished = folder / "unfinished.json"
+    unfinished.write_text(json.dumps(tokenizer, ensure_ascii=False))
+    unfinished.rename(path)
     return folder

@@ -1,0 +1,251 @@
+"""A flood: one tenant sends twenty times its share, and nine light tenants must not notice.
+
+Ten tenants of the same weight share a server, so each one's share is a tenth of what it can do (measured first, with
+users who keep it busy). In three situations, which take turns, the nine send the same requests at the same moments,
+together 36 % of capacity:
+
+* *polite*: the tenth sends what fills the server to 90 %. This is "alone at the same utilisation below saturation": no
+  tenant asks for more than there is. It cannot be the utilisation of the flood itself, which is 100 %, since there no
+  time to first token is steady.
+* *flood*: the tenth sends 20 times its share, twice what the server can do.
+* *flood, fifo*: the same before a server whose two queues are in order of arrival, for contrast.
+
+The queues have no limits here, so that the flood is served late and not turned away. A request without a first token at
+the end counts with what it has waited by then, which is less than the truth and only ever flatters FIFO.
+
+Then four tenants with weights 1 to 4 and requests of different forms keep more users each than the server has places,
+so that all of them have requests waiting all the time. What each was served (a prompt token 1, an output token 2), over
+its weight, goes into Jain's index, on both servers.
+
+On the 0.5B shape everything is slower, so there are few requests of the light tenants; their number stands beside p99.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.caller import Client
+from benchmarks.flood_plot import plot
+from benchmarks.installation import Key, Organisation
+from benchmarks.report import RESULTS, Report, percentiles
+from benchmarks.served import SLOTS, Settings, merged, ordered_by, served, settled, unbounded
+from benchmarks.shapes import random_qwen, servable
+from benchmarks.traffic import (
+    Capacity,
+    Length,
+    Sort,
+    Visit,
+    capacity,
+    endings,
+    of,
+    play,
+    play_closed,
+    poisson,
+    tokens_per_s,
+    ttfts_s,
+)
+from maitred.core.service import ServiceWeights
+from maitred.load.play.clock import RunClock
+from maitred.testing.server_process import ServerProcess
+
+SEED = 20261122
+LIGHT = tuple(f"light-{number}" for number in range(1, 10))
+HEAVY = "heavy"
+SHARE = 1 / (len(LIGHT) + 1)
+LIGHT_PART = 0.4
+"""Of its share, what a light tenant uses."""
+POLITE_UTILISATION = 0.9
+FLOOD_SHARES = 20
+WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0}
+FORMS: dict[str, tuple[Length, Length]] = {
+    "one": ((20, 60), (60, 140)),
+    "two": ((200, 400), (10, 30)),
+    "three": ((60, 140), (30, 70)),
+    "four": ((10, 30), (100, 200)),
+}
+SERVICE = ServiceWeights()
+SITUATIONS = ("polite", "flood", "flood, fifo")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done with a model.
+
+    Attributes:
+        slots: Sequences at once.
+        prompt, output: Tokens of a request.
+        capacity_s: For measuring what the server can do.
+        rounds: Of all situations.
+        seconds: Of one situation.
+        warmup_s: Of these, what is not counted.
+        backlog_s: Of the weighted tenants; 0: without them.
+    """
+
+    slots: int
+    prompt: Length
+    output: Length
+    capacity_s: float
+    rounds: int
+    seconds: float
+    warmup_s: float
+    backlog_s: float = 0.0
+
+
+BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=10, rounds=3, seconds=20, warmup_s=3, backlog_s=20)
+QWEN = Size(8, (8, 24), (6, 18), capacity_s=15, rounds=1, seconds=40, warmup_s=5)
+QUICK = Size(SLOTS, (50, 150), (20, 80), capacity_s=3, rounds=1, seconds=4, warmup_s=0.5, backlog_s=4)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Both servers of one model, by policy; the one that is not asked sleeps."""
+
+    processes: dict[str, ServerProcess]
+    clients: dict[str, Client]
+    keys: dict[str, str]
+
+
+def main() -> int:
+    """Runs the benchmark; the exit code says whether the bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short round on the bundled model; times have no bars")
+    parser.add_argument("--only", choices=["bundled", "qwen2.5-0.5b"], help="one of the two models")
+    arguments = parser.parse_args()
+    sizes = {"bundled": QUICK} if arguments.quick else {"bundled": BUNDLED, "qwen2.5-0.5b": QWEN}
+    report = Report("flood", seed=SEED, quick=arguments.quick)
+    curves = {}
+    for name, size in sizes.items():
+        if arguments.only in (None, name):
+            with both_servers(size, None if name == "bundled" else servable(random_qwen())) as servers:
+                figures, curves[name] = uvloop.run(run(servers, size))
+            report.figures[name] = figures
+            require(report, name, figures, quick=arguments.quick)
+    if not arguments.quick:
+        plot(curves, RESULTS / "flood.svg")
+    return report.finish()
+
+
+@contextmanager
+def both_servers(size: Size, model: Path | None) -> Iterator[Servers]:
+    """One whose queues are fair, one whose queues are in order of arrival."""
+    weights = dict.fromkeys((*LIGHT, HEAVY), 1.0) | WEIGHTS
+    organisations = {name: Organisation({"key": Key()}, weight=weight) for name, weight in weights.items()}
+    common: Settings = merged(unbounded(), {"engine": {"max_sequences": size.slots}})
+    clock = RunClock()
+    with ExitStack() as stack:
+        processes = {
+            policy: stack.enter_context(served(organisations, merged(common, ordered_by(policy)), model=model))
+            for policy in ("fair", "fifo")
+        }
+        clients = {policy: Client(server.url, patience_s=3600, clock=clock) for policy, server in processes.items()}
+        keys = {name: organisation.keys["key"].secret for name, organisation in organisations.items()}
+        yield Servers(processes, clients, keys)
+
+
+async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """All situations in turns, then the weighted tenants; the figures, and the light tenants' times by situation."""
+    everybody = [Sort(name, servers.keys[name], size.prompt, size.output) for name in (*LIGHT, HEAVY)]
+    fair = servers.clients["fair"]
+    can = await capacity(
+        fair, everybody, users=3 * size.slots, warmup_s=size.capacity_s / 3, seconds=size.capacity_s, seed="capacity"
+    )
+    print("capacity", can, flush=True)
+    seen: dict[str, list[Visit]] = {situation: [] for situation in SITUATIONS}
+    speed: dict[str, list[float]] = {situation: [] for situation in SITUATIONS}
+    for number in range(size.rounds):
+        for situation in (*SITUATIONS[number % 3 :], *SITUATIONS[: number % 3]):
+            policy = "fifo" if "fifo" in situation else "fair"
+            await settled(servers.processes[policy])
+            visits = plan(everybody, situation, can, size, number)
+            await play(servers.clients[policy], visits, until_s=size.seconds)
+            seen[situation] += visits
+            speed[situation].append(tokens_per_s(visits, size.warmup_s, size.seconds))
+    times = {situation: _light_ttfts_s(visits, size) for situation, visits in seen.items()}
+    figures: dict[str, Any] = {
+        "capacity": {"requests_per_s": can.requests_per_s, "tokens_per_s": can.tokens_per_s},
+        "slots": size.slots,
+        "situations": {
+            situation: {
+                "light_requests": len(times[situation]),
+                "light_ttft_s": percentiles(times[situation]),
+                "tokens_per_s": round(sum(speed[situation]) / len(speed[situation]), 1),
+                "light_endings": endings(of(visits, *LIGHT)),
+                "heavy_endings": endings(of(visits, HEAVY)),
+            }
+            for situation, visits in seen.items()
+        },
+    }
+    for situation, values in figures["situations"].items():
+        print(situation, values, flush=True)
+    if size.backlog_s:
+        figures["weighted"] = {policy: await backlog(policy, servers, size) for policy in servers.clients}
+        print("weighted", figures["weighted"], flush=True)
+    for client in servers.clients.values():
+        client.close()
+    return figures, times
+
+
+def plan(everybody: Sequence[Sort], situation: str, can: Capacity, size: Size, number: int) -> list[Visit]:
+    """Who comes when; the light tenants' requests are the same in every situation of a round."""
+    light_rate = LIGHT_PART * SHARE * can.requests_per_s
+    polite_rate = POLITE_UTILISATION * can.requests_per_s - len(LIGHT) * light_rate
+    heavy_rate = polite_rate if situation == "polite" else FLOOD_SHARES * SHARE * can.requests_per_s
+    return [
+        visit
+        for sort in everybody
+        for visit in poisson(
+            sort, heavy_rate if sort.name == HEAVY else light_rate, size.seconds, f"{SEED}:{number}:{sort.name}"
+        )
+    ]
+
+
+async def backlog(policy: str, servers: Servers, size: Size) -> dict[str, Any]:
+    """Tenants of different weights who always have requests waiting; what each was served over its weight."""
+    users = {Sort(name, servers.keys[name], *FORMS[name]): 2 * size.slots for name in WEIGHTS}
+    await settled(servers.processes[policy])
+    visits = await play_closed(servers.clients[policy], users, seconds=size.backlog_s, seed=f"{SEED}:backlog")
+    from_s = size.backlog_s / 5
+    normalised = {}
+    for name, weight in WEIGHTS.items():
+        service = sum(
+            SERVICE.of(visit.prompt_tokens * (from_s <= visit.first_s < size.backlog_s), 0, 0)
+            + SERVICE.output * visit.tokens_within(from_s, size.backlog_s)
+            for visit in of(visits, name)
+        )
+        normalised[name] = round(service / weight, 1)
+    return {"service_over_weight": normalised, "jain": round(jain(list(normalised.values())), 4)}
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 when all are alike, 1 over their number when one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values)) if any(values) else 0.0
+
+
+def require(report: Report, name: str, figures: dict[str, Any], *, quick: bool) -> None:
+    """Holds the figures of one model against the bars."""
+    polite, flood, fifo = (figures["situations"][situation] for situation in SITUATIONS)
+    p99s = [situation["light_ttft_s"]["p99"] for situation in (polite, flood, fifo)]
+    figures["p99_over_polite"] = round(p99s[1] / p99s[0], 3)
+    figures["fifo_p99_over_polite"] = round(p99s[2] / p99s[0], 3)
+    figures["speed_over_fifo"] = round(flood["tokens_per_s"] / fifo["tokens_per_s"], 4)
+    if "weighted" in figures:
+        report.require(f"{name}: Jain index", figures["weighted"]["fair"]["jain"], at_least=0.9 if quick else 0.95)
+    if quick:
+        print("p99 over polite", figures["p99_over_polite"], "under fifo", figures["fifo_p99_over_polite"])
+        return
+    report.require(f"{name}: light p99 TTFT over polite", figures["p99_over_polite"], at_most=1.2)
+    report.require(f"{name}: throughput over FIFO", figures["speed_over_fifo"], at_least=0.97)
+
+
+def _light_ttfts_s(visits: Sequence[Visit], size: Size) -> list[float]:
+    return ttfts_s(of(visits, *LIGHT, due=(size.warmup_s, size.seconds - size.warmup_s)), open_until_s=size.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
