@@ -109,12 +109,13 @@ def _starvation(result: dict[str, Any]) -> str:
 
 def _cancellation(result: dict[str, Any]) -> str:
     figures = result["figures"]
+    steps = figures["freed_after_steps"]
     left = sum(figures["at the end"].values()) + sum(figures["after the crowd"].values())
     return (
         f"**Cancellation** — `{result['command']}`: {figures['left_before_the_end']} callers of chats and completions, "
         f"streamed and whole, with one answer and with three, hung up, {figures['left_before_any_text']} of them "
         f"before any text; {left:g} blocks, sequences, places, credits, leases and requests were left. Whole steps "
-        f"until a place was free: p95 {figures['freed_after_steps']['p95']:g}, most {figures['freed_after_steps']['most']:g}; "
+        f"until a place was free: p95 {steps['p95']:g}, most {steps['most']:g}; "
         f"{figures['freed_after_s']['p95'] * 1e3:.0f} ms (p95) after the hang-up.\n"
     )
 
