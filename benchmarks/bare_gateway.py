@@ -44,6 +44,8 @@ from maitred.core.limits import Limit, LimitBook
 from maitred.core.request import Usage
 from maitred.core.tenancy import Identifying, Principal, Scope
 from maitred.core.usage import Ledger, UsageEvent
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Post
 from maitred.engine.models.source import find_model
 from maitred.fleet.attached import AttachedEngine
 from maitred.observe.logs import RequestLog, set_up
@@ -168,7 +170,14 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
     ):
         name = config.model.served_name or model_folder.name
         served = ServedModel(name, engine.link, Tokenizer.load(model_folder))
-        pipeline = Pipeline(Catalog([served]), parts.admission, clock, max_choices=config.model.max_choices)
+        dispatcher = Dispatcher(served.name, [Post("local", engine.link)], config.dispatch, clock)
+        pipeline = Pipeline(
+            Catalog([served]),
+            {served.name: dispatcher},
+            parts.admission,
+            clock=clock,
+            max_choices=config.model.max_choices,
+        )
         gate = Gate(config.server.max_in_flight)
         metrics = Metrics(lambda: gate.inside, dict)
         edge = build(

@@ -22,10 +22,13 @@ from maitred.app.pipeline import Pipeline
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Tally
+from maitred.core.answer import Observer, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ANONYMOUS
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Post
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.replica.engine_link import EngineLink
 from maitred.routing.catalog import Catalog, ServedModel
@@ -60,6 +63,7 @@ class Gateway:
     kept: MemoryAnswers
     admission: Admission
     ledger: PaperLedger
+    server: HttpServer
     tallies: list[Tally] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -101,6 +105,7 @@ async def gateway(
     clock = SystemClock()
     async with ScriptedEngine(answers, card=CARD, step_s=step_s) as engine:
         link = EngineLink(engine.address)
+        link.unread_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, TOKENIZER)
         metrics = Metrics(lambda: gate.inside, lambda: {MODEL: EngineState(link.ready, 0, link.load(), CARD)})
@@ -108,11 +113,13 @@ async def gateway(
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
-            pipeline = Pipeline(Catalog([model]), admission, clock)
-            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger)
-            observers = [metrics.requests, system]
+            dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(), clock)
+            pipeline = Pipeline(Catalog([model]), {MODEL: dispatcher}, admission, clock=clock)
+            observers: list[Observer] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
+            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger, server)
+            observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)

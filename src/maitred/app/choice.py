@@ -24,12 +24,14 @@ class Choice:
         ends: The tokens with which the model ends its turn. They are counted, not shown.
 
     Attributes:
+        prompt_tokens: How many its prompt has.
         tokens: How many this choice has, up to its end.
         finish: Why it ended; None while it goes on.
         last_token_s: When tokens last came; for whoever measures.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], ask: Ask, *, ends: Sequence[int]) -> None:
+        self.prompt_tokens = len(prompt)
         self.tokens = 0
         self.finish: FinishReason | None = None
         self.last_token_s: float | None = None

@@ -5,26 +5,34 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Self
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
+from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
 from maitred.admission.work import Work
-from maitred.app.choice import Choice
+from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_sampling, check_size
-from maitred.app.merge import merged
 from maitred.app.prompts import tokens_of
-from maitred.core.answer import Answer, Ask, Outcome, Part, Place, Prompt, Standing, Tally
+from maitred.app.reading import Reading
+from maitred.core.answer import Answer, Ask, Place, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import InvalidRequest, ReplicaLost, ResourceNotFound
-from maitred.core.ports import ModelCard, TokenStream
-from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.errors import InvalidRequest, MaitredError, ResourceNotFound
+from maitred.core.flow import Flow, PriorityClass, Share, class_of
+from maitred.core.ports import ModelCard
+from maitred.core.request import Request
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Errand
+from maitred.dispatch.seat import Seat
 from maitred.routing.catalog import Catalog
+
+_NO_LADDER = Ladder(())
 
 
 def draw_seed() -> int:
@@ -37,7 +45,9 @@ class Pipeline:
 
     Args:
         catalog: What is served.
+        dispatchers: For each model of the catalog, the queue before its replicas.
         admission: Who may run, and how long answers may be.
+        ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         clock: For the times in the tally.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, if the replica would take more.
@@ -46,13 +56,17 @@ class Pipeline:
     def __init__(
         self,
         catalog: Catalog,
+        dispatchers: Mapping[str, Dispatcher],
         admission: Admission,
+        ladders: Mapping[str, Ladder] | None = None,
         clock: Clock | None = None,
         *,
         draw_seed: Callable[[], int] = draw_seed,
         max_choices: int = 128,
     ) -> None:
         self._catalog = catalog
+        self._dispatchers = dispatchers
+        self._ladders = ladders or {}
         self._admission = admission
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
@@ -61,49 +75,90 @@ class Pipeline:
     @asynccontextmanager
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
-        # Who serves it?
         principal = tally.principal or ANONYMOUS
+        # Who serves it, can it do what is asked, and does that fit the window?
+        reading = await self._read(ask, principal, tally)
+        # When would its turn come? Who would be served too late may get less, or is told so now.
+        try:
+            reading, errand, tally.forecast = self._plan(reading, principal, tally)
+        except DEGRADABLE as refusal:
+            reading, errand, tally.forecast = await self._degraded(reading, principal, tally, refusal)
+        ask, dispatcher = reading.ask, self._dispatchers[reading.model.name]
+        tally.priority = errand.flow.priority
+        # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
+        # not finished and gives up its place; only then is settled what has not been settled.
+        work = _work(principal, tally, reading)
+        async with self._admission.admit(work) as grant, AsyncExitStack() as running:
+            # Wait in line, and run it where there is room: both happen when the answer is read.
+            errand = replace(errand, key=grant.lease, max_tokens=grant.max_tokens)
+            seat = await running.enter_async_context(dispatcher.seat(errand))
+            tally.place = seat.place
+            yield Generation(
+                seat,
+                running,
+                partial(self._requests, reading, tally, errand, grant, seat),
+                reading.choices(),
+                tally,
+                self._clock,
+                grant,
+                partial=ask.partial,
+            )
+
+    async def _read(self, ask: Ask, principal: Principal, tally: Tally) -> Reading:
+        """Finds the model, and what the request is to it."""
         model = self._catalog.resolve(ask.model, principal)
-        card = model.card()
         tally.model = model.name
-        # Can it do what is asked?
+        card = model.card()
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)
-        # What does it read?
         prompts = await tokens_of(model, ask.prompts)
-        # Does that fit the window?
         rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
-        # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
-        # not finished, and then settles what has not been settled.
-        work = _work(principal, ask, tally, prompts, max(rooms))
-        async with self._admission.admit(work) as grant, AsyncExitStack() as running:
-            # What exactly is to be generated?
-            scope = _cache_scope(principal)
-            requests = [
-                self._request(f"{grant.lease}-{index}", ask, prompt, min(room, grant.max_tokens), scope)
-                for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
-            ]
-            choices = [
-                Choice(model.tokenizer, prompt, ask, ends=card.eos_token_ids)
-                for prompt in prompts
-                for _ in range(ask.sampling.n)
-            ]
-            # Run it.
-            grant.replica = model.place
-            streams = [await running.enter_async_context(model.replica.generate(request)) for request in requests]
-            batches = await running.enter_async_context(merged(streams))
-            yield _Answer(batches, streams, choices, tally, self._clock, grant)
+        return Reading(model, card, ask, prompts, rooms)
 
-    def _request(self, name: str, ask: Ask, prompt: list[int], max_tokens: int, cache_scope: str) -> Request:
-        """The request as scheduler and engine see it, under an id that leads to its line in the ledger."""
-        seed = self._draw_seed() if ask.seed is None else ask.seed
-        return Request(
-            id=name,  # a client may repeat its request id; at the replica it must be unique
-            prompt=prompt,
-            sampling=msgspec.structs.replace(ask.sampling, max_tokens=max_tokens, seed=seed),
-            cache_scope=cache_scope,
-        )
+    def _plan(self, reading: Reading, principal: Principal, tally: Tally) -> tuple[Reading, Errand, Place]:
+        """How it would wait; raises what refuses it for the load."""
+        errand = _errand(principal, tally, reading)
+        return reading, errand, self._dispatchers[reading.model.name].check(errand)
+
+    async def _degraded(
+        self, reading: Reading, principal: Principal, tally: Tally, refusal: MaitredError
+    ) -> tuple[Reading, Errand, Place]:
+        """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
+
+        async def attempt(variant: Variant) -> tuple[Reading, Errand, Place]:
+            return self._plan(await self._read(variant.ask, principal, tally), principal, tally)
+
+        ladder = self._ladders.get(reading.model.name, _NO_LADDER)
+        try:
+            variant, planned = await ladder.first_that_fits(reading.ask, max(reading.rooms), refusal, attempt)
+        except MaitredError:
+            tally.model = reading.model.name  # an attempt may have been at another
+            raise
+        tally.degraded = list(variant.degraded)
+        return planned
+
+    def _requests(
+        self, reading: Reading, tally: Tally, errand: Errand, grant: Grant, seat: Seat, now_s: float
+    ) -> list[Request]:
+        """What the replica is asked to generate, one for each prompt, under ids that lead to the line in the ledger."""
+        ask = reading.ask
+        return [
+            Request(
+                id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
+                prompt=prompt,
+                sampling=msgspec.structs.replace(
+                    ask.sampling,
+                    max_tokens=min(room, grant.max_tokens),
+                    seed=self._draw_seed() if ask.seed is None else ask.seed,
+                ),
+                cache_scope=errand.principal_org,  # its teams may share KV blocks; clients have no say in this
+                flow=errand.flow,
+                deadline_in_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s - now_s,
+                expected_tokens=seat.expected_tokens,
+            )
+            for index, (prompt, room) in enumerate(zip(reading.prompts, reading.rooms, strict=True))
+        ]
 
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
@@ -136,6 +191,10 @@ class Pipeline:
 
     def place(self, principal: Principal, request_id: str) -> Place:
         """See `Answering.place`."""
+        organisation = principal.tenants[-1]
+        for dispatcher in self._dispatchers.values():
+            if (place := dispatcher.place_of(request_id, organisation)) is not None:
+                return place
         raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
 
     def ready(self) -> bool:
@@ -143,93 +202,40 @@ class Pipeline:
         return all(model.ready() for model in self._catalog)
 
 
-class _Answer:
-    """Turns batches of deltas into lists of parts, writes what it sees into the tally, and settles before the end."""
-
-    def __init__(
-        self,
-        batches: AsyncIterator[tuple[int, list[Delta]]],
-        streams: Sequence[TokenStream],
-        choices: Sequence[Choice],
-        tally: Tally,
-        clock: Clock,
-        grant: Grant,
-    ) -> None:
-        self._batches = batches
-        self._streams = streams
-        self._choices = choices
-        self._per_stream = len(choices) // len(streams)
-        self._unfinished = len(choices)
-        self._tally = tally
-        self._clock = clock
-        self._grant = grant
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[Part]:
-        if not self._unfinished:
-            raise StopAsyncIteration
-        try:
-            source, deltas = await anext(self._batches)
-        except StopAsyncIteration:
-            raise ReplicaLost from None
-        now_s = self._clock.monotonic_s()
-        touched: dict[int, Choice] = {}
-        for delta in deltas:
-            index = source * self._per_stream + delta.index
-            choice = touched[index] = self._choices[index]
-            if choice.finish is None:
-                self._take(source, choice, delta)
-        self._time(touched.values(), now_s)
-        if not self._unfinished:
-            # Nobody may see the end of an answer that could still be lost to the ledger.
-            await self._grant.settle(self._tally.usage, Outcome.FINISHED)
-        return [part for index, choice in touched.items() if (part := choice.part(index)) is not None]
-
-    def _take(self, source: int, choice: Choice, delta: Delta) -> None:
-        if delta.finish is FinishReason.CANCELLED:
-            raise ReplicaLost("The replica gave up the answer before it was complete. Send the request again.")
-        before = choice.tokens
-        choice.take(delta)
-        self._tally.completion_tokens += choice.tokens - before
-        if delta.index == 0:
-            # The further choices of a prompt find it in the cache because of the first: no merit of an earlier request.
-            self._tally.cached_tokens += delta.cached_tokens
-        if choice.finish is not None:
-            self._unfinished -= 1
-            if delta.finish is None:
-                # A stop string came up, of which the replica knows nothing.
-                self._streams[source].cancel(delta.index)
-
-    def _time(self, choices: Iterable[Choice], now_s: float) -> None:
-        if self._tally.first_token_s is None:
-            self._tally.first_token_s = now_s
-        for choice in choices:
-            if choice.last_token_s is not None:
-                self._tally.gaps_s.append(now_s - choice.last_token_s)
-            choice.last_token_s = now_s
+def _errand(principal: Principal, tally: Tally, reading: Reading) -> Errand:
+    """The request as the queue sees it."""
+    ask = reading.ask
+    wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+    asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
+    return Errand(
+        id=tally.request_id,
+        key=tally.request_id,
+        principal_org=principal.tenants[-1],
+        flow=Flow(principal.shares or (Share(principal.key),), class_of(min(asked, principal.priority_ceiling))),
+        prompt_tokens=reading.prompt_tokens,
+        prompts=reading.prompts,
+        max_tokens=max(reading.rooms),
+        choices=reading.choice_count,
+        arrived_s=tally.started_s,
+        deadline_s=tally.started_s + min(wishes) if wishes else None,
+    )
 
 
-def _work(principal: Principal, ask: Ask, tally: Tally, prompts: Sequence[list[int]], room: int) -> Work:
+def _work(principal: Principal, tally: Tally, reading: Reading) -> Work:
     """The request as admission sees it."""
+    ask = reading.ask
     return Work(
         principal=principal,
         request_id=tally.request_id,
         route=tally.route,
         model=tally.model,
         prompt_tokens=tally.prompt_tokens,
-        longest_prompt=max(map(len, prompts)),
+        longest_prompt=max(map(len, reading.prompts)),
         max_tokens=ask.max_tokens,
         min_tokens=ask.sampling.min_tokens,
-        window_left=room,
-        choices=len(prompts) * ask.sampling.n,
+        window_left=max(reading.rooms),
+        choices=reading.choice_count,
         max_tokens_param=ask.max_tokens_param,
         prompt_param=ask.prompt_param,
         tally=tally,
     )
-
-
-def _cache_scope(principal: Principal) -> str:
-    """Who may share KV blocks with this request: the teams of one organisation. Never something that clients choose."""
-    return principal.tenants[-1]

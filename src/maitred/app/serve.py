@@ -5,8 +5,8 @@
                      Identity       |       who calls: keys and tokens, from the directory in memory
                         ^           v
                      Directory   Pipeline -> Admission -> Counters, Ledger -> database
-                        ^           |
-                     database       +-----> Catalog -> EngineLink <- LocalEngine (its own process)
+                        ^           +-----> Catalog
+                     database       +-----> Dispatcher -> EngineLink <- LocalEngine (its own process)
 
     Metrics, RequestLog <- one Tally per request
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from maitred.admission.admission import Admission
+from maitred.admission.policy.ladder import Ladder
 from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.gate import Gate
@@ -37,6 +38,8 @@ from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import Clock, SystemClock
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Post
 from maitred.engine.models.source import find_model
 from maitred.fleet.attached import AttachedEngine
 from maitred.fleet.local import Command, LocalEngine, engine_command
@@ -90,11 +93,19 @@ async def _serve(config: Config, command: Command | None) -> int:
             on_soft_budget=alarm,
         )
         place = config.model.engine_address or "local"
-        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer, place)
-        pipeline = Pipeline(Catalog([model]), admission, clock, max_choices=config.model.max_choices)
+        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
         gate = Gate(config.server.max_in_flight)
         accounts = AccountsView(stores, access, admission, alarm, {model.name: engine.link})
         metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)}, accounts.state)
+        dispatcher = Dispatcher(model.name, [Post(place, engine.link)], config.dispatch, clock)
+        pipeline = Pipeline(
+            Catalog([model]),
+            {model.name: dispatcher},
+            admission,
+            {model.name: Ladder(config.model.degradation, skipped=metrics.requests.degradation_skipped)},
+            clock,
+            max_choices=config.model.max_choices,
+        )
         edge = build(
             config.server,
             pipeline,
@@ -108,9 +119,9 @@ async def _serve(config: Config, command: Command | None) -> int:
             stores_up=accounts.stores_up,
             check_stores=accounts.check_stores,
         )
-        server = HttpServer(edge)
+        server = HttpServer(edge, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
-        async with running(admission.leases.run(), "leases"):
+        async with running(admission.leases.run(), "leases"), running(dispatcher.run(), "dispatch"):
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())

@@ -10,6 +10,7 @@ from maitred.admission.degradation import DegradationStep
 from maitred.api.config import ServerConfig
 from maitred.cache.config import IdempotencyConfig
 from maitred.config.profiles import ProfileName
+from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
@@ -83,6 +84,7 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     admission: AdmissionConfig = AdmissionConfig()
+    dispatch: DispatchConfig = DispatchConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()

@@ -16,13 +16,11 @@ class ServedModel:
         name: The name.
         replica: Where it runs.
         tokenizer: The model's own.
-        place: What the replica is called in the ledger.
     """
 
-    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer, place: str = "local") -> None:
+    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer) -> None:
         self.name = name
         self.replica = replica
-        self.place = place
         self.tokenizer = tokenizer
         self._card: ModelCard | None = None
 

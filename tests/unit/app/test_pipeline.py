@@ -9,10 +9,14 @@ import pytest
 from maitred.app.pipeline import Pipeline
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Ask, Conversation, Part, Tally
+from maitred.core.clock import SystemClock
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
 from maitred.core.tenancy import ANONYMOUS
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Post
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
 from tests.admission_desk import Desk
@@ -65,6 +69,12 @@ class MemoryReplica:
     def load(self) -> LoadReport:
         return LoadReport()
 
+    def unheard(self) -> int:
+        return 0
+
+    def watch(self, listener):
+        pass
+
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator["MemoryStream"]:
         if not self.up:
@@ -101,7 +111,9 @@ def ids(text):
 
 
 def pipeline(replica, **options):
-    return Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), Desk().admission, FrozenClock(), **options)
+    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
+    catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
+    return Pipeline(catalog, {"m": dispatcher}, Desk().admission, clock=FrozenClock(), **options)
 
 
 async def run(replica, asked, tally=None, **options):
@@ -289,7 +301,7 @@ async def test_a_token_begins_where_the_text_before_it_ends():
 async def test_times_are_noted_at_delivery():
     replica = MemoryReplica([Delta(0, ids("x"))], [Delta(0, ids("x"))], [Delta(0, ids("x"), finish=LENGTH)])
     _, tally = await run(replica, ask())
-    assert tally.first_token_s == 1.0
+    assert (tally.released_s, tally.first_token_s) == (1.0, 2.0)
     assert tally.gaps_s == [1.0, 1.0]
 
 
@@ -335,7 +347,7 @@ async def test_a_replica_that_restarts_is_still_known():
 async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
-    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), Desk().admission, FrozenClock())
+    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), {}, Desk().admission)
     with pytest.raises(InvalidRequest, match="no chat template"):
         async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
             pass
