@@ -51,7 +51,7 @@ class DeficitLine(Generic[T]):
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum or DEFAULT_QUANTUM
         self._flows: dict[tuple[str, ...], Turns] = {}
-        """That wait or run, or owe."""
+        """That wait or run; debts are forgotten with them."""
         self._ring: deque[Turns] = deque()
         """That wait; the first one's turn it is."""
         self._waiting = dict.fromkeys(PriorityClass, 0)
@@ -137,12 +137,9 @@ class DeficitLine(Generic[T]):
         return Ahead(own.entries + entries * step, own.service + service * step)
 
     def over_service(self, flow: Flow) -> float:
-        """By how many turns' worth, per weight, it has less to come than the one with most to come."""
+        """What it owes, per weight."""
         turns = self._flows.get(_name(flow))
-        if turns is None:
-            return 0.0
-        most = max(other.deficit / other.worth for other in self._flows.values())
-        return max(0.0, most - turns.deficit / turns.worth) * self._quantum
+        return 0.0 if turns is None else max(0.0, -turns.deficit) / turns.worth * self._quantum
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """How many wait that joined with this class."""

@@ -28,7 +28,7 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Ahea
     """
     level = among.level()
     counter = level if node is None else node.counter if node.waiting else max(node.counter, level)
-    turn = -LAST if node is None else node.turn
+    turn = node.turn if node is not None and (node.waiting or among.parent is None) else LAST
     target = counter + own.service / weight
     records = among.queue.records
     step = -(-len(records) // SAMPLE) or 1

@@ -112,16 +112,13 @@ class FairLine(Generic[T]):
             self._locality.took(entry)
 
     def charge(self, flow: Flow, service: float) -> None:
-        """Books service on every level of the flow's path."""
+        """Books service on every level of the flow's path; of a flow that is forgotten, nothing."""
         runs = self._runs.get(flow)
-        if runs is None:
-            leaf = self._leaf(flow, flow.priority.rank)
-            leaf.charge(service)
-            for node in leaf.path[:-1]:
-                node.among.forget()
-            return
-        for leaf, count in runs.leaves.items():
-            leaf.charge(service if count == runs.total else service * count / runs.total)
+        if runs is not None:
+            for leaf, count in runs.leaves.items():
+                leaf.charge(service if count == runs.total else service * count / runs.total)
+        elif (home := self._home(flow)) is not None:
+            home.charge(service)
 
     def done(self, flow: Flow) -> None:
         """A taken entry has ended."""
@@ -146,7 +143,7 @@ class FairLine(Generic[T]):
     def over_service(self, flow: Flow) -> float:
         """The lead over the least served sibling that waits or runs, added up over the levels below the class."""
         runs = self._runs.get(flow)
-        leaf = self._trace(flow, flow.priority.rank)[-1][0] if runs is None else next(iter(runs.leaves))
+        leaf = self._home(flow) if runs is None else next(iter(runs.leaves))
         lead = 0.0
         for node in leaf.path[:-1] if leaf is not None else ():
             least = node.among.active.least()
@@ -194,10 +191,13 @@ class FairLine(Generic[T]):
             path.append((node, among, share.weight))
         return path
 
+    def _home(self, flow: Flow) -> Node | None:
+        return self._trace(flow, flow.priority.rank)[-1][0]
+
     def _join(self, entry: Entry[T]) -> None:
         leaf = entry.place = self._leaf(entry.flow, entry.rank)
         leaf.entries.join(_due_s(entry), entry)
-        leaf.join(entry.service)
+        leaf.join(entry.service, self._numbers)
         self._ageing.watch(entry)
         self._waiting[entry.flow.priority] += 1
         if self._locality is not None:

@@ -18,16 +18,13 @@ not charged. Charges that may be refunded later are held against both sides: whe
 ``A_f / w_f + A_g / w_g`` is added. All of it holds at every level separately.
 
 Nodes are forgotten as soon as the lift makes their counter irrelevant: when they neither wait nor run and are at most
-where they would be lifted to.
+where they would be lifted to. A node that neither waits nor runs has no children.
 """
 
 from heapq import heappop, heapreplace
 
 from maitred.fairness.heap import Heap
 from maitred.fairness.queue import EntryQueue
-
-_NEVER = -(1 << 62)
-"""Turns of nodes that were never taken from; before all others."""
 
 IDLE_KEPT = 4096
 """Idle siblings that are remembered for being ahead; of more, the one that is least ahead is let off the rest."""
@@ -52,7 +49,7 @@ class Ranking(Heap["Node"]):
             self.push(node.counter, node.turn, node)
 
     def least(self) -> "Node | None":
-        """The node with the least counter; of equals, the one taken from longest ago."""
+        """The node with the least counter; of equals, the one that waits longest since its turn or since it began."""
         records, live = self.records, self.live
         while records:
             record = records[0]
@@ -101,11 +98,11 @@ class Siblings:
         """Keeps the level from falling below where it is now."""
         self.floor = self.level()
 
-    def child(self, name: object, weight: float, created: int, *, leaf: bool) -> "Node":
+    def child(self, name: object, weight: float, turn: int, *, leaf: bool) -> "Node":
         """The child of this name, new or known; the weight holds from now on."""
         node = self.children.get(name)
         if node is None:
-            node = self.children[name] = Node(name, self, weight, _NEVER + created, leaf=leaf)
+            node = self.children[name] = Node(name, self, weight, turn, leaf=leaf)
             node.counter = self.level()
             self.idle.join(node)
         else:
@@ -124,8 +121,10 @@ class Siblings:
         self.active.join(node)
 
     def rest(self, node: "Node") -> None:
-        """A child neither waits nor runs any more."""
-        self.active.discard(node)
+        """A child neither waits nor runs any more. What its own children were ahead of each other is over with that."""
+        if node.below is not None:
+            node.below = Siblings(node)
+        self.active.remove(node)
         if self.parent is not None:
             self.idle.join(node)
             self.forget()
@@ -148,7 +147,8 @@ class Node:
         name: Under which its siblings keep it.
         among: Its siblings.
         weight: Relative to theirs.
-        turn: Settles ties between equal counters, the least first.
+        turn: Settles ties between equal counters, the least first. It rises each time that the node begins to wait or
+            is taken from, so that those who come later do not go before it for ever. Classes keep theirs.
         leaf: Whether it has entries, or else children.
     """
 
@@ -184,7 +184,7 @@ class Node:
         self.entries = EntryQueue()
         """Of a leaf."""
 
-    def join(self, service: float) -> None:
+    def join(self, service: float, turn: int) -> None:
         """One more entry of this leaf waits."""
         for node in self.path:
             among = node.among
@@ -192,6 +192,8 @@ class Node:
                 level = among.level()
                 if node.counter < level:
                     node.counter = level
+                if among.parent is not None:
+                    node.turn = turn
                 among.queue.join(node)
                 if node.running == 0:
                     among.rouse(node)
