@@ -17,7 +17,7 @@ from maitred.admission.work import Work
 from maitred.core.answer import Outcome, Standing
 from maitred.core.clock import Clock
 from maitred.core.counters import Reading
-from maitred.core.errors import CallerError, MaitredError, Refused, ReplicaLost, Unavailable
+from maitred.core.errors import CallerError, DeadlineExceeded, MaitredError, Refused, ReplicaLost, Unavailable
 from maitred.core.request import Usage
 from maitred.core.usage import Ledger, UsageEvent
 
@@ -175,6 +175,9 @@ def _outcome_of(error: BaseException | None, *, processed: bool) -> Outcome:
         # Whoever cancelled a task may say why: a server that stops is not a caller that left.
         error = error.args[0] if isinstance(error.args[0], MaitredError) else error
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return Outcome.CANCELLED
+    if isinstance(error, DeadlineExceeded) and processed:
+        # The time was the caller's choice. What was computed in it is billed as if the caller had left then.
         return Outcome.CANCELLED
     turned_away = isinstance(error, CallerError | Refused | Unavailable) and not isinstance(error, ReplicaLost)
     return Outcome.REFUSED if turned_away and not processed else Outcome.FAILED
