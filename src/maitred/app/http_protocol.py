@@ -10,6 +10,8 @@ long as clients read. A connection that is to be closed must not wait for ever f
 """
 
 import asyncio
+import socket
+import struct
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -24,6 +26,8 @@ HEAD_DEADLINE_S = 30.0
 """From the opening of the connection, or the first byte of a later request, to the end of the headers."""
 
 STALL_GRACE_S = 30.0
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""Lingering for 0 s: the connection is reset."""
 _MOST_PIPELINED = 4
 """Requests that wait behind the running one, up to which we go on reading: who does not read, hears nobody leave."""
 
@@ -163,6 +167,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _cut(self) -> None:
         self.stalled = True
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None:
+            # The kernel drops what it has as well, instead of offering it to a client that does not read.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         # Closing would wait until all is read.
         self.transport.abort()
 

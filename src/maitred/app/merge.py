@@ -1,7 +1,8 @@
 """Several token streams read as one.
 
 A completions request may bring many prompts; they run side by side, and whichever has news is read next. One slow
-prompt must not hold back the others' tokens.
+prompt must not hold back the others' tokens. What nobody reads stays in its stream, which sees to it that it does
+not grow without bound.
 """
 
 import asyncio
@@ -53,16 +54,16 @@ class _News:
 
     def __init__(self, unfinished: int) -> None:
         self._unfinished = unfinished
-        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=unfinished)
 
     async def pump(self, number: int, stream: TokenStream) -> None:
         """Moves a stream's batches into the queue; None after the last one."""
         try:
             async for batch in stream:
-                self._queue.put_nowait((number, batch))
-            self._queue.put_nowait(None)
+                await self._queue.put((number, batch))
+            await self._queue.put(None)
         except Exception as error:  # raised again where it is read
-            self._queue.put_nowait(error)
+            await self._queue.put(error)
 
     def __aiter__(self) -> Self:
         return self

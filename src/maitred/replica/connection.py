@@ -15,7 +15,7 @@ import msgspec
 from maitred.core.errors import CallerError, ProtocolViolation, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.core.request import Request
-from maitred.replica.stream import EngineStream
+from maitred.replica.stream import PAUSE_AT_TOKENS, EngineStream
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
@@ -72,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
 
     # --- the gateway's side ---
 
-    def submit(self, request: Request) -> EngineStream:
+    def submit(self, request: Request, *, pause_at_tokens: int = PAUSE_AT_TOKENS) -> EngineStream:
         """Sends a request and opens its stream, which must be given to `release` in the end.
 
         On the wire a request's id carries a number that is unique in the connection. Clients may choose ids, and one
@@ -82,7 +82,9 @@ class EngineConnection(asyncio.Protocol):
         self._submitted += 1
         wire_id = f"{request.id}/{self._submitted}"
         frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
-        stream = EngineStream(wire_id, request.sampling, self._send_cancel, self._send_pause)
+        stream = EngineStream(
+            wire_id, request.sampling, self._send_cancel, self._send_pause, pause_at_tokens=pause_at_tokens
+        )
         self._streams[wire_id] = stream
         self._write(frame)
         return stream

@@ -19,6 +19,7 @@ from maitred.core.ports import LoadReport, ModelCard, TokenStream
 from maitred.core.request import Request
 from maitred.replica.connection import EngineConnection
 from maitred.replica.output_count import OutputCount
+from maitred.replica.stream import PAUSE_AT_TOKENS
 from maitred.wire.address import Address, UnixAddress
 
 CONNECT_RETRY_S = 0.02
@@ -36,12 +37,15 @@ class EngineLink:
         retry_after_s: How long from now the engine is expected to be down; asked only while it is.
 
     Attributes:
+        unread_tokens: How much of a stream may lie unread before the engine is told to pause it; for streams that are
+            opened from now on.
         open_streams: Contexts of `generate` that have not been left, over all connections. 0 when nothing leaks.
     """
 
     def __init__(self, address: Address, *, retry_after_s: Callable[[], float] = lambda: 1.0) -> None:
         self.address = address
         self._retry_after_s = retry_after_s
+        self.unread_tokens = PAUSE_AT_TOKENS
         self.open_streams = 0
         self._connection: EngineConnection | None = None
         self._count = OutputCount()
@@ -99,7 +103,7 @@ class EngineLink:
             ReplicaUnavailable: The engine is down; nothing was submitted.
         """
         connection = self._live()
-        stream = connection.submit(request)
+        stream = connection.submit(request, pause_at_tokens=self.unread_tokens)
         self.open_streams += 1
         try:
             yield stream

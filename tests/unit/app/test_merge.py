@@ -61,3 +61,12 @@ async def test_leaving_early_leaves_no_task_behind():
         await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == len(before) + 2
     assert asyncio.all_tasks() == before
+
+
+async def test_what_nobody_reads_stays_in_its_stream():
+    hasty = Stream(*(batch(token) for token in range(100)), None)
+    async with merged([hasty, Stream()]) as batches:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert hasty.queue.qsize() > 90
+        assert [(await anext(batches))[1] for _ in range(100)] == [batch(token) for token in range(100)]
