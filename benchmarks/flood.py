@@ -97,8 +97,8 @@ class Size:
     backlog_s: float = 0.0
 
 
-BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=10, rounds=3, seconds=20, warmup_s=3, backlog_s=20)
-QWEN = Size(8, (8, 24), (6, 18), capacity_s=15, rounds=1, seconds=40, warmup_s=5)
+BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=10, rounds=3, seconds=18, warmup_s=3, backlog_s=16)
+QWEN = Size(8, (8, 24), (6, 18), capacity_s=15, rounds=1, seconds=35, warmup_s=5)
 QUICK = Size(SLOTS, (50, 150), (20, 80), capacity_s=3, rounds=1, seconds=4, warmup_s=0.5, backlog_s=4)
 
 
