@@ -1,6 +1,7 @@
 """`maitred engine`: one engine process on a socket."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +18,12 @@ from maitred.cli.options import (
     load_settings,
     require_model,
 )
+from maitred.core.errors import ConfigInvalid
 from maitred.core.lifeline import follow_parent
 from maitred.engine.threads import sleep_at_barriers
+
+if TYPE_CHECKING:
+    from maitred.engine.config import EngineConfig
 
 EXAMPLES = """
 Examples:
@@ -42,6 +47,12 @@ def engine(
     threads: ThreadsOption = None,
     kv_memory: KvMemoryOption = None,
     max_sequences: MaxSequencesOption = None,
+    passed: Annotated[
+        str | None,
+        typer.Option(
+            "--settings", metavar="JSON", help="The whole section, from a gateway; no file, variable or flag is read."
+        ),
+    ] = None,
     profile: ProfileOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -51,26 +62,46 @@ def engine(
     `maitred serve` starts one by itself; start your own to put the engine on another machine or to restart the gateway
     without reloading the model.
     """
-    follow_parent()
-    loaded = load_settings(
-        config,
-        settings,
-        {
-            "profile": ("--profile", profile),
-            "model.path": ("MODEL", model or None),
-            "engine.device": ("--device", device),
-            "engine.dtype": ("--dtype", dtype),
-            "engine.threads": ("--threads", threads),
-            "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
-            "engine.max_sequences": ("--max-sequences", max_sequences),
-        },
-        sections=("model", "engine"),
-    )
+    from maitred.config.tree import BUNDLED_MODEL
     from maitred.wire.address import parse_address
 
+    follow_parent()
+    if passed is not None:
+        folder, engine_config = Path(model) if model else BUNDLED_MODEL, _decoded(passed)
+    else:
+        loaded = load_settings(
+            config,
+            settings,
+            {
+                "profile": ("--profile", profile),
+                "model.path": ("MODEL", model or None),
+                "engine.device": ("--device", device),
+                "engine.dtype": ("--dtype", dtype),
+                "engine.threads": ("--threads", threads),
+                "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
+                "engine.max_sequences": ("--max-sequences", max_sequences),
+            },
+            sections=("model", "engine"),
+        )
+        folder, engine_config = require_model(loaded), loaded.config.engine
     parse_address(listen)
-    folder = require_model(loaded)
     sleep_at_barriers()
     with needing("engine", "The engine"):
         from maitred.engine.process import serve
-    serve(folder, loaded.config.engine, listen)
+    serve(folder, engine_config, listen)
+
+
+def _decoded(passed: str) -> "EngineConfig":
+    """The section as a gateway passes it: whole, and sound already.
+
+    Raises:
+        ConfigInvalid: It is not.
+    """
+    import msgspec
+
+    from maitred.engine.config import EngineConfig
+
+    try:
+        return msgspec.json.decode(passed, type=EngineConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigInvalid(f"--settings: {error}. It is for gateways to pass; use --set for your own.") from None

@@ -202,7 +202,10 @@ def written(value: object, unit: str = "") -> str:
         return value.reference
     if unit == "bytes" and isinstance(value, int):
         return format_bytes(value)
-    dumped = yaml.safe_dump(value, allow_unicode=True, width=10**6, default_flow_style=True)
+    # An enumeration's member is written as its value, also where it is a name.
+    dumped = yaml.safe_dump(
+        msgspec.to_builtins(value, str_keys=True), allow_unicode=True, width=10**6, default_flow_style=True
+    )
     return dumped.removesuffix("\n").removesuffix("\n...")
 
 

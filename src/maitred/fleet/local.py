@@ -49,11 +49,8 @@ def engine_command(model: Path, config: EngineConfig) -> Command:
     Every setting is passed, so that the engine runs with what the gateway has settled on, whatever a file or the
     environment says to a program that reads them again.
     """
-    values = msgspec.to_builtins(config)
-    settings = [
-        f"--set=engine.{name}={msgspec.json.encode(value).decode().strip(chr(34))}" for name, value in values.items()
-    ]
-    return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", *settings]
+    settings = f"--settings={msgspec.json.encode(config).decode()}"
+    return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", settings]
 
 
 def _sweep_folders() -> None:

@@ -14,7 +14,9 @@ from maitred.cli.main import app
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug
+from maitred.core.flow import PriorityClass
 from maitred.engine.config import EngineConfig
+from maitred.fleet.local import engine_command
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +172,24 @@ def test_a_bug_keeps_its_exit_code_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "maitred.app.serve", gateway)
     result = run("serve")
     assert (result.exit_code, result.stderr) == (1, "It broke.\n")
+
+
+def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with settings that no flag can write, whatever the file and the environment say to a second reader."""
+    passed = EngineConfig(max_sequences=3, itl_objective_s=0.05, batching_window_s={PriorityClass.BATCH: 0.2})
+    command = engine_command(BUNDLED_MODEL, passed)("tcp:127.0.0.1:9")
+    served = []
+    process = ModuleType("maitred.engine.process")
+    process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
+    Path("maitred.yaml").write_text("engine: [broken")
+    result = run(*command[3:], env={"MAITRED__ENGINE__MAX_SEQUENCES": "9"})
+    assert result.exit_code == 0, result.output
+    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9")]
+
+
+def test_an_engine_is_passed_nothing_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"threads": -1}')
+    assert result.exit_code == 2
+    assert "--settings: " in result.stderr
+    assert "threads" in result.stderr
