@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, keys, limits, models, serve, tenants, usage
+from maitred.cli import chat, complete, config, engine, keys, limits, models, serve, tenants, tune, usage
 from maitred.cli.group import CommandGroup
 from maitred.cli.load import chaos as load_chaos
 from maitred.cli.load import compare as load_compare
@@ -64,6 +64,7 @@ _add(app, "chat", chat.chat, chat.EXAMPLES)
 _add(app, "complete", complete.complete, complete.EXAMPLES)
 _add(app, "models", models.models, models.EXAMPLES)
 _add(app, "engine", engine.engine, engine.EXAMPLES)
+_add(app, "tune", tune.tune, tune.EXAMPLES)
 app.add_typer(tenants_app, name="tenants")
 _add(tenants_app, "list", tenants.list_tenants, tenants.LIST_EXAMPLES)
 _add(tenants_app, "create", tenants.create, tenants.CREATE_EXAMPLES)

@@ -79,7 +79,7 @@ def test_one_that_does_not_exist_is_a_fault(text: str) -> None:
 
 def test_a_typing_mistake_in_a_profile_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROFILES, "team", Profile("", {"engine": {"max_sequence": 3}}))  # type: ignore[arg-type]
-    with pytest.raises(ConfigInvalid, match="profile team: engine.max_sequence: No such setting"):
+    with pytest.raises(ConfigInvalid, match=r"profile team: engine\.max_sequence: No such setting"):
         load(None, {"MAITRED__PROFILE": "team"})
 
 

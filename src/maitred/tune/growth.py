@@ -1,0 +1,145 @@
+"""Which batch size to try next, and which to take in the end. No I/O, and no state but the samples.
+
+A larger batch gives more tokens per second, because the weights are read once for all of it, until the processor is
+busy; and every token takes longer. So sizes double from 1 until the time between tokens breaks its objective, until two
+doublings in a row bring nothing, or until no more is allowed. Where the objective ends it, the gap between the last
+size that holds and the first that does not is halved a few times.
+
+A machine that does something else for a moment must not decide: a size counts by the median of its samples, the one
+that ends the search is measured twice before it is believed, and a small gain must be missed twice in a row.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Reason = Literal["objective", "plateau", "highest", "budget"]
+"""Why the search ended: a larger batch breaks the objective; it gives no more; none is allowed; the time was up."""
+
+GAIN = 0.05
+"""Share by which a doubling must raise the tokens per second to be worth its latency."""
+PATIENCE = 2
+"""Doublings without that gain, one after the other, that end the search."""
+CONFIRM = 2
+"""Trials of the size that ends the search."""
+CLOSE = 1.2
+"""The sizes on either side of the objective may be so far apart, as a ratio."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One stretch of decoding at one size.
+
+    Attributes:
+        sequences: How many ran together.
+        tokens_per_s: Generated for all of them.
+        itl_p50_s, itl_p95_s: Time between two deliveries of tokens of a sequence.
+    """
+
+    sequences: int
+    tokens_per_s: float
+    itl_p50_s: float
+    itl_p95_s: float
+
+
+class Size(msgspec.Struct, frozen=True):
+    """All that was measured of one size."""
+
+    sequences: int
+    trials: tuple[tuple[Sample, ...], ...]
+    """At least one, of at least one sample each."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Of all trials."""
+        return [sample for trial in self.trials for sample in trial]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated for all sequences; the median of the samples, as all that follow."""
+        return statistics.median(sample.tokens_per_s for sample in self.samples)
+
+    @property
+    def step_s(self) -> float:
+        """The usual time between two tokens."""
+        return statistics.median(sample.itl_p50_s for sample in self.samples)
+
+    @property
+    def itl_s(self) -> float:
+        """What 95 % of the times between tokens stay below."""
+        return statistics.median(sample.itl_p95_s for sample in self.samples)
+
+
+class Growth:
+    """The search.
+
+    Args:
+        objective_s: What 95 % of the times between tokens must stay below.
+        highest: No larger batch is tried.
+    """
+
+    def __init__(self, *, objective_s: float, highest: int) -> None:
+        if highest < 1:
+            raise ValueError("A batch has at least one sequence.")
+        self._objective_s = objective_s
+        self._highest = highest
+        self._trials: dict[int, list[tuple[Sample, ...]]] = {}
+
+    def note(self, sequences: int, samples: Sequence[Sample]) -> None:
+        """Takes a trial of the size that `next_size` named."""
+        self._trials.setdefault(sequences, []).append(tuple(samples))
+
+    @property
+    def sizes(self) -> list[Size]:
+        """What was measured, the smallest first."""
+        return [Size(sequences, tuple(self._trials[sequences])) for sequences in sorted(self._trials)]
+
+    def next_size(self) -> int | None:
+        """How many sequences to run next; None: the search is over."""
+        held, broken = self._held(), self._broken()
+        if broken is not None:
+            if len(broken.trials) < CONFIRM:
+                return broken.sequences
+            best = held[-1].sequences if held else 0
+            middle = round(math.sqrt(best * broken.sequences))
+            close = broken.sequences <= best * CLOSE or not best < middle < broken.sequences
+            return None if close or not best else middle
+        if not held:
+            return 1
+        last = held[-1]
+        if self._flat(held):
+            return last.sequences if len(last.trials) < CONFIRM else None
+        return None if last.sequences == self._highest else min(last.sequences * 2, self._highest)
+
+    @property
+    def reason(self) -> Reason:
+        """Why it ended; ``budget`` while it has not."""
+        if self.next_size() is not None:
+            return "budget"
+        if self._broken() is not None:
+            return "objective"
+        return "plateau" if self._flat(self._held()) else "highest"
+
+    @property
+    def chosen(self) -> Size | None:
+        """The smallest size that gives nearly as much as the best one within the objective; None: none is within it."""
+        held = self._held()
+        enough = max((size.tokens_per_s for size in held), default=0.0) * (1 - GAIN)
+        return next((size for size in held if size.tokens_per_s >= enough), None)
+
+    def _broken(self) -> Size | None:
+        """The smallest size that breaks the objective."""
+        return next((size for size in self.sizes if size.itl_s > self._objective_s), None)
+
+    def _held(self) -> list[Size]:
+        """All below that."""
+        broken = self._broken()
+        return [size for size in self.sizes if broken is None or size.sequences < broken.sequences]
+
+    def _flat(self, held: list[Size]) -> bool:
+        if len(held) <= PATIENCE:
+            return False
+        before = max(size.tokens_per_s for size in held[:-PATIENCE])
+        return max(size.tokens_per_s for size in held[-PATIENCE:]) < before * (1 + GAIN)

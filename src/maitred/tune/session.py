@@ -1,0 +1,161 @@
+"""One tuning from start to end, within a budget of time."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from maitred.core.clock import Clock
+from maitred.core.errors import InvalidRequest
+from maitred.core.ports import Replica
+from maitred.tune.growth import Growth, Reason, Size
+from maitred.tune.prefill import Prefill, step_tokens
+from maitred.tune.trial import Trials
+
+SAMPLES = 3
+"""Stretches of a trial."""
+REPEATS = 3
+"""Of each prompt."""
+DECODE_SHARE = 0.8
+"""Of the budget; the rest is for the prompts."""
+_LONGEST_SAMPLE_S = 0.7
+_SAMPLES_IN_BUDGET = 60
+"""Samples are so short that this many fit the budget: two trials of ten sizes."""
+_SHORTEST_PROMPT = 32
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be found out, and within which bounds.
+
+    Attributes:
+        objective_s: What 95 % of the times between tokens must stay below.
+        prompt_tokens: Length of the prompts that the sequences begin with.
+        highest: Sequences of the largest batch to try.
+        budget_s: Seconds that the measurement may take.
+    """
+
+    objective_s: float
+    prompt_tokens: int
+    highest: int
+    budget_s: float
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What to put into the configuration."""
+
+    max_sequences: int
+    step_tokens: int
+    itl_objective_s: float
+
+    @property
+    def settings(self) -> dict[str, int | float]:
+        """By their dotted names."""
+        return {f"engine.{name}": value for name, value in msgspec.structs.asdict(self).items()}
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it.
+
+    Attributes:
+        wishes: As they could be fulfilled: `highest` and `prompt_tokens` are lowered to what the replica holds.
+        sizes: What was measured, the smallest first.
+        prefills: Of prompts alone, the shortest first.
+        reason: Why no larger batch was tried.
+        chosen: The size to take; None: not even one sequence keeps the objective.
+        limits: What follows; None: nothing could be measured.
+    """
+
+    wishes: Wishes
+    sizes: list[Size]
+    prefills: list[Prefill]
+    reason: Reason
+    chosen: Size | None
+    limits: Limits | None
+
+
+async def tune(
+    replica: Replica,
+    wishes: Wishes,
+    clock: Clock,
+    *,
+    step_tokens_limit: int,
+    watch: Callable[[Size], None] = lambda size: None,
+) -> Tuning:
+    """Measures the replica until the best batch size is known, or the time is up.
+
+    Args:
+        replica: Ready, and used by nobody else.
+        wishes: See there.
+        clock: Times it.
+        step_tokens_limit: Tokens that the replica was told to compute in one step at most; no longer prompt says what a
+            step takes.
+        watch: Told of a size after each of its trials.
+
+    Raises:
+        InvalidRequest: The replica cannot hold a single sequence of that prompt.
+        ReplicaLost: It died.
+    """
+    card = replica.card()
+    most = min(card.context_tokens, card.kv_capacity_tokens) // 2
+    prompt_tokens = min(wishes.prompt_tokens, most)
+    if prompt_tokens < 1:
+        raise InvalidRequest("The model's window is too small to measure anything in it.")
+    # Twice the prompt, so that the answers have room to grow while they are measured.
+    highest = min(wishes.highest, card.max_sequences, max(1, card.kv_capacity_tokens // (2 * prompt_tokens)))
+    wishes = msgspec.structs.replace(wishes, prompt_tokens=prompt_tokens, highest=highest)
+    trials = Trials(replica, clock, prompt_tokens=prompt_tokens)
+    growth = Growth(objective_s=wishes.objective_s, highest=highest)
+    end_s = clock.monotonic_s() + wishes.budget_s
+    try:
+        async with asyncio.timeout(wishes.budget_s * DECODE_SHARE):
+            await _grow(trials, growth, wishes, watch)
+    except TimeoutError:
+        pass  # what was measured until now decides
+    prefills: list[Prefill] = []
+    longest = min(step_tokens_limit, card.context_tokens - 1, card.kv_capacity_tokens - 1)
+    try:
+        async with asyncio.timeout(end_s - clock.monotonic_s()):
+            await _lengthen(trials, prefills, longest)
+    except TimeoutError:
+        pass
+    return _outcome(wishes, growth, prefills)
+
+
+async def _grow(trials: Trials, growth: Growth, wishes: Wishes, watch: Callable[[Size], None]) -> None:
+    sample_s = min(_LONGEST_SAMPLE_S, wishes.budget_s * DECODE_SHARE / _SAMPLES_IN_BUDGET)
+    await trials.decode(1, samples=1, sample_s=sample_s)  # warms up what the engine's own start has not
+    while (sequences := growth.next_size()) is not None:
+        samples = await trials.decode(sequences, samples=SAMPLES, sample_s=sample_s)
+        if not samples:
+            raise InvalidRequest(
+                f"The window leaves no room to measure answers behind prompts of {wishes.prompt_tokens} tokens. Name "
+                "fewer with --prompt-tokens."
+            )
+        growth.note(sequences, samples)
+        watch(next(size for size in growth.sizes if size.sequences == sequences))
+
+
+async def _lengthen(trials: Trials, prefills: list[Prefill], longest: int) -> None:
+    """Prompts alone, from the shortest up, each twice as long as the one before."""
+    tokens = min(_SHORTEST_PROMPT, longest)
+    await trials.prefill(tokens, repeats=1)
+    while tokens <= longest:
+        prefills.append(await trials.prefill(tokens, repeats=REPEATS))
+        tokens *= 2
+
+
+def _outcome(wishes: Wishes, growth: Growth, prefills: list[Prefill]) -> Tuning:
+    chosen, sizes = growth.chosen, growth.sizes
+    limits = None
+    if sizes:
+        # One sequence runs in any case: without it nothing would.
+        taken = chosen or sizes[0]
+        tokens = step_tokens(
+            prefills,
+            sequences=taken.sequences,
+            decode_s=taken.step_s,
+            objective_s=wishes.objective_s,
+        )
+        if tokens is not None:
+            limits = Limits(max_sequences=taken.sequences, step_tokens=tokens, itl_objective_s=wishes.objective_s)
+    return Tuning(wishes=wishes, sizes=sizes, prefills=prefills, reason=growth.reason, chosen=chosen, limits=limits)
