@@ -64,6 +64,7 @@ class Gateway:
     admission: Admission
     ledger: PaperLedger
     server: HttpServer
+    dispatcher: Dispatcher
     tallies: list[Tally] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -118,7 +119,9 @@ async def gateway(
             observers: list[Observer] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
-            system = Gateway(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger, server)
+            system = Gateway(
+                *(url_of(listener), engine, link, gate, metrics, client, kept, admission, ledger, server, dispatcher)
+            )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event
