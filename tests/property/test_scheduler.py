@@ -3,17 +3,25 @@
 A model of the cache holds, for every block and slot, the prefix of tokens whose KV was written there. Each planned
 chunk first writes, as the runner does, then reads its whole context back; a wrong reuse, a lost write or a block given
 to two owners shows up as a wrong prefix. At the end everything is cancelled or finished and the books must be empty.
+
+Each request has a flow of its own, so that what the line was charged for it can be compared with what it is billed.
 """
+
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.service import ServiceWeights
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
+from maitred.fairness.line import LineConfig
 
 EOS = 7
 VOCABULARY = 8
@@ -45,8 +53,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         extra_budget=st.integers(0, 12),
         prefix_cache=st.booleans(),
+        policy=st.sampled_from(["fair", "fair", "fifo", "priority", "deficit"]),
     )
-    def make(self, block_tokens, blocks, max_sequences, extra_budget, prefix_cache):
+    def make(self, block_tokens, blocks, max_sequences, extra_budget, prefix_cache, policy):
         self.block_tokens = block_tokens
         self.max_sequences = max_sequences
         self.step_tokens = max_sequences + extra_budget
@@ -60,11 +69,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             context_tokens=self.context,
             eos_token_ids=(EOS,),
             prefix_cache=prefix_cache,
+            line=LineConfig(policy=policy),
         )
+        self.now_s = 0.0
+        self.charged: dict[Flow, float] = defaultdict(float)
+        self.billed: dict[Flow, float] = defaultdict(float)
+        charge = self.scheduler._line.charge
+        self.scheduler._line.charge = lambda flow, service: (self.note_charge(flow, service), charge(flow, service))[1]
         self.cache = PaperCache()
         self.live: list[Sequence] = []
+        self.paused: list[Sequence] = []
         self.added = 0
         self.produced = 0
+
+    def note_charge(self, flow, service):
+        assert service > 0
+        self.charged[flow] += service
+
+    def end(self, sequence):
+        """What is billed for a sequence: of its prompt what it has got to, and its whole answer."""
+        self.live.remove(sequence)
+        if sequence in self.paused:
+            self.paused.remove(sequence)
+        prompt = min(sequence.once_computed, sequence.prompt_tokens)
+        if sequence.output_tokens:
+            assert prompt == sequence.prompt_tokens
+        service = ServiceWeights().of(prompt, sequence.cached_tokens or 0, sequence.output_tokens)
+        self.billed[sequence.request.flow] += service
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
@@ -73,39 +104,85 @@ class SchedulerMachine(RuleBasedStateMachine):
         scope=st.sampled_from(["", "a"]),
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 3),
+        org=st.sampled_from("ab"),
+        priority=st.sampled_from(PriorityClass),
+        deadline_in_s=st.none() | st.integers(0, 20),
+        expected=st.none() | st.integers(0, 5),
     )
-    def add(self, prompt, max_tokens, n, scope, ignore_eos, min_tokens):
+    def add(self, prompt, max_tokens, n, scope, ignore_eos, min_tokens, org, priority, deadline_in_s, expected):
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n, ignore_eos=ignore_eos, min_tokens=min_tokens)
-        request = Request(id=str(self.added), prompt=prompt, sampling=sampling, cache_scope=scope)
+        flow = Flow((Share(org, 2.0 if org == "a" else 1.0), Share(str(self.added))), priority)
+        request = Request(
+            str(self.added), prompt, sampling, scope, flow, deadline_in_s=deadline_in_s, expected_tokens=expected
+        )
         if len(prompt) + max_tokens > self.context:
             before = self.scheduler.waiting
             with pytest.raises(ValueError, match="exceed the context"):
-                self.scheduler.add(request)
+                self.scheduler.add(request, self.now_s)
             assert self.scheduler.waiting == before
             return
-        self.live += self.scheduler.add(request)
+        self.live += self.scheduler.add(request, self.now_s)
         self.added += n
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data):
         sequence = data.draw(st.sampled_from(self.live))
-        self.live.remove(sequence)
+        wasted = self.scheduler.counters.wasted_tokens
         self.scheduler.cancel(sequence)
+        assert sequence.table.blocks == []
+        assert self.scheduler.counters.wasted_tokens - wasted == sequence.output_tokens
+        self.end(sequence)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def pause(self, data):
+        sequence = data.draw(st.sampled_from(self.live))
+        self.scheduler.pause(sequence)
+        if sequence not in self.paused:
+            self.paused.append(sequence)
         assert sequence.table.blocks == []
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
-    def step(self, data):
-        oldest = min(self.live, key=lambda sequence: sequence.key)
-        progress_before = (oldest.computed, len(oldest.tokens))
-        plan = self.scheduler.plan()
+    def resume(self, data):
+        sequence = data.draw(st.sampled_from(self.live))
+        self.scheduler.resume(sequence, self.now_s)
+        if sequence in self.paused:
+            self.paused.remove(sequence)
 
-        assert plan, "work is waiting, yet the step is empty"
+    @rule(elapsed_s=st.integers(1, 10))
+    def wait(self, elapsed_s):
+        self.now_s += elapsed_s
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def step(self, data):
+        self.now_s += 0.01
+        running_before = [sequence for sequence in self.live if sequence.table.blocks]
+        plan = self.scheduler.plan(self.now_s)
+
+        for sequence in plan.expired:
+            assert sequence.deadline_s is not None
+            assert sequence.deadline_s <= self.now_s
+            assert sequence.table.blocks == []
+            self.end(sequence)
+        assert all(s.deadline_s is None or s.deadline_s > self.now_s for s in self.live)
+        assert plan or len(self.live) == len(self.paused), "work is waiting, yet the step is empty"
+        if not plan:
+            return
+        planned = {chunk.sequence.key for chunk in plan.chunks}
+        going_on = [s for s in running_before if s in self.live and s not in plan.preempted]
+        for sequence in going_on:
+            assert sequence.pending > 1 or sequence.key in planned, "a stream stalls"
+        prompts = [sequence.key for sequence in going_on if sequence.pending > 1]
+        assert not prompts or min(prompts) in planned, "the oldest prompt under way stands still"
+        assert not going_on or planned & {sequence.key for sequence in going_on}
+        assert not planned & {sequence.key for sequence in plan.preempted + self.paused}
+        assert all(sequence.preemptions <= MAX_PREEMPTIONS for sequence in self.live)
         assert plan.tokens <= self.step_tokens
         assert len({chunk.sequence.key for chunk in plan.chunks}) == len(plan.chunks)
         assert self.scheduler.running <= self.max_sequences
-        assert oldest.key in {chunk.sequence.key for chunk in plan.chunks}, "the oldest sequence stands still"
         for chunk in plan.chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.sequence.computed
@@ -116,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         tokens = [data.draw(st.integers(0, VOCABULARY - 1)) for _ in sampling]
-        advances = self.scheduler.commit(plan, tokens)
+        advances = self.scheduler.commit(plan, tokens, self.now_s)
 
         assert [advance.token for advance in advances] == tokens
         self.produced += len(tokens)
@@ -131,8 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert advance.finish is None
             if advance.finish is not None:
-                self.live.remove(sequence)
-        assert (oldest.computed, len(oldest.tokens)) > progress_before
+                self.end(sequence)
 
     @invariant()
     def books_balance(self):
@@ -145,8 +221,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block in range(self.pool.total):
             assert self.pool.holders(block) == held.get(block, 0)
         assert self.pool.idle + len(held) == self.pool.total
-        assert self.scheduler.running + self.scheduler.waiting == len(self.live)
-        assert self.scheduler.busy == bool(self.live)
+        assert self.scheduler.running + self.scheduler.waiting + self.scheduler.paused == len(self.live)
+        assert self.scheduler.paused == len(self.paused)
+        assert self.scheduler.busy == (len(self.live) > len(self.paused))
+        for flow, billed in self.billed.items():
+            if not any(sequence.request.flow == flow for sequence in self.live):
+                assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
         counters = self.scheduler.counters
         assert counters.output_tokens == self.produced
         assert counters.finished + counters.cancelled + len(self.live) == self.added
@@ -154,13 +234,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "pool"):
             return
+        for sequence in self.paused:
+            self.scheduler.resume(sequence, self.now_s)
         steps = 0
         while self.live:
-            plan = self.scheduler.plan()
-            advances = self.scheduler.commit(plan, [0 for chunk in plan.chunks if chunk.samples])
-            self.live = [s for s in self.live if s not in {a.sequence for a in advances if a.finish}]
+            plan = self.scheduler.plan(self.now_s)
+            advances = self.scheduler.commit(plan, [0 for chunk in plan.chunks if chunk.samples], self.now_s)
+            for sequence in plan.expired + [advance.sequence for advance in advances if advance.finish]:
+                self.live.remove(sequence)
             steps += 1
             assert steps < 10_000, "the scheduler does not come to an end"
+        assert self.scheduler.promised_blocks == 0
+        assert self.scheduler.waiting_prompt_tokens == 0
+        assert self.scheduler.next_deadline_s() is None
         assert self.pool.idle == self.pool.total
 
 

@@ -97,6 +97,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The time between two tokens that its reader should not see exceeded; None: the engine's own objective."""
     expected_tokens: int | None = None
     """Output of each choice that the gateway predicts, at most `max_tokens`; None: nobody knows."""
+    partial: bool = True
+    """Whether what there is at the deadline is of use; otherwise it counts as wasted."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
-from maitred.core.request import Delta, Request, TokenLogprobs
+from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.step_times import StepWork
 from maitred.wire.frames import Output
 
 
@@ -54,6 +55,8 @@ class Engine:
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
         """Sequence key -> owner, while it lives."""
+        self._measuring: tuple[StepWork, float] | None = None
+        """What the last step computed, and when it began; None once it was recorded."""
         self._steps = 0
         self._step_s = 0.0
 
@@ -61,6 +64,13 @@ class Engine:
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return self._scheduler.busy
+
+    def patience_s(self) -> float | None:
+        """How long the next step may be put off: not at all while there is work; None: until somebody asks."""
+        if self._scheduler.busy:
+            return 0.0
+        due_s = self._scheduler.next_deadline_s()
+        return None if due_s is None else max(0.0, due_s - self._clock.monotonic_s())
 
     @property
     def occupied(self) -> bool:
@@ -81,18 +91,22 @@ class Engine:
         named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias)
         if not all(0 <= token < self._vocab_size for token in named):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
-        sequences = self._scheduler.add(request)
+        sequences = self._scheduler.add(request, self._clock.monotonic_s())
         self._requests[owner][request.id] = {sequence.index: sequence for sequence in sequences}
         for sequence in sequences:
             self._owners[sequence.key] = owner
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
-        """Ends one choice of a request, or all (`index` None), at once. What is unknown or done is ignored."""
+        """Ends one choice of a request, or all (`index` None), at once. What is unknown or done is ignored.
+
+        A single choice is ended because its reader has all it wants, such as a stop string; the whole request because
+        nobody reads it any more, and then what it had generated is wasted.
+        """
         choices = self._requests[owner].get(request_id, {})
         for choice in [index] if index is not None else list(choices):
             sequence = choices.get(choice)
             if sequence is not None:
-                self._scheduler.cancel(sequence)
+                self._scheduler.cancel(sequence, wasted=index is None)
                 self._close(owner, sequence)
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
@@ -102,7 +116,7 @@ class Engine:
                 self._scheduler.pause(sequence)
                 self._runner.forget(sequence)
             else:
-                self._scheduler.resume(sequence)
+                self._scheduler.resume(sequence, self._clock.monotonic_s())
 
     def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
@@ -111,29 +125,46 @@ class Engine:
         del self._requests[owner]
 
     def step(self) -> dict[Hashable, list[Output]]:
-        """Computes one step; the new tokens by owner."""
+        """Computes one step, and ends what is out of time; the new tokens by owner."""
         start_s = self._clock.monotonic_s()
-        plan = self._scheduler.plan()
+        self._record(start_s)
+        plan = self._scheduler.plan(start_s)
+        outputs: dict[Hashable, list[Output]] = defaultdict(list)
+        for sequence in plan.expired:
+            first = sequence.output_tokens == 0
+            self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first))
         for sequence in plan.preempted:
             self._runner.forget(sequence)
+        if not plan:
+            return outputs
         tokens, logprobs = self._runner.execute(plan)
-        outputs: dict[Hashable, list[Output]] = defaultdict(list)
-        for advance, logprob in zip(self._scheduler.commit(plan, tokens), logprobs, strict=True):
+        advances = self._scheduler.commit(plan, tokens, self._clock.monotonic_s())
+        for advance, logprob in zip(advances, logprobs, strict=True):
             sequence = advance.sequence
-            delta = Delta(
-                index=sequence.index,
-                tokens=[advance.token],
-                finish=advance.finish,
-                logprobs=None if logprob is None else [logprob],
-                cached_tokens=(sequence.cached_tokens or 0) if sequence.output_tokens == 1 else 0,
-            )
-            owner = self._owners[sequence.key]
-            outputs[owner].append(Output(sequence.request.id, delta))
-            if advance.finish is not None:
-                self._close(owner, sequence)
+            scores = None if logprob is None else [logprob]
+            first = sequence.output_tokens == 1
+            self._emit(outputs, sequence, _delta(sequence, [advance.token], advance.finish, scores, first=first))
+        end_s = self._clock.monotonic_s()
         self._steps += 1
-        self._step_s += self._clock.monotonic_s() - start_s
+        self._step_s += end_s - start_s
+        self._measuring = StepWork.of(plan), start_s
+        if not self._scheduler.busy:
+            self._record(end_s)
         return outputs
+
+    def _record(self, now_s: float) -> None:
+        """The last step is over: what it took is what a reader waited for it, sending and receiving included."""
+        if self._measuring is not None:
+            work, start_s = self._measuring
+            self._measuring = None
+            if now_s > start_s:
+                self._scheduler.meter.record(work, now_s - start_s)
+
+    def _emit(self, outputs: dict[Hashable, list[Output]], sequence: Sequence, delta: Delta) -> None:
+        owner = self._owners[sequence.key]
+        outputs[owner].append(Output(sequence.request.id, delta))
+        if delta.finish is not None:
+            self._close(owner, sequence)
 
     def load(self) -> LoadReport:
         """Where things stand."""
@@ -152,11 +183,13 @@ class Engine:
             recomputed_tokens=counters.recomputed_tokens,
             finished=counters.finished,
             cancelled=counters.cancelled,
+            wasted_tokens=counters.wasted_tokens,
             free_sequences=scheduler.free_sequences,
             promised_blocks=scheduler.promised_blocks,
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
             paused=scheduler.paused,
             step_tokens=scheduler.step_tokens,
+            times=scheduler.meter.times,
         )
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:
@@ -166,3 +199,17 @@ class Engine:
         del choices[sequence.index]
         if not choices:
             del self._requests[owner][sequence.request.id]
+
+
+def _delta(
+    sequence: Sequence,
+    tokens: list[int],
+    finish: FinishReason | None,
+    logprobs: list[TokenLogprobs] | None,
+    *,
+    first: bool,
+) -> Delta:
+    if not first:
+        return Delta(sequence.index, tokens, finish, logprobs)
+    waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
+    return Delta(sequence.index, tokens, finish, logprobs, sequence.cached_tokens or 0, waited_ms or None)

@@ -96,7 +96,7 @@ class EngineServer:
     def _serve_steps(self) -> None:
         while not self._stopped:
             self._poll()
-            if self._engine.busy:
+            if self._engine.patience_s() == 0:
                 self._report(self._engine.step())
             elif self._news:
                 self._report({})
@@ -115,8 +115,10 @@ class EngineServer:
 
     def _poll(self) -> None:
         """Handles what is ready on the sockets; sleeps only when there is nothing to compute."""
-        patience_s = None if self._drain_until_s is None else _DRAIN_POLL_S
-        for key, _ in self._selector.select(0 if self._engine.busy else patience_s):
+        patience_s = self._engine.patience_s()
+        if self._drain_until_s is not None:
+            patience_s = _DRAIN_POLL_S if patience_s is None else min(patience_s, _DRAIN_POLL_S)
+        for key, _ in self._selector.select(patience_s):
             key.data()
 
     def _accept(self) -> None:

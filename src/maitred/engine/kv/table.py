@@ -5,6 +5,7 @@ holds. So sharing needs neither copies nor copy-on-write: a sibling of an ``n > 
 the prompt and recomputes at most one block's worth of tokens.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from maitred.engine.kv.blocks import BlockPool
@@ -20,11 +21,13 @@ class BlockTable:
         scope: Prefixes are shared only inside a scope.
     """
 
-    __slots__ = ("_keys", "_pool", "_published", "_root", "block_tokens", "blocks")
+    __slots__ = ("_keys", "_pool", "_published", "_root", "block_tokens", "blocks", "capacity_tokens")
 
     def __init__(self, pool: BlockPool, block_tokens: int, scope: str) -> None:
         self.block_tokens = block_tokens
         self.blocks: list[int] = []
+        self.capacity_tokens = 0
+        """Tokens that fit in the blocks held."""
         self._pool = pool
         self._root = root_key(scope)
         self._keys: list[bytes] = []
@@ -33,17 +36,22 @@ class BlockTable:
         """Leading blocks that are already findable."""
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that fit in the blocks held."""
-        return len(self.blocks) * self.block_tokens
+    def shared_blocks(self) -> int:
+        """Blocks that others hold too, and so would not be free after a release; at least nearly exact.
 
-    def open(self, tokens: Sequence[int], *, spare: int = 0) -> int | None:
+        Sharing goes by prefix: the leading blocks are the shared ones.
+        """
+        holders = self._pool.holders
+        return bisect_left(self.blocks, True, key=lambda block: holders(block) == 1)
+
+    def open(self, tokens: Sequence[int], *, room_tokens: int = 0, spare: int = 0) -> int | None:
         """Takes blocks for all of `tokens`, reusing the longest cached prefix.
 
         At least one token is left to compute, since its logits are wanted.
 
         Args:
             tokens: All that the sequence knows so far.
+            room_tokens: Take blocks for so many, if that is more.
             spare: Blocks that must stay idle for others.
 
         Returns:
@@ -52,12 +60,13 @@ class BlockTable:
         assert not self.blocks
         reusable = self._cached_prefix(tokens)
         self._pool.share(reusable)
-        missing = self._blocks_for(len(tokens)) - len(reusable)
+        missing = self._blocks_for(max(len(tokens), room_tokens)) - len(reusable)
         fresh = self._pool.allocate(missing) if missing + spare <= self._pool.idle else None
         if fresh is None:
             self._pool.free(reusable)
             return None
         self.blocks = reusable + fresh
+        self.capacity_tokens = len(self.blocks) * self.block_tokens
         self._published = len(reusable)
         return len(reusable) * self.block_tokens
 
@@ -70,6 +79,7 @@ class BlockTable:
         if fresh is None:
             return False
         self.blocks += fresh
+        self.capacity_tokens = len(self.blocks) * self.block_tokens
         return True
 
     def publish(self, tokens: Sequence[int], written: int) -> None:
@@ -85,6 +95,7 @@ class BlockTable:
         """Gives every block back. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)
         self.blocks = []
+        self.capacity_tokens = 0
         self._published = 0
 
     def _blocks_for(self, tokens: int) -> int:

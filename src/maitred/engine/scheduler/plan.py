@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from maitred.engine.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """A run of one sequence's tokens to compute: positions ``start … start + length - 1``."""
 
@@ -21,7 +21,7 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the newest token, so that the next one can be sampled."""
-        return self.end == len(self.sequence.tokens)
+        return self.start + self.length == len(self.sequence.tokens)
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class StepPlan:
     prefills: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     """Lost their blocks while this plan was made; they wait again."""
+    expired: list[Sequence] = field(default_factory=list)
+    """Ended while this plan was made, because their deadline is over or cannot be met; they hold nothing any more."""
 
     @property
     def chunks(self) -> list[Chunk]:

@@ -1,7 +1,14 @@
 """One answer in the making: its tokens, how far they are computed, and when it ends."""
 
+from typing import TYPE_CHECKING
+
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.engine.kv.table import BlockTable
+from maitred.fairness.line import Entry
+
+if TYPE_CHECKING:
+    from maitred.engine.scheduler.accounts import Account
+    from maitred.engine.scheduler.wait_clock import Arrival
 
 
 class Sequence:
@@ -20,10 +27,19 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
+        "arrival",
+        "arrived_s",
         "cached_tokens",
         "computed",
+        "deadline_s",
+        "displaced",
+        "entry",
         "index",
+        "itl_objective_s",
         "key",
+        "max_tokens",
+        "min_tokens",
         "once_computed",
         "preemptions",
         "prompt_tokens",
@@ -31,11 +47,18 @@ class Sequence:
         "stop_tokens",
         "table",
         "tokens",
+        "waited_s",
     )
+
+    # Set when the sequence joins the line: who is charged, since when it waits, and its place.
+    account: "Account"
+    arrival: "Arrival"
+    entry: Entry["Sequence"]
 
     def __init__(
         self, key: int, request: Request, index: int, table: BlockTable, eos_token_ids: frozenset[int]
     ) -> None:
+        sampling = request.sampling
         self.key = key
         self.request = request
         self.index = index
@@ -43,14 +66,23 @@ class Sequence:
         self.tokens = request.prompt
         """Prompt and output. The prompt's own list, which all choices share, until there is output."""
         self.prompt_tokens = len(request.prompt)
+        self.max_tokens = sampling.max_tokens
+        self.min_tokens = sampling.min_tokens
+        self.itl_objective_s = request.itl_objective_s
+        self.arrived_s = 0.0
+        self.deadline_s: float | None = None
         self.computed = 0
         self.cached_tokens: int | None = None
-        """Found in the prefix cache at first admission; None before."""
+        """Of the prompt, found in the prefix cache instead of being computed; None before the first admission."""
         self.once_computed = 0
         """The furthest that `computed` ever was; computing below it again is the cost of a preemption."""
         self.preemptions = 0
-        own = frozenset(request.sampling.stop_token_ids)
-        self.stop_tokens = own if request.sampling.ignore_eos else own | eos_token_ids
+        self.displaced = False
+        """Whether it waits because others took its blocks."""
+        self.waited_s: dict[str, float] = {}
+        """By cause, up to its first token."""
+        own = frozenset(sampling.stop_token_ids)
+        self.stop_tokens = own if sampling.ignore_eos else own | eos_token_ids
 
     @property
     def sampling(self) -> SamplingParams:
@@ -68,21 +100,18 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def expected_total(self) -> int:
-        """Tokens, prompt and output, that it is expected to have in the end."""
-        limit = self.sampling.max_tokens
+    def expected_output(self) -> int:
+        """Output tokens that it is expected to have in the end."""
         expected = self.request.expected_tokens
-        output = limit if expected is None else min(limit, max(expected, self.output_tokens + 1))
-        return self.prompt_tokens + output
+        return self.max_tokens if expected is None else min(self.max_tokens, max(expected, self.output_tokens + 1))
 
     def append(self, token: int) -> FinishReason | None:
         """Adds the token that was sampled; tells whether it is the last one."""
-        if self.output_tokens:
+        output = len(self.tokens) - self.prompt_tokens
+        if output:
             self.tokens.append(token)
         else:
             self.tokens = [*self.tokens, token]
-        if token in self.stop_tokens and self.output_tokens > self.sampling.min_tokens:
+        if token in self.stop_tokens and output >= self.min_tokens:
             return FinishReason.STOP
-        if self.output_tokens >= self.sampling.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if output + 1 >= self.max_tokens else None

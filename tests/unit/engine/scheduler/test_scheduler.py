@@ -19,9 +19,9 @@ def make_request(prompt, *, max_tokens=4, n=1, **sampling):
     return Request(id="r", prompt=list(prompt), sampling=SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling))
 
 
-def run_step(scheduler, token=1):
-    plan = scheduler.plan()
-    return plan, scheduler.commit(plan, [token for chunk in plan.chunks if chunk.samples])
+def run_step(scheduler, token=1, now_s=0.0):
+    plan = scheduler.plan(now_s)
+    return plan, scheduler.commit(plan, [token for chunk in plan.chunks if chunk.samples], now_s)
 
 
 def run_until_idle(scheduler):
@@ -31,9 +31,9 @@ def run_until_idle(scheduler):
 
 def test_a_long_prompt_is_prefilled_in_chunks_beside_decodes():
     scheduler = make_scheduler(step_tokens=8)
-    scheduler.add(make_request(range(4), max_tokens=9))
+    scheduler.add(make_request(range(4), max_tokens=9), 0.0)
     run_step(scheduler)
-    scheduler.add(make_request(range(100, 120)))
+    scheduler.add(make_request(range(100, 120)), 0.0)
     lengths = []
     for _ in range(4):
         plan, _ = run_step(scheduler)
@@ -46,7 +46,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decodes():
 def test_requests_that_arrive_together_share_their_prefix():
     scheduler = make_scheduler(step_tokens=64)
     for suffix in range(8):
-        scheduler.add(make_request([*range(12), 200 + suffix]))
+        scheduler.add(make_request([*range(12), 200 + suffix]), 0.0)
     plan, _ = run_step(scheduler)
     assert [chunk.length for chunk in plan.prefills] == [13]
     assert [chunk.start for chunk in plan.decodes] == [12] * 7
@@ -55,8 +55,8 @@ def test_requests_that_arrive_together_share_their_prefix():
 
 def test_choices_share_the_prompt_even_with_the_prefix_cache_off():
     scheduler = make_scheduler(step_tokens=64, prefix_cache=False)
-    choices = scheduler.add(make_request(range(10), n=3))
-    other = scheduler.add(make_request(range(10)))
+    choices = scheduler.add(make_request(range(10), n=3), 0.0)
+    other = scheduler.add(make_request(range(10)), 0.0)
     run_step(scheduler)
     shared = [choice.table.blocks[:2] for choice in choices]
     assert shared[0] == shared[1] == shared[2]
@@ -68,8 +68,8 @@ def test_choices_share_the_prompt_even_with_the_prefix_cache_off():
 
 def test_the_youngest_is_preempted_and_finishes_later():
     scheduler = make_scheduler(blocks=6, block_tokens=2, max_sequences=3, step_tokens=32)
-    old = scheduler.add(make_request([1, 2, 3], max_tokens=8))[0]
-    young = scheduler.add(make_request([4, 5, 6], max_tokens=8))[0]
+    old = scheduler.add(make_request([1, 2, 3], max_tokens=8), 0.0)[0]
+    young = scheduler.add(make_request([4, 5, 6], max_tokens=8), 0.0)[0]
     finished = []
     while scheduler.busy:
         _, advances = run_step(scheduler)
@@ -85,9 +85,9 @@ def test_the_youngest_is_preempted_and_finishes_later():
 
 def test_later_arrivals_do_not_overtake_one_that_does_not_fit():
     scheduler = make_scheduler(blocks=8, block_tokens=1, max_sequences=4, step_tokens=32)
-    scheduler.add(make_request(range(4), max_tokens=4))
-    large = scheduler.add(make_request(range(10, 16), max_tokens=2))[0]
-    small = scheduler.add(make_request([50], max_tokens=1))[0]
+    scheduler.add(make_request(range(4), max_tokens=4), 0.0)
+    large = scheduler.add(make_request(range(10, 16), max_tokens=2), 0.0)[0]
+    small = scheduler.add(make_request([50], max_tokens=1), 0.0)[0]
     run_step(scheduler)
     assert large.table.blocks == []
     assert small.table.blocks == []
@@ -98,37 +98,37 @@ def test_later_arrivals_do_not_overtake_one_that_does_not_fit():
 
 def test_an_answer_ends_by_its_stop_token_or_its_length():
     scheduler = make_scheduler()
-    scheduler.add(make_request([1]))
+    scheduler.add(make_request([1]), 0.0)
     _, [advance] = run_step(scheduler, token=99)
     assert advance.finish is FinishReason.STOP
 
-    scheduler.add(make_request([1], max_tokens=2, ignore_eos=True))
+    scheduler.add(make_request([1], max_tokens=2, ignore_eos=True), 0.0)
     _, [advance] = run_step(scheduler, token=99)
     assert advance.finish is None
     _, [advance] = run_step(scheduler, token=99)
     assert advance.finish is FinishReason.LENGTH
 
-    scheduler.add(make_request([1], stop_token_ids=(5,)))
+    scheduler.add(make_request([1], stop_token_ids=(5,)), 0.0)
     _, [advance] = run_step(scheduler, token=5)
     assert advance.finish is FinishReason.STOP
 
 
 def test_a_conversation_reuses_its_own_answer():
     scheduler = make_scheduler(block_tokens=2)
-    first = scheduler.add(make_request([1, 2, 3], max_tokens=4))[0]
+    first = scheduler.add(make_request([1, 2, 3], max_tokens=4), 0.0)[0]
     run_until_idle(scheduler)
-    follow_up = scheduler.add(make_request([*first.tokens, 8, 9]))[0]
+    follow_up = scheduler.add(make_request([*first.tokens, 8, 9]), 0.0)[0]
     run_step(scheduler)
     assert follow_up.cached_tokens == 6, "all but the last token of the first turn has KV"
 
 
 def test_eviction_prefers_the_end_of_a_prefix():
     scheduler = make_scheduler(blocks=8, block_tokens=1, step_tokens=32)
-    scheduler.add(make_request(range(6), max_tokens=1))
+    scheduler.add(make_request(range(6), max_tokens=1), 0.0)
     run_until_idle(scheduler)
-    scheduler.add(make_request(range(100, 104), max_tokens=1))
+    scheduler.add(make_request(range(100, 104), max_tokens=1), 0.0)
     run_until_idle(scheduler)
-    again = scheduler.add(make_request(range(6), max_tokens=1))[0]
+    again = scheduler.add(make_request(range(6), max_tokens=1), 0.0)[0]
     run_step(scheduler)
     assert again.cached_tokens == 4
 
@@ -136,7 +136,7 @@ def test_eviction_prefers_the_end_of_a_prefix():
 def test_choices_keep_one_prompt_between_them_until_they_differ():
     scheduler = make_scheduler()
     request = make_request(range(10), n=3, max_tokens=2)
-    choices = scheduler.add(request)
+    choices = scheduler.add(request, 0.0)
     assert all(choice.tokens is request.prompt for choice in choices)
     run_until_idle(scheduler)
     assert request.prompt == list(range(10))

@@ -1,0 +1,87 @@
+"""What the running sequences are charged: real tokens, as they are computed, and none of them twice.
+
+A token of a prompt is charged when it is computed for the first time, or found in the cache instead; a token of the
+answer when it is sampled. Nothing is charged ahead, so a sequence that is aborted has nothing to get back; and what is
+computed again after a preemption was charged before. So the charges of a sequence are, whatever happened to it, the
+service of the tokens that are billed for it.
+"""
+
+from typing import Any
+
+from maitred.core.flow import Flow
+from maitred.core.service import ServiceWeights
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.fairness.line import Line
+
+
+class Account:
+    """One flow that has sequences here."""
+
+    __slots__ = ("due", "flow", "sequences")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.sequences = 0
+        self.due = 0.0
+        """Service of this step that the line has not heard of."""
+
+
+class Accounts:
+    """Charges flows for what their sequences get.
+
+    A flow is charged for its answers once per step, however many of them run: at a hundred running sequences the walk
+    through the tree of tenants would be a good part of the scheduler's time.
+
+    Args:
+        line: What keeps the counters.
+        weights: Service per token.
+    """
+
+    def __init__(self, line: Line[Any], weights: ServiceWeights) -> None:
+        self.weights = weights
+        self._line = line
+        self._accounts: dict[Flow, Account] = {}
+        self._due: list[Account] = []
+
+    def open(self, flow: Flow) -> Account:
+        """The account of a flow, for one more sequence."""
+        account = self._accounts.get(flow)
+        if account is None:
+            account = self._accounts[flow] = Account(flow)
+        account.sequences += 1
+        return account
+
+    def close(self, account: Account) -> None:
+        """A sequence has ended."""
+        account.sequences -= 1
+        if account.sequences == 0:
+            del self._accounts[account.flow]
+
+    def charge_prompt(self, sequence: Sequence, upto: int, *, cached: bool = False) -> int:
+        """Charges what of the prompt is had for the first time, up to a position.
+
+        Returns:
+            How many tokens that is.
+        """
+        limit = sequence.prompt_tokens
+        before = sequence.once_computed
+        tokens = (upto if upto < limit else limit) - before
+        if tokens <= 0:
+            return 0
+        weights = self.weights
+        self._line.charge(sequence.account.flow, tokens * (weights.cached if cached else weights.prompt))
+        return tokens
+
+    def charge_output(self, account: Account) -> None:
+        """Notes one token of an answer; `settle` tells the line."""
+        if account.due == 0.0:
+            self._due.append(account)
+        account.due += self.weights.output
+
+    def settle(self) -> None:
+        """Charges what was noted."""
+        line = self._line
+        for account in self._due:
+            line.charge(account.flow, account.due)
+            account.due = 0.0
+        self._due.clear()

@@ -1,0 +1,47 @@
+"""Who gives its blocks back when a decode finds none.
+
+The victim is the sequence whose eviction returns the most blocks for the least work to do again, and of similar ones
+that of the flow which has had more than its share. A sequence that holds whole blocks for a prompt of which little is
+computed is therefore the first to go; a long one near its end the last.
+"""
+
+from collections.abc import Callable, Iterable
+
+from maitred.core.flow import Flow
+from maitred.engine.scheduler.sequence import Sequence
+
+MAX_PREEMPTIONS = 3
+"""Per sequence. When it runs for the fourth time it has all the blocks that it can ever need, so that it neither is
+preempted again nor makes others be."""
+
+
+def choose_victim(
+    candidates: Iterable[Sequence], over_service: Callable[[Flow], float], *, service_unit: float
+) -> Sequence:
+    """The candidate to preempt; at least one must have been preempted fewer than `MAX_PREEMPTIONS` times.
+
+    Args:
+        candidates: Running sequences.
+        over_service: By how much service a flow leads the least served one.
+        service_unit: A lead of so much makes the blocks of a flow twice as good to take.
+    """
+    leads: dict[int, float] = {}
+    best: Sequence | None = None
+    best_score = (0.0, -1)
+    for sequence in candidates:
+        if sequence.preemptions >= MAX_PREEMPTIONS:
+            continue
+        account = sequence.account
+        lead = leads.get(id(account))
+        if lead is None:
+            lead = leads[id(account)] = over_service(account.flow)
+        shared = sequence.table.shared_blocks
+        reclaimable = len(sequence.table.blocks) - shared
+        block_tokens = sequence.table.block_tokens
+        # A block's worth on top: to leave and to come back costs something, however little was computed.
+        cost_tokens = max(0, sequence.computed - shared * block_tokens) + block_tokens
+        score = (reclaimable / cost_tokens * (1.0 + lead / service_unit), sequence.key)
+        if score > best_score:
+            best, best_score = sequence, score
+    assert best is not None, "those that cannot be preempted have all the blocks they need"
+    return best
