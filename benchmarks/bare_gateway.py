@@ -84,6 +84,8 @@ class _KnowsEverybody:
 
 
 class _LimitsNobody:
+    edition = 0
+
     def limits_of(self, subject: str) -> Sequence[Limit]:
         return ()
 

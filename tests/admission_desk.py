@@ -32,7 +32,7 @@ class Limits:
     """A limit book."""
 
     def __init__(self, *limits):
-        self.limits = limits
+        self.limits, self.edition = limits, 0
 
     def limits_of(self, subject):
         return [limit for limit in self.limits if limit.subject == subject]

@@ -6,9 +6,8 @@ that no race between requests can overspend a budget.
 """
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -17,26 +16,22 @@ from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, bu
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Books, Grant
 from maitred.admission.leases import Leases
-from maitred.admission.policy.claims import Demand, Size, demand_of
+from maitred.admission.plans import Plans
+from maitred.admission.policy.claims import Demand
 from maitred.admission.policy.output import Wish, length_of
 from maitred.admission.policy.refusal import Asked, refusal_of
 from maitred.admission.policy.standing import standing_of
 from maitred.admission.policy.turns import Turns
-from maitred.admission.policy.watches import Watches
-from maitred.admission.prices import FREE, PriceList
+from maitred.admission.prices import PriceList
 from maitred.admission.work import Work
 from maitred.core.answer import Standing
 from maitred.core.clock import Clock
-from maitred.core.counters import CounterKind, Counters, Denied, Reading, Reservation
+from maitred.core.counters import CounterKind, Counters, Denied, Granted, Reading, Reservation, Size
 from maitred.core.errors import StoreUnavailable
 from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitBook
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Ledger
-
-log = logging.getLogger(__name__)
-
-_NO_DEMAND = Demand([], [], [])
 
 
 def _say_nothing(*_: object) -> None:
@@ -72,15 +67,13 @@ class Admission:
     ) -> None:
         self.leases = Leases(counters, config.lease_s)
         self._limits = limits
-        self._watches = Watches(limits)
+        self._plans = Plans(limits, PriceList(config.prices))
         self._counters = counters
         self._config = config
-        self._prices = PriceList(config.prices)
         self._clock = clock
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._turns = Turns()
-        self._said_free: set[str] = set()
         self._books = Books(ledger, self.leases, clock, self._soft)
 
     def admit(self, work: Work) -> "Admitted":
@@ -96,21 +89,19 @@ class Admission:
 
     async def grant(self, work: Work) -> Grant:
         """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
-        watched = self._watches.over(work.principal.subjects, work.model)
-        length = length_of(_wish_of(work), watched.rules, self._config.default_output_tokens)
-        tag = self._prices.of(work.model)
+        plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
+        demand = plan.demand
+        length = length_of(_wish_of(work), plan.bounds, self._config.default_output_tokens)
+        size = Size(work.prompt_tokens, work.choices)
         lease = new_object_id("use")
-        demand, output, standing = _NO_DEMAND, length.most, None
-        readings: list[Reading] = []
-        if watched.watches:
-            size = Size(work.prompt_tokens, work.choices)
-            demand = demand_of(watched.watches, tag.price, size, self._clock.wall_s())
-            if len(demand.claims) < len(watched.watches):
-                self._say_it_is_free(work.model)
+        output, standing = length.most, None
+        readings: Sequence[Reading] = ()
         if demand.claims:
             least = min(length.most, max(self._config.least_output_tokens, work.min_tokens))
-            output, readings = await self._reserve(work, lease, demand, length.most, least)
-            standing = standing_of(demand.rules, readings)
+            wanted = Reservation(lease, demand.claims, length.most, least, self.leases.lease_s, size)
+            granted = await self._reserve(work, demand, wanted)
+            output, readings = granted.output, granted.readings
+            standing = standing_of(demand.claims, readings)
         clamped = output < length.wanted
         if work.tally is not None:
             work.tally.standing = standing
@@ -119,8 +110,8 @@ class Admission:
             return Grant(
                 lease,
                 work,
-                demand,
-                tag,
+                plan,
+                size,
                 self._books,
                 max_tokens=output,
                 clamped=clamped,
@@ -135,13 +126,11 @@ class Admission:
 
     async def peek(self, principal: Principal, model: str) -> Standing | None:
         """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
-        watches = self._watches.over(principal.subjects, model).watches
-        rates = [watch for watch in watches if watch.claim.kind is CounterKind.BUCKET]
+        rates = self._plans.of(principal, model, self._clock.wall_s()).demand.rates
         if not rates:
             return None
-        demand = demand_of(rates, FREE.price, Size(), self._clock.wall_s())
         try:
-            return standing_of(demand.rules, await self._counters.read(demand.claims))
+            return standing_of(rates, await self._counters.read(rates))
         except StoreUnavailable:
             return None
 
@@ -153,36 +142,25 @@ class Admission:
         """
         return await budgets_of(subject, self._limits, self._counters, self._clock)
 
-    async def _reserve(
-        self, work: Work, lease: str, demand: Demand, output: int, least: int
-    ) -> tuple[int, list[Reading]]:
+    async def _reserve(self, work: Work, demand: Demand, reservation: Reservation) -> Granted:
         """Takes what is claimed, or says why not."""
-        asked = Asked(output, least, work.max_tokens is not None, work.max_tokens_param)
-        lease_s = self.leases.lease_s
+        lease = reservation.lease
         try:
-            answer = await self._counters.reserve(Reservation(lease, demand.claims, output, least, lease_s))
+            answer = await self._counters.reserve(reservation)
         except asyncio.CancelledError:
             # Nobody knows whether it was taken. Told to release it, the background waits for the counters.
             self.leases.settle_later(lease, {})
             raise
-        if isinstance(answer, Denied):
-            if work.tally is not None:
-                work.tally.standing = standing_of(demand.rules, answer.readings)
-            self._soft.look(demand, answer.readings, {})
-            raise refusal_of(demand, self._with_turn(demand, answer, output), asked, self._jitter())
-        self.leases.hold(lease)
+        if isinstance(answer, Granted):
+            self.leases.hold(lease)
         self._soft.look(demand, answer.readings, {})
-        return answer.output, answer.readings
-
-    def _say_it_is_free(self, model: str) -> None:
-        """Says once that budgets count nothing, which whoever set them does not expect."""
-        if model not in self._said_free:
-            self._said_free.add(model)
-            log.warning(
-                "Budgets hold for requests to %s, but its tokens have no price, so they count nothing. "
-                "Set admission.prices for this model, or for `*`.",
-                model,
-            )
+        if isinstance(answer, Granted):
+            return answer
+        if work.tally is not None:
+            work.tally.standing = standing_of(demand.claims, answer.readings)
+        wanted = demand.of(reservation.size)
+        asked = Asked(reservation.output, reservation.least_output, work.max_tokens is not None, work.max_tokens_param)
+        raise refusal_of(wanted, self._with_turn(wanted, answer, reservation.output), asked, self._jitter())
 
     def _with_turn(self, demand: Demand, denied: Denied, output: int) -> Denied:
         """The denial with the time until the caller's turn, where a rate has denied it."""

@@ -7,6 +7,8 @@ import msgspec
 from maitred.admission.policy.claims import Demand, spend_claim
 from maitred.admission.policy.rules import Rule, each
 from maitred.admission.policy.watches import watches_of
+from maitred.admission.policy.windows import day_at
+from maitred.admission.prices import FREE
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters, Reading
 from maitred.core.limits import Limit, LimitBook
@@ -39,9 +41,9 @@ async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock:
     if subject == each(subject):
         return []  # ``key:*`` is nobody by itself
     found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
-    wall_s = clock.wall_s()
+    day = day_at(clock.wall_s())
     watches = [watch for limit in found for watch in watches_of([Rule(subject, limit)])]
-    claims = [spend_claim(watch, 0, 0, wall_s) for watch in watches]
+    claims = [spend_claim(watch, FREE.price, day) for watch in watches]
     readings = await counters.read(claims) if claims else []
     return [
         BudgetState(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
-from maitred.admission.policy.claims import Demand, charges_of, reserved_of, spent_of, taken_of
-from maitred.admission.prices import PriceTag
+from maitred.admission.plans import Plan
+from maitred.admission.policy.claims import reserved_of, spent_of, taken_of
 from maitred.admission.work import Work
 from maitred.core.answer import Outcome, Standing
 from maitred.core.clock import Clock
-from maitred.core.counters import Reading
+from maitred.core.counters import Reading, Size
 from maitred.core.errors import CallerError, DeadlineExceeded, MaitredError, Refused, ReplicaLost, Unavailable
 from maitred.core.request import Usage
 from maitred.core.usage import Ledger, UsageEvent
@@ -59,8 +59,8 @@ class Grant:
         self,
         lease: str,
         work: Work,
-        demand: Demand,
-        tag: PriceTag,
+        plan: Plan,
+        size: Size,
         books: Books,
         *,
         max_tokens: int,
@@ -73,8 +73,7 @@ class Grant:
         self.clamped = clamped
         self.standing = standing
         self._work = work
-        self._demand = demand
-        self._tag = tag
+        self._plan = plan
         self._books = books
         self._readings = readings
         self._used: Usage | None = None
@@ -84,7 +83,7 @@ class Grant:
         # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
         begun = Usage(work.prompt_tokens, 0)
-        books.ledger.begin(lease, self._event(begun, Outcome.FAILED, 0, {}, reserved_of(demand, max_tokens)))
+        books.ledger.begin(lease, self._event(begun, Outcome.FAILED, 0, {}, reserved_of(plan.demand, size, max_tokens)))
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""
@@ -108,12 +107,12 @@ class Grant:
             return
         cost_nusd = 0
         if outcome in _BILLED:
-            cost_nusd = self._tag.price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        charges = charges_of(self._demand, usage, cost_nusd, outcome)
-        spent, taken = spent_of(self._demand, charges), taken_of(self._demand, charges)
+            price = self._plan.tag.price
+            cost_nusd = price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        spent, taken = spent_of(self._plan.demand, cost_nusd), taken_of(self._plan.demand, usage, outcome)
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
-        await self._charge(charges)
+        await self._charge({**spent, **taken})
 
     async def end(self, error: BaseException | None) -> None:
         """Settles with what is known, if nobody has settled; never raises in place of `error`."""
@@ -129,15 +128,16 @@ class Grant:
         except Exception:
             log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
             self._recorded = True
-            await self._charge(charges_of(self._demand, usage, 0, Outcome.FAILED))
+            await self._charge(taken_of(self._plan.demand, usage, Outcome.FAILED))
             if error is None:
                 raise
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
-        if not self._demand.claims:
+        demand = self._plan.demand
+        if not demand.claims:
             return  # nothing was reserved
         await self._books.leases.settle(self.lease, charges)
-        self._books.soft.look(self._demand, self._readings, charges)
+        self._books.soft.look(demand, self._readings, charges)
 
     def _event(
         self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int], taken: Mapping[str, int]
@@ -157,7 +157,7 @@ class Grant:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
-            price=self._tag.text,
+            price=self._plan.tag.text,
             cost_nusd=cost_nusd,
             ttft_s=None if first_s is None else first_s - self._started_s,
             duration_s=clock.monotonic_s() - self._started_s,

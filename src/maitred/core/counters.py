@@ -30,10 +30,23 @@ class CounterKind(StrEnum):
     BUDGET = "budget"
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """What one request wants of one counter, as a function of how much it may generate.
+class Size(msgspec.Struct, frozen=True):
+    """How large a request is, before anything is generated."""
 
-    The amount for `output` tokens is ``ceil((fixed + per_output * output) / divisor)``.
+    prompt_tokens: int = 0
+    """Of all prompts together."""
+    choices: int = 1
+    """Answers to all prompts together; each may have as many tokens as are reserved."""
+
+
+_ANY_SIZE = Size()
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a request wants of one counter, as a function of its size and of how much it may generate.
+
+    The amount is ``ceil((fixed + per_prompt * prompt_tokens + per_output * choices * output) / divisor)``. So the same
+    claim serves all requests of one sort, and nothing needs to be made for each of them.
     """
 
     counter: str
@@ -51,10 +64,27 @@ class Claim(msgspec.Struct, frozen=True):
     """A claim that is not hard never refuses or clamps; it only counts."""
     clamps: bool = False
     """Whether `output` may be lowered to make it fit; otherwise it fits as asked or is denied."""
+    per_prompt: int = 0
 
-    def amount(self, output: int) -> int:
-        """What is taken for that much output."""
-        return -(-(self.fixed + self.per_output * output) // self.divisor)
+    def amount(self, output: int, size: Size = _ANY_SIZE) -> int:
+        """What is taken for that much output of each choice."""
+        exact = self.fixed + self.per_prompt * size.prompt_tokens + self.per_output * size.choices * output
+        return -(-exact // self.divisor)
+
+    def of(self, size: Size) -> "Claim":
+        """The same for requests of one size, which it then knows itself."""
+        return Claim(
+            self.counter,
+            self.kind,
+            self.capacity,
+            self.fixed + self.per_prompt * size.prompt_tokens,
+            self.per_output * size.choices,
+            self.divisor,
+            self.refill_per_s,
+            self.ends_s,
+            self.hard,
+            self.clamps,
+        )
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -97,11 +127,17 @@ class Reservation(msgspec.Struct, frozen=True):
     """Unique. Reserving twice under one id is a fault of ours."""
     claims: Sequence[Claim]
     output: int
-    """Output tokens that are wanted (of all choices together the claims know themselves)."""
+    """Output tokens that are wanted of each choice."""
     least_output: int
     """Fewer than this are of no use: deny instead of clamping below it. At most `output`."""
     lease_s: float
     """The lease ends so long after it was made or last renewed."""
+    size: Size = _ANY_SIZE
+
+    def spelt_out(self) -> "Reservation":
+        """The same with claims that know the size themselves, for whoever passes them on."""
+        claims = [claim.of(self.size) for claim in self.claims]
+        return Reservation(self.lease, claims, self.output, self.least_output, self.lease_s)
 
 
 class Counters(Protocol):

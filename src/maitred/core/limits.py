@@ -67,9 +67,11 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 class LimitBook(Protocol):
     """Who is limited how."""
 
-    def limits_of(self, subject: str) -> Sequence[Limit]:
-        """The limits of exactly this subject (``tenant:acme``, ``key:*``, ``*``), in the order they were made.
+    @property
+    def edition(self) -> int:
+        """Another number after every change of limits, so that what was made of them can be kept until then."""
+        ...
 
-        What was returned is never changed: where limits have changed, another object is.
-        """
+    def limits_of(self, subject: str) -> Sequence[Limit]:
+        """The limits of exactly this subject (``tenant:acme``, ``key:*``, ``*``), in the order they were made."""
         ...

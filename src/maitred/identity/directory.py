@@ -30,10 +30,12 @@ class Directory:
 
     Attributes:
         version: Of the source, up to which everything is known; 0 before anything is.
+        edition: See `LimitBook.edition`. Goes on counting where a restored source begins again.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.edition = 0
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, ApiKey] = {}
         self._limits: dict[str, Limit] = {}
@@ -171,6 +173,7 @@ class Directory:
                 del page(before.subject)[limit.id]
             self._limits[limit.id] = limit
             page(limit.subject)[limit.id] = limit  # in the place that it had
+        self.edition += bool(pages)
         for subject, limits in pages.items():
             if limits:
                 self._book[subject] = tuple(limits.values())

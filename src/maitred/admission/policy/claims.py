@@ -1,144 +1,106 @@
 """What a request claims of the counters, and what it is charged in the end.
 
-Which counters there are is settled by the limits (see `maitred.admission.policy.watches`). A request adds its size, the
-price of its model and the time, which chooses the windows of budgets.
+Which counters there are is settled by the limits (see `maitred.admission.policy.watches`), the price of the model and
+the day, which chooses the windows of budgets. All of that stays the same from one request to the next, so it is worked
+out once (see `maitred.admission.plans`); a request adds its size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from maitred.admission.policy.rules import Rule
 from maitred.admission.policy.watches import Watch
-from maitred.admission.policy.windows import window_at
+from maitred.admission.policy.windows import window_on
 from maitred.core.answer import Outcome
-from maitred.core.counters import Claim, CounterKind
-from maitred.core.limits import Limit, LimitKind
+from maitred.core.counters import Claim, CounterKind, Size
+from maitred.core.limits import Limit
 from maitred.core.money import PRICED_TOKENS, Price
 from maitred.core.request import Usage
 
-_BUCKET, _POOL, _BUDGET = CounterKind.BUCKET, CounterKind.POOL, CounterKind.BUDGET
-
-
-class Size(msgspec.Struct, frozen=True):
-    """How large a request is, before anything is generated."""
-
-    prompt_tokens: int = 0
-    """Of all prompts together."""
-    choices: int = 1
-    """Answers to all prompts together; each may have as many tokens as are reserved."""
+_BUCKET, _BUDGET = CounterKind.BUCKET, CounterKind.BUDGET
+_REFUSED = Outcome.REFUSED
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """All that one request claims."""
+    """All that requests of one sort claim, whatever their size."""
 
-    claims: list[Claim]
-    rules: list[Rule]
+    claims: tuple[Claim, ...]
+    rules: tuple[Rule, ...]
     """For each claim the tightest limit behind it: the one to name when there is no room."""
-    soft: list[tuple[int, Limit]]
+    soft: tuple[tuple[int, Limit], ...]
     """Soft budgets, with the index of the claim that counts for them."""
+    budgets: tuple[str, ...]
+    """Their counters."""
+    rates: tuple[Claim, ...]
+    """Those of the claims that are on rates."""
+
+    def of(self, size: Size) -> "Demand":
+        """What a request of that size claims."""
+        return msgspec.structs.replace(self, claims=tuple(claim.of(size) for claim in self.claims))
 
 
-def demand_of(watches: Sequence[Watch], price: Price, size: Size, wall_s: float) -> Demand:
+def demand_of(watches: Sequence[Watch], price: Price, day: int) -> Demand:
     """One claim for every counter that is watched.
 
     Args:
         watches: What the limits that hold come to.
         price: Of the model. Where tokens cost nothing, no budget counts.
-        size: Of the request.
-        wall_s: The time, for the windows of budgets.
+        day: Chooses the windows of budgets; see `maitred.admission.policy.windows`.
     """
-    prompt_tokens, choices = size.prompt_tokens, size.choices
-    # A budget reserves the cost of the request as if no token of the prompt were found in the cache.
-    prompt_cost, output_cost = prompt_tokens * max(price.prompt, price.cached), choices * price.output
     free = not (price.prompt or price.cached or price.output)
-    demand = Demand([], [], [])
-    for watch in watches:
-        claim = watch.claim
-        if claim.kind is _BUDGET:
-            if free:
-                continue
-            for limit in watch.soft:
-                demand.soft.append((len(demand.claims), limit))
-            claim = spend_claim(watch, prompt_cost, output_cost, wall_s)
-        elif watch.prompt or watch.output:
-            claim = Claim(
-                claim.counter,
-                claim.kind,
-                claim.capacity,
-                prompt_tokens if watch.prompt else 0,
-                choices if watch.output else 0,
-                1,
-                claim.refill_per_s,
-                None,
-                True,
-                claim.clamps,
-            )
-        demand.claims.append(claim)
-        demand.rules.append(watch.rule)
-    return demand
+    counted = [watch for watch in watches if not (free and watch.claim.kind is _BUDGET)]
+    claims = tuple(spend_claim(watch, price, day) if watch.claim.kind is _BUDGET else watch.claim for watch in counted)
+    return Demand(
+        claims,
+        tuple(watch.rule for watch in counted),
+        tuple((index, limit) for index, watch in enumerate(counted) for limit in watch.soft),
+        tuple(claim.counter for claim in claims if claim.kind is _BUDGET),
+        tuple(claim for claim in claims if claim.kind is _BUCKET),
+    )
 
 
-def spend_claim(watch: Watch, fixed: int, per_output: int, wall_s: float) -> Claim:
-    """The claim on a budget in the window of now, for that many nano-dollars per thousand tokens."""
+def spend_claim(watch: Watch, price: Price, day: int) -> Claim:
+    """The claim on a budget in the window of a day, at that price."""
     claim = watch.claim
-    window = window_at(watch.rule.limit.kind, wall_s)
+    window = window_on(watch.rule.limit.kind, day)
     return Claim(
         f"{claim.counter}|{window.name}",
-        CounterKind.BUDGET,
+        _BUDGET,
         claim.capacity,
-        fixed,
-        per_output,
+        0,
+        price.output,
         PRICED_TOKENS,
         0.0,
         window.ends_s,
         claim.hard,
-        True,
+        clamps=True,
+        # As if no token of the prompt were found in the cache, or all, if that is what costs more.
+        per_prompt=max(price.prompt, price.cached),
     )
 
 
-def charges_of(demand: Demand, usage: Usage, cost_nusd: int, outcome: Outcome) -> dict[str, int]:
-    """What each counter is charged when the request has ended.
+def spent_of(demand: Demand, cost_nusd: int) -> dict[str, int]:
+    """What each budget is charged when the request has ended: its cost."""
+    return dict.fromkeys(demand.budgets, cost_nusd)
+
+
+def taken_of(demand: Demand, usage: Usage, outcome: Outcome) -> dict[str, int]:
+    """What is taken from each rate when the request has ended; one from which nothing is taken is left out.
 
     A request counts as one unless it was turned away before any work was done for it. Rates of tokens keep what was
-    processed, whoever is at fault, for they protect what can be processed; `usage` says how much that was. Budgets are
-    charged the cost. What was held for running is all given back.
+    processed, whoever is at fault, for they protect what can be processed; `usage` says how much that was.
     """
-    return {
-        claim.counter: cost_nusd if claim.kind is _BUDGET else _taken(rule.limit.kind, usage, outcome)
-        for claim, rule in zip(demand.claims, demand.rules, strict=True)
-        if claim.kind is not _POOL
-    }
+    taken = {}
+    for claim in demand.rates:
+        amount = claim.per_prompt * usage.prompt_tokens + claim.per_output * usage.completion_tokens
+        if outcome is not _REFUSED:
+            amount += claim.fixed
+        if amount:
+            taken[claim.counter] = amount
+    return taken
 
 
-def spent_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
-    """Of these charges, those that last: the ones to budgets."""
-    return {claim.counter: charges[claim.counter] for claim in demand.claims if claim.kind is _BUDGET}
-
-
-def taken_of(demand: Demand, charges: Mapping[str, int]) -> dict[str, int]:
-    """Of these charges, those to rates; one that is nothing is left out."""
-    return {
-        claim.counter: charges[claim.counter]
-        for claim in demand.claims
-        if claim.kind is _BUCKET and charges[claim.counter]
-    }
-
-
-def reserved_of(demand: Demand, output: int) -> dict[str, int]:
+def reserved_of(demand: Demand, size: Size, output: int) -> dict[str, int]:
     """What a request holds of rates until it has ended, when each choice may have that much output."""
-    amounts = {claim.counter: claim.amount(output) for claim in demand.claims if claim.kind is _BUCKET}
-    return {counter: amount for counter, amount in amounts.items() if amount}
-
-
-def _taken(kind: LimitKind, usage: Usage, outcome: Outcome) -> int:
-    """What is taken from a rate."""
-    match kind:
-        case LimitKind.REQUESTS_PER_MINUTE:
-            return 0 if outcome is Outcome.REFUSED else 1
-        case LimitKind.TOKENS_PER_MINUTE:
-            return usage.total_tokens
-        case LimitKind.INPUT_TOKENS_PER_MINUTE:
-            return usage.prompt_tokens
-        case _:
-            return usage.completion_tokens
+    return {claim.counter: amount for claim in demand.rates if (amount := claim.amount(output, size))}

@@ -33,7 +33,19 @@ class Length(msgspec.Struct, frozen=True):
     """The same within the limit on output."""
 
 
-def length_of(wish: Wish, rules: Sequence[Rule], default_output_tokens: int | None) -> Length:
+class Bounds(msgspec.Struct, frozen=True):
+    """The limits that bound each request by itself; None: there is none of that kind."""
+
+    context: Rule | None = None
+    output: Rule | None = None
+
+
+def bounds_of(rules: Sequence[Rule]) -> Bounds:
+    """The tightest bounds among the limits that hold."""
+    return Bounds(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
+
+
+def length_of(wish: Wish, bounds: Bounds, default_output_tokens: int | None) -> Length:
     """Settles `max_tokens`.
 
     A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
@@ -41,7 +53,7 @@ def length_of(wish: Wish, rules: Sequence[Rule], default_output_tokens: int | No
 
     Args:
         wish: What the request says.
-        rules: The limits that hold.
+        bounds: That hold for it.
         default_output_tokens: For a request that names no `max_tokens`; None: as many as fit.
 
     Raises:
@@ -49,14 +61,14 @@ def length_of(wish: Wish, rules: Sequence[Rule], default_output_tokens: int | No
         InvalidRequest: `min_tokens` cannot be reached.
     """
     left = wish.window_left
-    if (context := tightest(rules, LimitKind.CONTEXT_TOKENS)) is not None:
-        left = min(left, _room(wish, context))
+    if bounds.context is not None:
+        left = min(left, _room(wish, bounds.context))
     wanted = wish.max_tokens
     if wanted is None:
         wanted = left if default_output_tokens is None else min(left, max(default_output_tokens, wish.min_tokens))
     most = wanted
-    if (output := tightest(rules, LimitKind.OUTPUT_TOKENS)) is not None:
-        most = min(wanted, output.limit.value)
+    if bounds.output is not None:
+        most = min(wanted, bounds.output.limit.value)
     if most < wish.min_tokens:
         raise InvalidRequest(
             f"min_tokens is {wish.min_tokens:,}, but the limits of this key leave room for {most:,} tokens. Lower it.",

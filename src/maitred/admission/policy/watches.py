@@ -5,24 +5,20 @@ limits watch that fact, it has one counter and gets one claim, with the capacity
 that is raised, or deleted and made again, finds what was used before; and a soft budget below a hard one costs nothing.
 
 Counters are named ``kind|subject|model``, budgets with their window behind: ``usd_per_day|key:5b1f|*|2026-11-21``.
-
-Limits change seldom and are asked for with every request, so what they come to is worked out once and kept.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.rules import Rule, each, rules_for
+from maitred.admission.policy.rules import Rule
 from maitred.core.counters import Claim, CounterKind
-from maitred.core.limits import Limit, LimitBook, LimitKind
+from maitred.core.limits import Limit, LimitKind
 
 _BOUNDS = frozenset({LimitKind.CONTEXT_TOKENS, LimitKind.OUTPUT_TOKENS})
 """These bound each request by itself: nothing is counted."""
 _OF_PROMPTS = frozenset({LimitKind.INPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE, LimitKind.CONCURRENT_TOKENS})
 _OF_OUTPUT = frozenset({LimitKind.OUTPUT_TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_MINUTE, LimitKind.CONCURRENT_TOKENS})
-_MOST_KEPT = 10_000
-"""Subjects, 1 to 2 KiB each; the one that came first is forgotten first."""
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -33,53 +29,7 @@ class Watch(msgspec.Struct, frozen=True):
     soft: tuple[Limit, ...]
     """Soft budgets that it counts for."""
     claim: Claim
-    """As it is for a request without tokens. The name of a budget's counter lacks its window."""
-    prompt: bool
-    """Whether tokens of prompts count..."""
-    output: bool
-    """...and tokens that are generated."""
-
-
-class Watched(msgspec.Struct, frozen=True):
-    """What the limits of some subjects come to."""
-
-    rules: list[Rule]
-    watches: list[Watch]
-
-
-class Watches:
-    """Finds the limits that hold for a request.
-
-    Args:
-        book: Who is limited how.
-    """
-
-    def __init__(self, book: LimitBook) -> None:
-        self._book = book
-        self._kept: dict[tuple[str, str], tuple[Sequence[Limit], Sequence[Limit], Watched]] = {}
-
-    def over(self, subjects: Sequence[str], model: str) -> Watched:
-        """What holds for these subjects and this model, from the narrowest subject to the widest."""
-        limits_of = self._book.limits_of
-        found = Watched([], [])
-        for subject in subjects:
-            own, of_each = limits_of(subject), limits_of(each(subject))
-            if not (own or of_each):
-                continue
-            kept = self._kept.get((subject, model))
-            if kept is None or kept[0] is not own or kept[1] is not of_each:
-                rules = rules_for([subject], self._book, model)
-                kept = own, of_each, Watched(rules, watches_of(rules))
-                self._keep((subject, model), kept)
-            found.rules.extend(kept[2].rules)
-            found.watches.extend(kept[2].watches)
-        return found
-
-    def _keep(self, name: tuple[str, str], what: tuple[Sequence[Limit], Sequence[Limit], Watched]) -> None:
-        self._kept.pop(name, None)
-        if len(self._kept) >= _MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[name] = what
+    """A budget's lacks the price, and in the name of its counter the window."""
 
 
 def watches_of(rules: Sequence[Rule]) -> list[Watch]:
@@ -97,7 +47,7 @@ def _watch(kind: LimitKind, group: Sequence[Rule]) -> Watch:
     soft = tuple(rule.limit for rule in group if kind.spend and not rule.limit.hard)
     capacity = rule.limit.value if kind.spend else min(_burst_of(one.limit) for one in group)
     claim = _claim(rule, capacity, hard=bool(strict))
-    return Watch(rule, soft, claim, kind in _OF_PROMPTS, kind in _OF_OUTPUT)
+    return Watch(rule, soft, claim)
 
 
 def _claim(rule: Rule, capacity: int, *, hard: bool) -> Claim:
@@ -105,11 +55,11 @@ def _claim(rule: Rule, capacity: int, *, hard: bool) -> Claim:
     kind, name = limit.kind, _counter_of(rule)
     if kind.spend:
         return Claim(name, CounterKind.BUDGET, capacity, 0, hard=hard, clamps=True)
-    of_tokens = kind in _OF_PROMPTS or kind in _OF_OUTPUT
-    fixed = 0 if of_tokens else 1
+    prompt, output = int(kind in _OF_PROMPTS), int(kind in _OF_OUTPUT)
+    fixed = 0 if prompt or output else 1
     if kind.concurrent:
-        return Claim(name, CounterKind.POOL, capacity, fixed, clamps=of_tokens)
-    return Claim(name, CounterKind.BUCKET, capacity, fixed, refill_per_s=limit.value / 60)
+        return Claim(name, CounterKind.POOL, capacity, fixed, output, clamps=not fixed, per_prompt=prompt)
+    return Claim(name, CounterKind.BUCKET, capacity, fixed, output, refill_per_s=limit.value / 60, per_prompt=prompt)
 
 
 def _burst_of(limit: Limit) -> int:

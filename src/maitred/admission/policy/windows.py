@@ -5,8 +5,6 @@ the proleptic Gregorian calendar counted in days since 1970-01-01, after Howard 
 Date Algorithms" (``civil_from_days``): years begin in March, so that the leap day comes last.
 """
 
-from functools import lru_cache
-
 import msgspec
 
 from maitred.core.limits import LimitKind
@@ -27,14 +25,13 @@ class Window(msgspec.Struct, frozen=True):
     """Wall time; None: never."""
 
 
-def window_at(kind: LimitKind, wall_s: float) -> Window:
-    """The window of this kind of budget that a time lies in."""
-    return _window_on(kind, int(wall_s // _DAY_S))
+def day_at(wall_s: float) -> int:
+    """The day that a time lies in, counted from 1970-01-01."""
+    return int(wall_s // _DAY_S)
 
 
-@lru_cache(maxsize=16)
-def _window_on(kind: LimitKind, day: int) -> Window:
-    """Every request of a day asks for the same few."""
+def window_on(kind: LimitKind, day: int) -> Window:
+    """The window of this kind of budget that a day lies in."""
     if kind is LimitKind.USD_TOTAL:
         return Window("total", None)
     if kind is LimitKind.USD_PER_DAY:

@@ -43,14 +43,19 @@ class BookSize(msgspec.Struct, frozen=True):
 class _Lease(msgspec.Struct):
     ends_us: int
     claims: Sequence[Claim]
-    tallies: list[Tally]
-    amounts: list[int]
+    taken: list[tuple[str, Tally, int]]
+    """For each claim its counter, and what was taken from it."""
 
 
 class Book:
-    """Counts. Every method is one atomic step; times must not go backwards."""
+    """Counts. Every method is one atomic step; times must not go backwards.
 
-    def __init__(self) -> None:
+    Args:
+        opens: Begin budgets that are not known as never charged; otherwise they must be opened before.
+    """
+
+    def __init__(self, *, opens: bool = True) -> None:
+        self._opens = opens
         self._tallies: dict[str, Tally] = {}
         self._leases: dict[str, _Lease] = {}
         self._ends: list[tuple[int, str]] = []
@@ -68,7 +73,9 @@ class Book:
         return BookSize(len(self._tallies), len(self._leases), len(self._expired), len(self._ends))
 
     def unseen(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Those whose budgets are not known. Reserving on them all the same takes them as never charged."""
+        """Those whose budgets must be opened before anything is reserved of them."""
+        if self._opens:
+            return []
         return [claim for claim in claims if claim.kind is _BUDGET and claim.counter not in self._tallies]
 
     def open(self, claim: Claim, charged: int, now_us: int) -> None:
@@ -85,52 +92,55 @@ class Book:
         """
         self._recalled, self._recalled_since_us, self._recalled_until_us = dict(taken), since_us, until_us
 
-    def reserve(self, reservation: Reservation, now_us: int, wall_s: float) -> Granted | Denied:
-        """See `core.counters.Counters.reserve`.
+    def reserve(self, reservation: Reservation, now_us: int, wall_s: float) -> Granted | Denied | None:
+        """See `core.counters.Counters.reserve`; None: a budget is not known and must be opened first.
 
         Raises:
             ValueError: The lease exists, or two claims are on one counter.
         """
         self._pass_time(now_us, wall_s)
-        claims = tuple(reservation.claims)
-        lease = reservation.lease
+        claims, lease, output = reservation.claims, reservation.lease, reservation.output
+        prompt_tokens, choices = reservation.size.prompt_tokens, reservation.size.choices
         if lease in self._leases or lease in self._expired:
             raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
-        if len({claim.counter for claim in claims}) < len(claims):
-            raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
 
-        # From here on, `Claim.amount` is spelled out: twelve calls of it would be a third of the time of a step.
+        # From here on, `Claim.amount` is spelled out: many calls of it would be a good part of the time of a step.
         known = self._tallies.get
-        tallies: list[Tally] = []
-        rooms: list[int] = []
-        output = wanted = reservation.output
-        fits = True
+        wanted = output * choices
+        fits, new = True, False
+        taking: list[tuple[Claim, Tally, int, int]] = []
         for claim in claims:
-            tally = known(claim.counter) or self._begun(claim, now_us)
+            tally = known(claim.counter)
+            if tally is None:
+                if claim.kind is _BUDGET and not self._opens:
+                    return None
+                tally, new = self._begun(claim, now_us), True
             room = tally.room(claim, now_us)
-            tallies.append(tally)
-            rooms.append(room)
+            fixed = claim.fixed + claim.per_prompt * prompt_tokens
+            taking.append((claim, tally, room, fixed))
             if claim.hard:
-                amount = -(-(claim.fixed + claim.per_output * wanted) // claim.divisor)
+                amount = -(-(fixed + claim.per_output * wanted) // claim.divisor)
                 if amount > room and amount > 0:
                     if claim.clamps and claim.per_output:
-                        output = min(output, (max(room, 0) * claim.divisor - claim.fixed) // claim.per_output)
+                        output = min(output, (max(room, 0) * claim.divisor - fixed) // (claim.per_output * choices))
                     else:
                         fits = False
+        if len({id(tally) for _, tally, _, _ in taking}) < len(taking) or (new and _twice(claims)):
+            raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
         if not fits or output < reservation.least_output:
-            return _denied(reservation, tallies, rooms, wall_s)
+            return _denied(reservation, taking, wall_s)
 
-        amounts: list[int] = []
+        wanted = output * choices
+        taken: list[tuple[str, Tally, int]] = []
         readings: list[Reading] = []
-        for claim, tally, room in zip(claims, tallies, rooms, strict=True):
-            amount = -(-(claim.fixed + claim.per_output * output) // claim.divisor)
-            if not tally.holders and claim.counter not in self._tallies:
+        for claim, tally, room, fixed in taking:
+            amount = -(-(fixed + claim.per_output * wanted) // claim.divisor)
+            if new and not tally.holders and claim.counter not in self._tallies:
                 self._keep(claim.counter, tally, now_us)
-            tally.take(amount, now_us)
-            amounts.append(amount)
-            readings.append(tally.reading(claim, room - amount, wall_s))
+            taken.append((claim.counter, tally, amount))
+            readings.append(tally.take(claim, amount, room, now_us, wall_s))
         ends_us = now_us + int(reservation.lease_s * 1e6)
-        self._leases[lease] = _Lease(ends_us, claims, tallies, amounts)
+        self._leases[lease] = _Lease(ends_us, claims, taken)
         heappush(self._ends, (ends_us, lease))
         return Granted(output, readings)
 
@@ -184,8 +194,8 @@ class Book:
 
     def _release(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
         used = amounts.get
-        for claim, tally, amount in zip(lease.claims, lease.tallies, lease.amounts, strict=True):
-            tally.settle(amount, used(claim.counter, 0), now_us)
+        for counter, tally, amount in lease.taken:
+            tally.settle(amount, used(counter, 0), now_us)
 
     def _charge_late(self, claims: Sequence[Claim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
@@ -229,13 +239,19 @@ class Book:
                 heappush(due, (now_us + max(idle_in_us, _LOOK_AFTER_US), counter))
 
 
-def _denied(reservation: Reservation, tallies: list[Tally], rooms: list[int], wall_s: float) -> Denied:
+def _twice(claims: Sequence[Claim]) -> bool:
+    """Whether two of them are on one counter."""
+    return len({claim.counter for claim in claims}) < len(claims)
+
+
+def _denied(reservation: Reservation, taking: Sequence[tuple[Claim, Tally, int, int]], wall_s: float) -> Denied:
     last = 0
     longest_s = -math.inf
     readings = []
-    for index, (claim, tally, room) in enumerate(zip(reservation.claims, tallies, rooms, strict=True)):
+    for index, (claim, tally, room, _) in enumerate(taking):
         readings.append(tally.reading(claim, room, wall_s))
-        amount = claim.amount(reservation.least_output if claim.clamps else reservation.output)
+        output = reservation.least_output if claim.clamps else reservation.output
+        amount = claim.amount(output, reservation.size)
         if not claim.hard or amount <= max(room, 0):
             continue
         wait_s = tally.wait_s(claim, amount, wall_s)

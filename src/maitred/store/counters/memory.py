@@ -31,7 +31,7 @@ class MemoryCounters:
     def __init__(self, clock: Clock, spent: Spent | None = None) -> None:
         self._clock = clock
         self._spent = spent
-        self._book = Book()
+        self._book = Book(opens=spent is None)
         self._opening: dict[str, _Opening] = {}
 
     def size(self) -> BookSize:
@@ -74,8 +74,9 @@ class MemoryCounters:
         Raises:
             StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
         """
-        await self._meet(reservation.claims)
-        return self._book.reserve(reservation, self._now_us(), self._clock.wall_s())
+        while (answer := self._book.reserve(reservation, self._now_us(), self._clock.wall_s())) is None:
+            await self._meet(reservation.claims)
+        return answer
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """See `core.counters.Counters.settle`."""

@@ -108,6 +108,7 @@ class RedisCounters:
             StoreUnavailable: Redis is away and the slices do not cover this; or the database is, and a budget is new.
         """
         session, doubtful = self._session, False
+        reservation = reservation.spelt_out()
         session.note(reservation.claims)
         if session.mode is Mode.SHARED:
             try:

@@ -58,12 +58,13 @@ class Bucket:
             self._refill = int(claim.refill_per_s * UNITS)
         return claim.capacity + -missing // UNITS
 
-    def take(self, amount: int, now_us: int) -> None:
-        """Reserves; `room` was asked just before."""
+    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
+        """Reserves, and says how it stands then; `room` is what it said just before."""
         self.holders += 1
         if amount:
             self._missing = self._missing_now = self._missing_now + amount * UNITS
             self._at_us = now_us
+        return self.reading(claim, room - amount, wall_s)
 
     def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
         """What is to be told of it, when `room` is left."""
@@ -111,10 +112,11 @@ class Pool:
         """See `Bucket.room`."""
         return claim.capacity - self._reserved
 
-    def take(self, amount: int, now_us: int) -> None:
+    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
         """See `Bucket.take`."""
         self.holders += 1
         self._reserved += amount
+        return Reading(claim.capacity, room - amount, 0.0, self._reserved)
 
     def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
         """See `Bucket.reading`."""
@@ -152,10 +154,11 @@ class Budget:
         """See `Bucket.room`."""
         return claim.capacity - self._charged - self._reserved
 
-    def take(self, amount: int, now_us: int) -> None:
+    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
         """See `Bucket.take`."""
         self.holders += 1
         self._reserved += amount
+        return self.reading(claim, room - amount, wall_s)
 
     def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
         """See `Bucket.reading`."""

@@ -2,11 +2,12 @@
 
 import pytest
 
-from maitred.admission.policy.claims import Demand, Size, charges_of, demand_of, spent_of
+from maitred.admission.policy.claims import demand_of, reserved_of, spent_of, taken_of
 from maitred.admission.policy.rules import Rule, rules_for
 from maitred.admission.policy.watches import watches_of
+from maitred.admission.policy.windows import day_at
 from maitred.core.answer import Outcome
-from maitred.core.counters import Claim, CounterKind
+from maitred.core.counters import Claim, CounterKind, Size
 from maitred.core.limits import LimitKind
 from maitred.core.money import Price
 from maitred.core.request import Usage
@@ -18,7 +19,7 @@ MIDNIGHT_S = SATURDAY_S + 9 * 3600
 
 
 def claims_of(*limits, price=PRICE, size=SIZE, wall_s=SATURDAY_S, model="tiny"):
-    return demand_of(watches_of(rules_for(ALICE.subjects, Limits(*limits), model)), price, size, wall_s)
+    return demand_of(watches_of(rules_for(ALICE.subjects, Limits(*limits), model)), price, day_at(wall_s)).of(size)
 
 
 def bucket(name, capacity, fixed, per_output, per_minute):
@@ -50,7 +51,8 @@ def budget(name, capacity, ends_s, hard=True):
 )
 def test_the_claim_of_each_kind(kind, claim):
     found = limit("key:alice", kind, 60)
-    assert claims_of(found) == Demand([claim], [Rule("key:alice", found)], [])
+    demand = claims_of(found)
+    assert (demand.claims, demand.rules, demand.soft) == ((claim,), (Rule("key:alice", found),), ())
 
 
 def test_every_kind_is_a_claim_or_a_bound():
@@ -115,7 +117,7 @@ def test_only_money_can_be_soft():
 
 
 def test_where_tokens_cost_nothing_no_budget_counts():
-    assert claims_of(limit("*", "usd_total", 5), price=Price()) == Demand([], [], [])
+    assert claims_of(limit("*", "usd_total", 5), price=Price()).claims == ()
 
 
 def test_names_cannot_be_mistaken_for_one_another():
@@ -124,7 +126,7 @@ def test_names_cannot_be_mistaken_for_one_another():
     for subject in odd:
         for model in (*odd, None):
             rule = Rule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
-            names.add(demand_of(watches_of([rule]), PRICE, SIZE, SATURDAY_S).claims[0].counter)
+            names.add(demand_of(watches_of([rule]), PRICE, day_at(SATURDAY_S)).claims[0].counter)
     assert len(names) == len(odd) * (len(odd) + 1)
     assert all(name.count("|") == 3 for name in names)
 
@@ -152,11 +154,17 @@ USED = Usage(10, 25, 4)
     ],
 )
 def test_charges(usage, cost, outcome, expected):
-    demand = claims_of(*ALL)
-    charges = charges_of(demand, usage, cost, outcome)
-    kinds = {name.split("|")[0]: value for name, value in charges.items()}
-    assert not any(name.startswith("concurrent_") for name in kinds), "what was held is given back whole"
+    demand = demand_of(watches_of(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
+    taken = {name.split("|")[0]: value for name, value in taken_of(demand, usage, outcome).items()}
     rates = ("requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
-    assert tuple(kinds[name] for name in rates) == expected[:4]
-    assert [kinds[name] for name in kinds if name.startswith("usd_")] == [expected[4]] * 4
-    assert spent_of(demand, charges) == {name: value for name, value in charges.items() if name.startswith("usd_")}
+    assert tuple(taken.pop(name, 0) for name in rates) == expected[:4]
+    assert not taken, "what was held is given back whole"
+    spent = spent_of(demand, cost)
+    assert list(spent.values()) == [expected[4]] * 4
+    assert all(name.startswith("usd_") for name in spent)
+
+
+def test_what_is_held_of_rates_is_what_was_reserved():
+    demand = demand_of(watches_of(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
+    held = {name.split("|")[0]: value for name, value in reserved_of(demand, Size(0, 3), 7).items()}
+    assert held == {"requests_per_minute": 1, "tokens_per_minute": 21, "output_tokens_per_minute": 21}

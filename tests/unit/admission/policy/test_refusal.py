@@ -2,12 +2,13 @@
 
 import pytest
 
-from maitred.admission.policy.claims import Size, demand_of
+from maitred.admission.policy.claims import demand_of
 from maitred.admission.policy.refusal import Asked, refusal_of
 from maitred.admission.policy.rules import Rule
 from maitred.admission.policy.watches import watches_of
+from maitred.admission.policy.windows import day_at
 from maitred.admission.policy.wording import span
-from maitred.core.counters import Denied, Reading
+from maitred.core.counters import Denied, Reading, Size
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.limits import LimitKind
 from maitred.core.money import NANO, Price
@@ -19,7 +20,7 @@ DOLLAR_PER_THOUSAND = Price.per_million_usd(1000.0, None, 1000.0)
 def refused(kind, value, *, used, reserved=0, reset_s=30.0, retry_s=12.0, asked=None, subject="tenant:acme", **others):
     """The refusal of 10 prompt tokens and two choices with 5 tokens each, content with 2."""
     rule = Rule(subject, limit(subject, kind, value, **others))
-    demand = demand_of(watches_of([rule]), DOLLAR_PER_THOUSAND, Size(10, 2), SATURDAY_S)
+    demand = demand_of(watches_of([rule]), DOLLAR_PER_THOUSAND, day_at(SATURDAY_S)).of(Size(10, 2))
     capacity = demand.claims[0].capacity
     reading = Reading(capacity, capacity - used - reserved, reset_s, used, reserved)
     return refusal_of(demand, Denied(0, [reading], retry_s), asked or Asked(5, 2), 0.5)

@@ -1,15 +1,19 @@
 """Which rate is the tightest."""
 
+from maitred.admission.policy.claims import demand_of
 from maitred.admission.policy.rules import Rule
 from maitred.admission.policy.standing import standing_of
+from maitred.admission.policy.watches import watches_of
 from maitred.core.answer import Standing
 from maitred.core.counters import Reading
+from maitred.core.money import Price
 from tests.admission_desk import limit
 
 
 def standing(*readings):
-    rules = [Rule("*", limit("*", kind, capacity)) for kind, capacity, _ in readings]
-    return standing_of(rules, [Reading(capacity, remaining, 1.0) for _, capacity, remaining in readings])
+    rules = [Rule(f"key:{number}", limit("*", kind, capacity)) for number, (kind, capacity, _) in enumerate(readings)]
+    claims = demand_of(watches_of(rules), Price(1, 1, 1), 0).claims
+    return standing_of(claims, [Reading(capacity, remaining, 1.0) for _, capacity, remaining in readings])
 
 
 def test_requests_by_what_is_left():
