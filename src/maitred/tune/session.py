@@ -1,7 +1,7 @@
 """One tuning from start to end, within a budget of time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -80,6 +80,7 @@ async def tune(
     *,
     step_tokens_limit: int,
     watch: Callable[[Size], None] = lambda size: None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Tuning:
     """Measures the replica until the best batch size is known, or the time is up.
 
@@ -90,6 +91,7 @@ async def tune(
         step_tokens_limit: Tokens that the replica was told to compute in one step at most; no longer prompt says what a
             step takes.
         watch: Told of a size after each of its trials.
+        sleep: Waits while a sample is taken.
 
     Raises:
         InvalidRequest: The replica cannot hold a single sequence of that prompt.
@@ -103,7 +105,7 @@ async def tune(
     # Twice the prompt, so that the answers have room to grow while they are measured.
     highest = min(wishes.highest, card.max_sequences, max(1, card.kv_capacity_tokens // (2 * prompt_tokens)))
     wishes = msgspec.structs.replace(wishes, prompt_tokens=prompt_tokens, highest=highest)
-    trials = Trials(replica, clock, prompt_tokens=prompt_tokens)
+    trials = Trials(replica, clock, prompt_tokens=prompt_tokens, sleep=sleep)
     growth = Growth(objective_s=wishes.objective_s, highest=highest)
     end_s = clock.monotonic_s() + wishes.budget_s
     try:

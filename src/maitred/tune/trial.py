@@ -7,7 +7,7 @@ sampling and its way through the socket, as a reader of the answers would see it
 import asyncio
 import random
 import statistics
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from maitred.core.clock import Clock
@@ -29,15 +29,22 @@ class Trials:
         replica: What is measured. Nobody else uses it meanwhile.
         clock: Times the tokens.
         prompt_tokens: Length of the prompts.
-        seed: Of the prompts.
+        sleep: Waits while a sample is taken.
     """
 
-    def __init__(self, replica: Replica, clock: Clock, *, prompt_tokens: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        clock: Clock,
+        *,
+        prompt_tokens: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._sleep = sleep
         self._replica = replica
         self._clock = clock
         self._card: ModelCard = replica.card()
         self._prompt_tokens = prompt_tokens
-        self._seed = seed
         self._numbers = 0
 
     async def decode(self, sequences: int, *, samples: int, sample_s: float) -> list[Sample]:
@@ -56,9 +63,8 @@ class Trials:
             for _ in range(samples):
                 start_s = self._clock.monotonic_s()
                 counts = [len(reader.times_s) for reader in readers]
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(asyncio.sleep(sample_s))
-                    both.create_task(readers[0].reaches(counts[0] + FEWEST_STEPS))
+                await self._sleep(sample_s)
+                await readers[0].reaches(counts[0] + FEWEST_STEPS)
                 if any(reader.over for reader in readers):
                     break
                 found.append(_sample(readers, counts, self._clock.monotonic_s() - start_s))
@@ -101,7 +107,7 @@ class Trials:
 
     def _request(self, prompt: str, tokens: int, longest: int) -> Request:
         """A request whose prompt follows from its name alone, and which only ever ends by its length."""
-        draw = random.Random(f"{self._seed} {prompt}")
+        draw = random.Random(prompt)
         return Request(
             id=f"{prompt}-{self._numbers}",
             prompt=[draw.randrange(self._card.vocab_size) for _ in range(tokens)],
