@@ -189,9 +189,9 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         for ticket in self.waiting + self.running + self.ended:
             self.floor.leave(ticket, self.now_s, finished=False)
-        credits = self.floor.stations[0].credits
-        assert credits.uncounted == credits.outstanding == (0, 0, 0)
-        assert credits.held == self.floor.running == self.floor.waiting == self.floor.holdings.slots == 0
+        account = self.floor.stations[0].credits
+        assert account.uncounted == account.outstanding == (0, 0, 0)
+        assert account.held == self.floor.running == self.floor.waiting == self.floor.holdings.slots == 0
         assert all(quota.used == (0, 0, 0) for quota in self.floor.quotas.all)
         assert all(len(room.waits) == 0 and room.waits.weight == 0 for room in self.floor.rooms)
         assert CARD.max_sequences == SLOTS

@@ -52,6 +52,7 @@ class Floor:
         self.holdings = Holdings()
         self.counts = Counts()
         self._config = config
+        self._headroom = config.headroom if config.line.policy == "fair" else 0.0
         self._rooms = dict(zip(self.quotas.all, self.rooms, strict=True))
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
@@ -116,8 +117,7 @@ class Floor:
         ticket.state = State.WAITING
         ticket.joined_s = now_s
         self.holdings.saw(tenant_of(ticket), now_s)
-        ticket.room.line.add(ticket.entry, now_s)
-        ticket.waited = ticket.room.waits.join(tenant_of(ticket), now_s)
+        ticket.room.join(ticket, now_s)
         if ticket.deadline_s is not None:
             heapq.heappush(self._due, (ticket.deadline_s, next(self._numbers), ticket))
 
@@ -160,8 +160,7 @@ class Floor:
         """
         state, ticket.state = ticket.state, State.GONE
         if state is State.WAITING:
-            ticket.room.line.remove(ticket.entry)
-            self._stop_waiting(ticket, now_s)
+            ticket.room.remove(ticket, now_s)
             self.counts.left_waiting += 1
         elif state is State.RELEASED:
             grip = ticket.grip
@@ -222,9 +221,13 @@ class Floor:
         """Releases from the head of a line until it is empty or its head lacks something; returns whose and what."""
         while (entry := room.line.head(now_s)) is not None:
             ticket = entry.value
-            station = self._station_for(ticket, quota, ready, now_s)
+            above = self._above_share(ticket, quota, ready, now_s)
+            station = self._station_for(ticket, quota, ready, above_share=above)
             if isinstance(station, WaitCause):
-                return tenant_of(ticket).id, station
+                light = self._below_share(room, quota, ready, now_s) if above else None
+                if light is None:
+                    return tenant_of(ticket).id, station
+                ticket, station = light
             prefill_s = self.outlook.prefill_s(ticket, station, 0)
             late_s = now_s + self.outlook.corrected_prefill_s(prefill_s, now_s)
             if ticket.deadline_s is not None and late_s > ticket.deadline_s and not station.credits.idle:
@@ -235,11 +238,42 @@ class Floor:
             changed.append(ticket)
         return None
 
-    def _station_for(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> Station | WaitCause:
+    def _below_share(
+        self, room: Room, quota: Quota, ready: Sequence[Station], now_s: float
+    ) -> tuple[Ticket, Station] | None:
+        """Whom the headroom is for: the most urgent of those who hold least, and a replica for it.
+
+        The head of the line may not use the headroom. Whoever may is not taken more than one request before its turn,
+        so that the bound of the fair line grows by that and no more.
+        """
+        if not any(station.free.slots > 0 for station in ready):
+            return None
+        best: Ticket | None = None
+        best_key = (0, 0.0, 0.0)
+        for tickets in room.tenants.values():
+            ticket = next(iter(tickets))
+            tenant = tenant_of(ticket)
+            key = (
+                ticket.errand.flow.priority.rank,
+                self.holdings.held_by(tenant) / tenant.weight,
+                ticket.errand.arrived_s,
+            )
+            if (best is None or key < best_key) and not self._above_share(ticket, quota, ready, now_s):
+                lead = room.line.over_service(ticket.errand.flow)
+                if lead * tenant.weight <= ticket.entry.service:
+                    best, best_key = ticket, key
+        if best is None:
+            return None
+        station = self._station_for(best, quota, ready, above_share=False)
+        return None if isinstance(station, WaitCause) else (best, station)
+
+    def _station_for(
+        self, ticket: Ticket, quota: Quota, ready: Sequence[Station], *, above_share: bool
+    ) -> Station | WaitCause:
         """The replica that has room for it and the most left; else what is lacking."""
-        above = self._above_share(ticket, quota, ready, now_s)
+        headroom = self._headroom if above_share else 0.0
         if len(self.rooms) > 1:
-            limit = _less(self.quotas.limit(quota, _total(ready)), self._config.headroom if above else 0.0)
+            limit = _less(self.quotas.limit(quota, _total(ready)), headroom)
             need = ticket.cost.at_most(limit)
             room = limit.minus(quota.used)
             if not need.within(room) and quota.used != NOTHING:
@@ -247,7 +281,7 @@ class Floor:
         best: Station | None = None
         slots = False
         for station in ready:
-            limit = _less(station.total, self._config.headroom if above else 0.0)
+            limit = _less(station.total, headroom)
             need = ticket.cost.at_most(limit)
             free = station.free.minus(station.total.minus(limit))
             if need.within(free) or station.credits.idle:
@@ -263,21 +297,20 @@ class Floor:
         total = _total(ready)
         above = self._above_share(ticket, quota, ready, now_s)
         free = sum_of([station.free for station in ready]).minus(
-            total.minus(_less(total, self._config.headroom)) if above else NOTHING
+            total.minus(_less(total, self._headroom)) if above else NOTHING
         )
         if len(self.rooms) > 1:
             free = free.at_most(self.quotas.room(quota, total))
         return free
 
     def _above_share(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> bool:
-        if not self._config.headroom or quota is not self.quotas.common:
+        if not self._headroom or quota is not self.quotas.common:
             return False
         slots = self.quotas.limit(quota, _total(ready)).slots
         return self.holdings.above_share(tenant_of(ticket), ticket.cost.slots, slots, now_s)
 
     def _release(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
-        ticket.room.line.take(ticket.entry, now_s)
-        self._stop_waiting(ticket, now_s)
+        ticket.room.take(ticket, now_s)
         ticket.state = State.RELEASED
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs), quota)
@@ -289,15 +322,10 @@ class Floor:
         self.counts.released(ticket.errand.flow.priority, ticket.waited_ms)
 
     def _fail(self, ticket: Ticket, failure: MaitredError, now_s: float) -> None:
-        ticket.room.line.remove(ticket.entry)
-        self._stop_waiting(ticket, now_s)
+        ticket.room.remove(ticket, now_s)
         ticket.state = State.FAILED
         ticket.failure = failure
         self.counts.refused(failure.code)
-
-    def _stop_waiting(self, ticket: Ticket, now_s: float) -> None:
-        assert ticket.waited is not None
-        ticket.waited_ms = ticket.room.waits.leave(ticket.waited, now_s)
 
     def _charge(self, ticket: Ticket, service: float) -> None:
         if service:

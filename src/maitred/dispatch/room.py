@@ -34,10 +34,38 @@ class Room:
         self.quota = quota
         self.line: Line[Ticket] = make_line(config)
         self.waits = WaitAccount()
+        self.tenants: dict[str, dict[Ticket, None]] = {}
+        """Whose requests wait here, each tenant's in the order in which they joined."""
         self._local = config.policy == "fair" and config.quantum > 0
 
     def __len__(self) -> int:
         return len(self.line)
+
+    def join(self, ticket: Ticket, now_s: float) -> None:
+        """A request begins to wait."""
+        tenant = ticket.errand.flow.path[0]
+        self.line.add(ticket.entry, now_s)
+        self.tenants.setdefault(tenant.id, {})[ticket] = None
+        ticket.waited = self.waits.join(tenant, now_s)
+
+    def take(self, ticket: Ticket, now_s: float) -> None:
+        """It waits no more, and runs."""
+        self.line.take(ticket.entry, now_s)
+        self._left(ticket, now_s)
+
+    def remove(self, ticket: Ticket, now_s: float) -> None:
+        """It waits no more, and has not run."""
+        self.line.remove(ticket.entry)
+        self._left(ticket, now_s)
+
+    def _left(self, ticket: Ticket, now_s: float) -> None:
+        tenant = ticket.errand.flow.path[0].id
+        of_tenant = self.tenants[tenant]
+        del of_tenant[ticket]
+        if not of_tenant:
+            del self.tenants[tenant]
+        assert ticket.waited is not None
+        ticket.waited_ms = self.waits.leave(ticket.waited, now_s)
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Requests of one class that wait here."""

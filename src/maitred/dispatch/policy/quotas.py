@@ -137,12 +137,21 @@ class Holdings:
         else:
             del self._slots[tenant.id]
 
+    def held_by(self, tenant: Share) -> int:
+        """Slots of one tenant."""
+        return self._slots.get(tenant.id, 0)
+
     def above_share(self, tenant: Share, slots: int, total_slots: int, now_s: float) -> bool:
-        """Whether, with so many further slots, it would hold more than its fair share. Never while it is alone."""
-        self._forget(now_s)
-        if len(self._seen) <= 1:
+        """Whether, with so many further slots, it would hold more than its fair share.
+
+        Never while it is alone, and never while it holds nothing: where there are more tenants than slots, everybody's
+        share is less than one.
+        """
+        held = self._slots.get(tenant.id, 0)
+        if not held:
             return False
-        return self._slots.get(tenant.id, 0) + slots > total_slots * tenant.weight / self._weight
+        self._forget(now_s)
+        return len(self._seen) > 1 and held + slots > total_slots * tenant.weight / self._weight
 
     def _forget(self, now_s: float) -> None:
         while self._seen:
