@@ -55,6 +55,13 @@ _URGENCY: list[dict[str, Any]] = [
         "schema": {"type": "boolean", "default": False},
     },
     {
+        "name": "x-maitred-no-degradation",
+        "in": "header",
+        "required": False,
+        "description": "Whether to be refused rather than given less for the load.",
+        "schema": {"type": "boolean", "default": False},
+    },
+    {
         "name": "x-maitred-explain",
         "in": "header",
         "required": False,

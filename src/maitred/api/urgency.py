@@ -21,6 +21,7 @@ PRIORITY = "x-maitred-priority"
 TTFT = "x-maitred-ttft-ms"
 DEADLINE = "x-maitred-deadline-ms"
 PARTIAL = "x-maitred-partial"
+NO_DEGRADATION = "x-maitred-no-degradation"
 RETRY_COUNT = b"x-stainless-retry-count"
 """What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
 
@@ -47,6 +48,7 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
         ttft_in_s=_seconds_in(header, TTFT),
         deadline_in_s=_seconds_in(header, DEADLINE),
         partial=_flag_in(header, PARTIAL),
+        degradable=not _flag_in(header, NO_DEGRADATION),
         retries=retries,
     )
 

@@ -25,6 +25,11 @@ def test_milliseconds_become_seconds():
     assert read(x_maitred_partial="0").partial is False
 
 
+def test_who_would_rather_be_refused_says_so():
+    assert read().degradable
+    assert not read(x_maitred_no_degradation="true").degradable
+
+
 @pytest.mark.parametrize(
     ("value", "priority"),
     [("1", 1), (" 10 ", 10), ("interactive", 10), ("Standard", 7), ("batch", 4), ("BACKGROUND", 2)],

@@ -54,6 +54,10 @@ CHAT_FAULTS = [
     ({"max_tokens": 10**30}, "max_tokens", "max_tokens must be at most 2147483647; got a number beyond 64 bits."),
     ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "max_tokens and max_completion_tokens differ. Send only one."),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at least 1; got 0."),
+    ({"priority": 0}, "priority", "priority must be at least 1; got 0."),
+    ({"priority": 11}, "priority", "priority must be at most 10; got 11."),
+    ({"priority": "high"}, "priority", "priority must be an integer or null; got a string."),
+    ({"service_tier": "gold"}, "service_tier", "service_tier must be one of auto, default, scale, priority, flex; got 'gold'."),
     ({"temperature": 2.5}, "temperature", "temperature must be at most 2; got 2.5."),
     ({"temperature": -0.5}, "temperature", "temperature must be at least 0; got -0.5."),
     ({"top_p": 0}, "top_p", "top_p must be greater than 0; got 0."),
@@ -246,3 +250,22 @@ def test_detokenize_takes_token_ids():
     assert decode_detokenize(b'{"tokens":[1,2]}', strict=True).tokens == [1, 2]
     with pytest.raises(InvalidRequest, match="token ids; got -1"):
         decode_detokenize(b'{"tokens":[1,-1]}', strict=True)
+
+
+@pytest.mark.parametrize("decoded", [chat, completion])
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({}, None),
+        ({"priority": 9}, 9),
+        ({"service_tier": None}, None),
+        ({"service_tier": "auto"}, 7),
+        ({"service_tier": "default"}, 7),
+        ({"service_tier": "scale"}, 7),
+        ({"service_tier": "priority"}, 10),
+        ({"service_tier": "flex"}, 4),
+        ({"service_tier": "flex", "priority": 8}, 8),
+    ],
+)
+def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields, priority):
+    assert decoded(strict=True, **fields).asked_priority == priority

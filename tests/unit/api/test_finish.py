@@ -1,0 +1,36 @@
+"""How an answer that was cut by its deadline is told from others, in both shapes, whole and streamed."""
+
+import json
+
+import pytest
+
+from maitred.api.chat import ChatShape
+from maitred.api.completions import CompletionShape
+from maitred.api.delivery import WholeChoice
+from maitred.core.answer import Part
+from maitred.core.request import FinishReason, Usage
+from maitred.wire.openai.decode import decode_chat, decode_completion
+
+SHAPES = {
+    "chat": ChatShape(decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True)),
+    "completion": CompletionShape(decode_completion(b'{"model":"m","prompt":"x"}', strict=True)),
+}
+ENDS = [
+    (FinishReason.STOP, {"finish_reason": "stop"}),
+    (FinishReason.LENGTH, {"finish_reason": "length"}),
+    (FinishReason.DEADLINE, {"finish_reason": "length", "stop_reason": "deadline"}),
+]
+
+
+def ending(choice):
+    return {name: value for name, value in choice.items() if name in ("finish_reason", "stop_reason")}
+
+
+@pytest.mark.parametrize(("reason", "told"), ENDS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_is_told(shape, reason, told):
+    whole = json.loads(shape.whole([WholeChoice(["Hi"], finish=reason)], Usage(1, 1)))
+    assert ending(whole["choices"][0]) == told
+    events = shape.events([Part(0, "Hi"), Part(0, "", reason)]).decode().strip().split("\n\n")
+    ends = [ending(json.loads(event.removeprefix("data: "))["choices"][0]) for event in events]
+    assert ends == [{"finish_reason": None}, told]

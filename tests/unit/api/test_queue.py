@@ -1,0 +1,176 @@
+"""Places in the queue, and who is told of them; and what refusals say of coming back."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from maitred.api.application import build
+from maitred.api.config import ServerConfig
+from maitred.api.gate import Gate
+from maitred.core.answer import Outcome, Place
+from maitred.core.counters import Reading
+from maitred.core.errors import (
+    DeadlineUnmeetable,
+    InvalidRequest,
+    QueueFull,
+    RateLimited,
+    ReplicaLost,
+    ReplicaUnavailable,
+    ResourceNotFound,
+)
+from maitred.core.flow import PriorityClass
+from maitred.core.tenancy import Principal, Scope
+from tests.clock import FakeClock
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
+
+
+def principal(*tenants, scopes=(Scope.INFERENCE,)):
+    return Principal(key="k", tenants=tenants, scopes=frozenset(scopes))
+
+
+class House:
+    """An application whose system behind refuses everything with what the test says."""
+
+    def __init__(self, caller, refusal=None, *, capacity=10, **config):
+        self.caller = caller
+        self.refusal = refusal
+        self.asks = []
+        self.tallies = []
+        self.clock = FakeClock()
+        self.edge = build(ServerConfig(**config), self, self, Gate(capacity), [self], lambda: b"", self.clock)
+
+    async def identify(self, header):
+        return self.caller
+
+    async def standing(self, tally):
+        return None
+
+    def ended(self, tally):
+        self.tallies.append(tally)
+
+    def answer(self, ask, tally):
+        self.asks.append(ask)
+        tally.forecast = Place(40, 9.5, 9.75)
+        tally.priority = PriorityClass.BATCH
+        raise self.refusal
+
+    def place(self, principal, request_id):
+        if principal.tenants[-1] != "acme" or request_id != "req/1":
+            raise ResourceNotFound
+        return Place(12, 3.4, 3.65)
+
+    async def ask(self, path="/v1/chat/completions", method="POST", **headers):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        messages = [{"type": "http.request", "body": BODY}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await asyncio.Event().wait()
+            raise AssertionError("nobody ever sends more")
+
+        await self.edge({"type": "http", "method": method, "path": path, "headers": given}, receive, send)
+        told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return SimpleNamespace(status=sent[0]["status"], headers=told, body=json.loads(sent[1]["body"]))
+
+
+async def test_a_place_is_told_to_the_organisation_whose_request_it_is():
+    answer = await House(principal("team", "acme")).ask("/v1/queue/req/1", "GET")
+    assert (answer.status, answer.body) == (
+        200,
+        {
+            "id": "req/1",
+            "object": "queue.place",
+            "position": 12,
+            "predicted_wait_ms": 3400,
+            "predicted_ttft_ms": 3650,
+        },
+    )
+    assert (await House(principal("acme")).ask("/v1/queue/other", "GET")).status == 404
+    assert (await House(principal("other")).ask("/v1/queue/req/1", "GET")).status == 404
+    assert (await House(principal("acme", scopes=[Scope.METRICS])).ask("/v1/queue/req/1", "GET")).status == 403
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code"),
+    [
+        (QueueFull(retry_after_s=2.5), 429, "queue_full"),
+        (DeadlineUnmeetable(retry_after_s=2.5), 429, "deadline_unmeetable"),
+        (ReplicaUnavailable(retry_after_s=2.5), 503, "replica_unavailable"),
+    ],
+)
+async def test_a_refusal_tells_the_truth_and_grants_so_many_retries(refusal, status, code):
+    house = House(principal("team", "acme"), refusal, retry_share=0.5, retry_allowance=1)
+    answers = [await house.ask(x_maitred_explain="true") for _ in range(2)]
+    for answer in answers:
+        assert (answer.status, answer.body["error"]["code"]) == (status, code)
+        assert answer.headers["retry-after"] == "3"
+        assert answer.headers["retry-after-ms"] == "2500"
+        assert answer.headers["x-maitred-queue-position"] == "40"
+        assert answer.headers["x-maitred-predicted-wait-ms"] == "9500"
+        assert answer.headers["x-maitred-predicted-ttft-ms"] == "9750"
+        assert answer.headers["x-maitred-priority"] == "batch"
+        assert answer.headers["x-maitred-waited"] == ""
+        assert "x-should-retry" not in answer.headers
+    assert {tally.outcome for tally in house.tallies} == {Outcome.REFUSED}
+    # Two were granted, for one allowance and half of two first attempts. The retries earn nothing.
+    retry = await house.ask(x_stainless_retry_count="1")
+    assert retry.headers["x-should-retry"] == "false"
+    assert [ask.retries for ask in house.asks] == [0, 0, 1]
+    # Later there is room again, and another team has its own.
+    house.clock.now_s += 600
+    assert "x-should-retry" not in (await house.ask(x_stainless_retry_count="2")).headers
+    house.caller = principal("others", "acme")
+    assert "x-should-retry" not in (await house.ask()).headers
+
+
+async def test_a_key_that_was_refused_before_makes_a_retry():
+    house = House(principal("acme"), QueueFull(retry_after_s=1), retry_share=1.0, retry_allowance=0)
+    assert "x-should-retry" not in (await house.ask(idempotency_key="a")).headers
+    assert (await house.ask(idempotency_key="a")).headers["x-should-retry"] == "false"
+    assert [ask.retries for ask in house.asks] == [0, 1]
+
+
+async def test_a_full_house_counts_too():
+    house = House(principal("acme"), capacity=0, retry_share=0.0, retry_allowance=1)
+    answers = [await house.ask() for _ in range(2)]
+    assert [answer.body["error"]["code"] for answer in answers] == ["saturated"] * 2
+    assert [answer.headers.get("x-should-retry") for answer in answers] == [None, "false"]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidRequest("No."),
+        ReplicaLost(),
+        RateLimited(
+            "No.", subject="*", limit="requests_per_minute", value=1, reading=Reading(1, 0.0, 1.0), retry_after_s=1
+        ),
+    ],
+)
+async def test_other_errors_take_nothing_from_the_budget(refusal):
+    house = House(principal("acme"), refusal, retry_share=0.0, retry_allowance=1)
+    for _ in range(3):
+        assert "x-should-retry" not in (await house.ask()).headers
+    house.refusal = QueueFull()
+    assert "x-should-retry" not in (await house.ask()).headers
+
+
+async def test_what_headers_say_reaches_the_work():
+    house = House(principal("acme"), QueueFull())
+    await house.ask(
+        x_maitred_priority="9", x_maitred_ttft_ms="200", x_maitred_deadline_ms="5000", x_maitred_partial="true"
+    )
+    ask = house.asks[0]
+    assert (ask.priority, ask.ttft_in_s, ask.deadline_in_s, ask.partial) == (9, 0.2, 5.0, True)
+    answer = await house.ask(x_maitred_deadline_ms="soon")
+    assert (answer.status, answer.body["error"]["param"]) == (400, "x-maitred-deadline-ms")
+    assert len(house.asks) == 1

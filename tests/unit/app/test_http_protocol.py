@@ -1,0 +1,101 @@
+"""When a connection is cut because its client does not read, on a transport of the test's own."""
+
+import asyncio
+
+import pytest
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from maitred.app.http_protocol import BoundedHttp
+
+
+class Transport:
+    """Says that so much is unsent, and notes its end."""
+
+    def __init__(self, unsent):
+        self.unsent = unsent
+        self.closing = False
+        self.aborted = asyncio.Event()
+
+    def get_write_buffer_size(self):
+        return self.unsent
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def is_closing(self):
+        return self.closing
+
+    def close(self):
+        self.closing = True
+
+    def abort(self):
+        self.closing = True
+        self.aborted.set()
+
+
+async def connected(unsent, stall_grace_s=0.01):
+    transport = Transport(unsent)
+    protocol = BoundedHttp(Config(lambda: None), ServerState(), {}, stall_grace_s=stall_grace_s)
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+async def test_what_does_not_go_out_in_time_is_dropped():
+    protocol, transport = await connected(100_000)
+    assert (protocol.writable, protocol.stalled) == (True, False)
+    protocol.pause_writing()
+    assert (protocol.writable, protocol.stalled) == (False, False)
+    async with asyncio.timeout(5):
+        await transport.aborted.wait()
+    assert protocol.stalled
+    protocol.connection_lost(None)
+
+
+async def test_a_client_that_reads_on_is_left_alone():
+    protocol, transport = await connected(100_000, stall_grace_s=1000)
+    protocol.pause_writing()
+    assert protocol._patience is not None
+    transport.unsent = 10_000
+    protocol.resume_writing()
+    assert (protocol.writable, protocol._patience) == (True, None)
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("unsent", [0, 10_000])
+async def test_an_idle_connection_is_closed_and_what_it_did_not_read_is_dropped(unsent):
+    protocol, transport = await connected(unsent)
+    protocol.timeout_keep_alive_handler()
+    assert transport.closing
+    assert transport.aborted.is_set() == bool(unsent)
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_a_connection_that_shall_close_does_not_wait_for_ever(drains):
+    """Also when its client reads on, and stops again with little left."""
+    protocol, transport = await connected(100_000)
+    protocol.pause_writing()
+    protocol.linger()
+    transport.close()
+    if drains:
+        transport.unsent = 10_000
+        protocol.resume_writing()
+    async with asyncio.timeout(5):
+        await transport.aborted.wait()
+    protocol.connection_lost(None)
+
+
+async def test_a_connection_that_has_sent_everything_needs_no_patience():
+    protocol, _ = await connected(0)
+    protocol.linger()
+    assert protocol._patience is None
+    protocol.connection_lost(None)
+
+
+async def test_nothing_waits_once_the_connection_is_gone():
+    protocol, transport = await connected(100_000)
+    protocol.pause_writing()
+    protocol.connection_lost(None)
+    assert protocol._patience is None
+    assert not transport.aborted.is_set()
