@@ -83,7 +83,7 @@ class Siblings:
         self.idle = Ranking()
         """That have neither, and are ahead of where they would be lifted."""
         self.last: Node | None = None
-        """That waited last."""
+        """That waited last; kept when it is forgotten otherwise."""
         self.floor = 0.0
         """The level, as far as it is settled: refunds do not bring it down."""
 
@@ -131,13 +131,9 @@ class Siblings:
 
     def forget(self) -> None:
         """Drops idle children that would be lifted anyway."""
-        level = self.level()
-        while (node := self.idle.least()) is not None and (node.counter <= level or len(self.idle) > IDLE_KEPT):
+        while (node := self.idle.least()) is not None and (node.counter <= self.floor or len(self.idle) > IDLE_KEPT):
             self.idle.discard(node)
             del self.children[node.name]
-            if self.last is node:
-                self.settle()
-                self.last = None
 
 
 class Node:
