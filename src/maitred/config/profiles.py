@@ -34,20 +34,46 @@ PROFILES: Mapping[ProfileName, Profile] = {
     "single-user": Profile(
         "One person at a time: first come, first served, a small batch, and no limits on the queue.",
         {
+            "server": {"retry_share": 1.0},
             "engine": {"max_sequences": 8},
+            "dispatch": {
+                "line": {"policy": "fifo"},
+                "max_waiting": {},
+                # Not for ever: it is also how long a request waits for an engine that does not come back.
+                "max_wait_s": dict.fromkeys(("interactive", "standard", "batch", "background"), 3600.0),
+            },
         },
     ),
     "team": Profile(
         "5 to 20 people who know each other: urgent requests first, and a queue that says when it is full.",
         {
             "engine": {"max_sequences": 32},
+            "dispatch": {
+                "line": {"policy": "priority"},
+                "max_waiting": {"interactive": 50, "standard": 100, "batch": 500, "background": 500},
+                "max_wait_s": {"interactive": 30.0, "standard": 60.0, "batch": 900.0, "background": 3600.0},
+            },
         },
     ),
     "product": Profile(
         "Hundreds of callers who do not: fair shares between tenants, room kept for light ones, deadlines, batches "
         "that adapt, and retries kept in bounds.",
         {
-            "engine": {"max_sequences": 128},
+            "server": {"retry_share": 0.2},
+            "engine": {
+                "max_sequences": 128,
+                # Ten tokens a second are faster than people read. A machine that is too slow for it still batches.
+                "itl_objective_s": 0.1,
+                "min_sequences": 8,
+                "batching_window_s": {"batch": 0.05, "background": 0.1},
+            },
+            "dispatch": {
+                "line": {"policy": "fair", "ageing_s": 30.0},
+                "max_waiting": {"interactive": 1000, "standard": 2000, "batch": 10_000, "background": 10_000},
+                "max_wait_s": {"interactive": 30.0, "standard": 60.0, "batch": 900.0, "background": 3600.0},
+                "ttft_s": {"interactive": 10.0, "standard": 30.0},
+                "headroom": 0.07,
+            },
         },
     ),
 }

@@ -1,16 +1,19 @@
 """Profiles: a layer below the file, and sound by themselves."""
 
+import re
 from pathlib import Path
 
 import pytest
 from msgspec import inspect
 
+from maitred.config.duration import parse_seconds
 from maitred.config.loader import load
 from maitred.config.profiles import PROFILES, Profile, Settings
 from maitred.config.sources import Flag
 from maitred.config.tree import Config
 from maitred.config.walker import leaf_keys
 from maitred.core.errors import ConfigInvalid
+from maitred.core.flow import PriorityClass
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "profiles.md"
 
@@ -93,3 +96,48 @@ def test_each_is_described_with_all_that_it_sets() -> None:
         for key in keys_of(profile.settings):
             row = next(known_key for known_key in known if key == known_key or key.startswith(f"{known_key}."))
             assert f"| `{row}` |" in page, f"{name} sets {row}, and docs/profiles.md does not say so"
+
+
+def test_the_table_has_the_values_that_are_set() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\| `?([\w. ]+)`? \| (.+) \|$", page.partition("What each sets")[2], re.M)
+    columns = [name.strip(" `") for name in head[1].split(" | ")][1:]
+    assert columns == list(PROFILES)
+    table = {key: dict(zip(columns, text.split(" | ")[1:], strict=True)) for key, text in rows}
+    for name in PROFILES:
+        config = load(None, {"MAITRED__PROFILE": name}).config
+        for key, cells in table.items():
+            value: object = config
+            for part in key.split("."):
+                value = getattr(value, part)
+            if cells[name] == "–":
+                assert key not in keys_of(PROFILES[name].settings)
+                continue
+            assert any(f"{set_by}.".startswith(f"{key}.") for set_by in keys_of(PROFILES[name].settings)), (name, key)
+            if isinstance(value, dict):
+                if " / " in cells[name]:
+                    told = [said(cell) for cell in cells[name].split(" / ")]
+                    assert told == [value.get(kind) for kind in PriorityClass], (name, key)
+            else:
+                assert said(cells[name]) == value, (name, key)
+
+
+def said(cell: str) -> object:
+    """A value as the table says it."""
+    text = cell.strip("`").replace(",", "")
+    if text == "none":
+        return None
+    seconds = parse_seconds(text)
+    return text if seconds is None else seconds
+
+
+def test_a_class_that_the_file_names_replaces_that_class_alone() -> None:
+    Path("maitred.yaml").write_text("profile: team\ndispatch:\n  max_waiting: {interactive: 5}\n")
+    waiting = load().config.dispatch.max_waiting
+    assert (waiting[PriorityClass.INTERACTIVE], waiting[PriorityClass.STANDARD]) == (5, 100)
+
+
+def test_a_single_user_has_no_limits_on_the_queue() -> None:
+    dispatch = load(None, {"MAITRED__PROFILE": "single-user"}).config.dispatch
+    assert dispatch.max_waiting == {}
+    assert set(dispatch.max_wait_s) == set(PriorityClass)
