@@ -6,10 +6,13 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.core.answer import Outcome, Tally
+from maitred.core.flow import PriorityClass
 from maitred.core.ports import LoadReport
 from maitred.core.request import Usage
+from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
 from maitred.observe.metrics import EngineState, Metrics
+from tests.dispatch_desk import Desk
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 SUFFIXES = {"_bucket", "_count", "_sum"}
@@ -19,8 +22,15 @@ def accounts():
     return AccountsState(stores_up={"database": True}, recorded={"m": Usage(1, 1)}, drift_tokens={"m": 0})
 
 
+def queues():
+    floor = Desk().floor
+    floor.counts.refused("queue_full")
+    floor.counts.released(PriorityClass.STANDARD, {})
+    return {"m": state_of(floor, 0.0)}
+
+
 def rendered():
-    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)}, accounts)
+    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)}, accounts, queues)
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")

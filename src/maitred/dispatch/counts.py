@@ -30,7 +30,7 @@ class Counts:
     """Since the start."""
 
     def __init__(self) -> None:
-        self.queue_s: dict[tuple[PriorityClass, str], Buckets] = {}
+        self.queue_s: dict[tuple[str, str], Buckets] = {}
         """Class and cause -> how long requests waited for it before they were released."""
         self.refusals: dict[str, int] = {}
         """By the code of the error, whether before or after they waited."""
@@ -42,7 +42,7 @@ class Counts:
     def released(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
         """A request has got its place."""
         for cause, milliseconds in (waited_ms or {NO_CAUSE: 0.0}).items():
-            key = priority, cause
+            key = priority.value, cause
             buckets = self.queue_s.get(key)
             if buckets is None:
                 buckets = self.queue_s[key] = Buckets()

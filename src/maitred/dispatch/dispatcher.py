@@ -16,6 +16,7 @@ from maitred.dispatch.errand import Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
 from maitred.dispatch.seat import Seat
+from maitred.dispatch.state import DispatchState, state_of
 from maitred.dispatch.ticket import State, Ticket
 
 __all__ = ["Dispatcher", "Errand", "Post", "Seat"]
@@ -88,6 +89,10 @@ class Dispatcher:
         now_s = self._clock.monotonic_s()
         ahead, wait, prefill_s = self.floor.forecast(ticket, self.floor.refresh(), now_s)
         return self.floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
+
+    def state(self) -> DispatchState:
+        """For metrics."""
+        return state_of(self.floor, self._clock.monotonic_s())
 
     async def run(self) -> None:
         """Notices deadlines while nothing else happens; until it is cancelled."""

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.observe.accounts import Accounts, AccountsState
+from maitred.observe.dispatch import DispatchMetrics, DispatchState
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
@@ -200,12 +201,14 @@ class Metrics:
         in_flight: Callable[[], int],
         engines: Callable[[], Mapping[str, EngineState]],
         accounts: Callable[[], AccountsState] = AccountsState,
+        queues: Callable[[], Mapping[str, DispatchState]] = dict,
     ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self._registry.register(LiveState(in_flight, engines))
+        self._registry.register(DispatchMetrics(queues))
         self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)

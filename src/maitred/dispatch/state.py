@@ -1,0 +1,89 @@
+"""The queue of one model as metrics show it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.dispatch.counts import QUEUE_BUCKETS_S, Buckets
+from maitred.dispatch.errand import Errand
+from maitred.dispatch.floor import Floor
+from maitred.dispatch.policy.credits import PLENTY
+
+_NEWCOMER = (Share("*"),)
+_QUANTILES = {"0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Of one resource of one replica."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchState:
+    """See `maitred.observe.dispatch.DispatchState`, which says what each field means."""
+
+    waiting: Mapping[str, int]
+    predicted_wait_s: Mapping[str, float]
+    queue_bounds_s: Sequence[float]
+    queue_s: Mapping[tuple[str, str], Buckets]
+    running: int
+    outstanding_tokens: int
+    credits: Mapping[tuple[str, str], Credit]
+    refusals: Mapping[str, int]
+    left_waiting: int
+    wasted_tokens: int
+    service_per_s: float
+    predictions: int
+    ttft_ratio: Mapping[str, float]
+    ttft_error: Mapping[str, float]
+
+
+def state_of(floor: Floor, now_s: float) -> DispatchState:
+    """The state of a floor now."""
+    ready = floor.refresh()
+    outlook, counts = floor.outlook, floor.counts
+    waiting: dict[str, int] = {}
+    predicted: dict[str, float] = {}
+    for priority in PriorityClass:
+        waiting[priority.value] = sum(room.waiting_in(priority) for room in floor.rooms)
+        newcomer = floor.ticket(
+            Errand(
+                id="",
+                key="",
+                principal_org="",
+                flow=Flow(_NEWCOMER, priority),
+                prompt_tokens=1,
+                prompts=[[0]],
+                max_tokens=1,
+                choices=1,
+                arrived_s=now_s,
+            )
+        )
+        _, wait, prefill_s = floor.forecast(newcomer, ready, now_s)
+        predicted[priority.value] = outlook.place(0, wait.seconds, prefill_s, now_s).wait_s
+    credits_left: dict[tuple[str, str], Credit] = {}
+    for station in floor.stations:
+        name, free, total = station.post.name, station.free, station.total
+        credits_left[name, "slots"] = Credit(free.slots, total.slots)
+        if total.blocks < PLENTY:
+            size = station.block_tokens
+            credits_left[name, "kv_tokens"] = Credit(free.blocks * size, total.blocks * size)
+    return DispatchState(
+        waiting=waiting,
+        predicted_wait_s=predicted,
+        queue_bounds_s=QUEUE_BUCKETS_S,
+        queue_s=counts.queue_s,
+        running=floor.running,
+        outstanding_tokens=sum(station.credits.outstanding.blocks * station.block_tokens for station in floor.stations),
+        credits=credits_left,
+        refusals=counts.refusals,
+        left_waiting=counts.left_waiting,
+        wasted_tokens=counts.wasted_tokens,
+        service_per_s=outlook.per_s(ready) or 0.0,
+        predictions=outlook.calibration.compared,
+        ttft_ratio={name: outlook.calibration.ratio(share) for name, share in _QUANTILES.items()},
+        ttft_error={name: outlook.calibration.error(share) for name, share in _QUANTILES.items()},
+    )

@@ -1,0 +1,234 @@
+"""Metrics of dispatch: who waits, for what and how long, what replicas have left, and how good predictions are.
+
+Read when somebody scrapes, like the engines' state.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class QueueTimes(Protocol):
+    """A histogram of seconds."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """For each bound, and one more for what is longer; not cumulative."""
+        ...
+
+    @property
+    def sum_s(self) -> float:
+        """Of all."""
+        ...
+
+
+class CreditState(Protocol):
+    """What one replica has left."""
+
+    @property
+    def free(self) -> int:
+        """That can be given out now; below zero when the engine needs more than was thought."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """In all."""
+        ...
+
+
+class DispatchState(Protocol):
+    """The queue of one model at the moment of a scrape; classes are given by their names."""
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Class -> requests that wait."""
+        ...
+
+    @property
+    def predicted_wait_s(self) -> Mapping[str, float]:
+        """Class -> what a tenant that has nothing here would be told now."""
+        ...
+
+    @property
+    def queue_bounds_s(self) -> Sequence[float]:
+        """Upper bounds of the buckets of `queue_s`."""
+        ...
+
+    @property
+    def queue_s(self) -> Mapping[tuple[str, str], QueueTimes]:
+        """Class and cause -> how long released requests had waited for it."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that were released and have not left."""
+        ...
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Their prompts and predicted answers."""
+        ...
+
+    @property
+    def credits(self) -> Mapping[tuple[str, str], CreditState]:
+        """Replica and resource -> what is left."""
+        ...
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Reason -> requests that were refused."""
+        ...
+
+    @property
+    def left_waiting(self) -> int:
+        """Requests whose callers left while they waited."""
+        ...
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Output of requests that did not come to their end."""
+        ...
+
+    @property
+    def service_per_s(self) -> float:
+        """What all replicas do together when they are full; 0 while nobody knows."""
+        ...
+
+    @property
+    def predictions(self) -> int:
+        """Times to first token that were predicted and came."""
+        ...
+
+    @property
+    def ttft_ratio(self) -> Mapping[str, float]:
+        """Quantile -> predicted over actual."""
+        ...
+
+    @property
+    def ttft_error(self) -> Mapping[str, float]:
+        """Quantile -> relative error."""
+        ...
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[DispatchState], float]]] = {
+    "maitred_dispatch_running": ("Requests at replicas.", lambda state: state.running),
+    "maitred_dispatch_outstanding_tokens": (
+        "Their prompts and predicted answers.",
+        lambda state: state.outstanding_tokens,
+    ),
+    "maitred_dispatch_service_per_second": (
+        "What the replicas do together when they are full.",
+        lambda state: state.service_per_s,
+    ),
+}
+_COUNTERS: Mapping[str, tuple[str, Callable[[DispatchState], float]]] = {
+    "maitred_dispatch_left_waiting": (
+        "Requests whose callers left while they waited.",
+        lambda state: state.left_waiting,
+    ),
+    "maitred_dispatch_wasted_tokens": (
+        "Output tokens of requests that did not come to their end.",
+        lambda state: state.wasted_tokens,
+    ),
+    "maitred_dispatch_predictions": (
+        "Times to first token that were predicted and came.",
+        lambda state: state.predictions,
+    ),
+}
+_BY_CLASS: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, float]]]] = {
+    "maitred_dispatch_waiting": ("Requests that wait.", lambda state: state.waiting),
+    "maitred_dispatch_predicted_wait_seconds": (
+        "How long a newcomer would wait.",
+        lambda state: state.predicted_wait_s,
+    ),
+}
+_BY_QUANTILE: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, float]]]] = {
+    "maitred_dispatch_ttft_ratio": (
+        "Predicted time to first token over what came, of the last ones.",
+        lambda state: state.ttft_ratio,
+    ),
+    "maitred_dispatch_ttft_error": (
+        "Relative error of the predicted time to first token, of the last ones.",
+        lambda state: state.ttft_error,
+    ),
+}
+
+
+class DispatchMetrics(Collector):
+    """Reads the queues when somebody scrapes.
+
+    Args:
+        states: Each queue by its model's name.
+    """
+
+    def __init__(self, states: Callable[[], Mapping[str, DispatchState]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        states = self._states()
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model"])
+            for model, state in states.items():
+                gauge.add_metric([model], read(state))
+            yield gauge
+        for name, (text, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            for model, state in states.items():
+                counter.add_metric([model], read(state))
+            yield counter
+        for label, families in (("class", _BY_CLASS), ("quantile", _BY_QUANTILE)):
+            for name, (text, values) in families.items():
+                gauge = GaugeMetricFamily(name, text, labels=["model", label])
+                for model, state in states.items():
+                    for value_of, value in values(state).items():
+                        gauge.add_metric([model, value_of], value)
+                yield gauge
+        yield _refusals(states)
+        yield _credits(states)
+        yield _queue_times(states)
+
+
+def _refusals(states: Mapping[str, DispatchState]) -> Metric:
+    refusals = CounterMetricFamily(
+        "maitred_dispatch_refusals",
+        "Requests that were refused, before or while they waited.",
+        labels=["model", "reason"],
+    )
+    for model, state in states.items():
+        for reason, count in state.refusals.items():
+            refusals.add_metric([model, reason], count)
+    return refusals
+
+
+def _credits(states: Mapping[str, DispatchState]) -> Metric:
+    left = GaugeMetricFamily(
+        "maitred_dispatch_credits",
+        "What replicas can be given, and what they have in all.",
+        labels=["model", "replica", "resource", "state"],
+    )
+    for model, state in states.items():
+        for (replica, resource), credit in state.credits.items():
+            left.add_metric([model, replica, resource, "free"], credit.free)
+            left.add_metric([model, replica, resource, "total"], credit.total)
+    return left
+
+
+def _queue_times(states: Mapping[str, DispatchState]) -> Metric:
+    times = HistogramMetricFamily(
+        "maitred_dispatch_queue_seconds",
+        "How long requests waited before they were released, by cause.",
+        labels=["model", "class", "cause"],
+    )
+    for model, state in states.items():
+        bounds = [*map(str, state.queue_bounds_s), "+Inf"]
+        for (priority, cause), waited in state.queue_s.items():
+            total = 0
+            buckets = []
+            for bound, count in zip(bounds, waited.counts, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            times.add_metric([model, priority, cause], buckets, waited.sum_s)
+    return times
