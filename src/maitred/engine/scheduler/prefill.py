@@ -28,6 +28,11 @@ class PrefillBudget:
         self.tokens = tokens
         self._time = time
 
+    @property
+    def spent(self) -> bool:
+        """Whether nothing fits any more."""
+        return self.tokens == 0 or (self._time is not None and self._time.spent)
+
     def take(self, start: int, wanted: int) -> int:
         """Spends what some tokens take that follow `start` earlier ones; how many of those `wanted` fit."""
         length = min(wanted, self.tokens)
@@ -35,12 +40,6 @@ class PrefillBudget:
             length = self._time.take(start, length)
         self.tokens -= length
         return length
-
-    def give_back(self, start: int, length: int) -> None:
-        """Undoes a `take` of so many tokens."""
-        self.tokens += length
-        if self._time is not None and length:
-            self._time.give_back(start, length)
 
 
 class Claims:

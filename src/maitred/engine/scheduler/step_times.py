@@ -56,6 +56,10 @@ class StepWork:
         tokens = self.decodes + self.prefill_tokens
         return times.of(tokens, self.context_tokens, decodes=self.decodes, chunks=self.chunks, pairs=self.pairs)
 
+    def prefill_seconds(self, times: StepTimes) -> float:
+        """What the prefill in it adds."""
+        return times.token_s * self.prefill_tokens + times.chunk_s * self.chunks + times.pair_s * self.pairs
+
 
 class StepMeter:
     """Learns what steps take. Deterministic; the times are measured by whoever runs the steps."""
@@ -178,6 +182,11 @@ class StepBudget:
         self._pairs = pairs
         self._least = _LEAST_PREFILL_TOKENS
 
+    @property
+    def spent(self) -> bool:
+        """Whether not even one token fits any more."""
+        return not self._least and not (self._tokens and self._times.longest_chunk(self._left_s, 0, 1))
+
     def take(self, start: int, wanted: int) -> int:
         """Spends what a chunk takes: how many of the `wanted` tokens after `start` earlier ones fit; 0 if none does.
 
@@ -193,10 +202,3 @@ class StepBudget:
             self._pairs -= pairs_of(start, length)
             self._least = max(0, self._least - length)
         return length
-
-    def give_back(self, start: int, length: int) -> None:
-        """Undoes a `take` of so many tokens."""
-        self._left_s += self._times.chunk(start, length)
-        self._tokens += length
-        self._pairs += pairs_of(start, length)
-        self._least = min(_LEAST_PREFILL_TOKENS, self._least + length)
