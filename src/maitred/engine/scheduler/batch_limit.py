@@ -66,14 +66,14 @@ class BatchLimit:
             seconds: From one plan to the next: the gap that its decodes' readers see.
             decodes: How many these are. A step without any is ignored.
             prefill_s: What the prefill in it took, as predicted.
-            running: Sequences in the batch.
+            running: Sequences in the batch, those that the step has ended not included.
             waiting: Sequences that would be admitted if the limit allowed it.
         """
         if self._objective_s is None or not decodes:
             return
         self._gaps.append((max(0.0, seconds - prefill_s), decodes))
-        self._peak = max(self._peak, running)
-        self._wanted = self._wanted or (waiting > 0 and running >= self.limit)
+        self._peak = max(self._peak, running, decodes)
+        self._wanted = self._wanted or (waiting > 0 and max(running, decodes) >= self.limit)
         if len(self._gaps) == _WINDOW_STEPS:
             self._adapt(
                 _quantile(self._gaps, 0.5) / self._objective_s, _quantile(self._gaps, _SHARE) / self._objective_s
