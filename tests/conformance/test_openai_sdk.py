@@ -176,3 +176,32 @@ async def test_an_impatient_client_retries_into_its_own_answer():
         assert completion.choices[0].message.content == TEXT
         await system.wait_until(lambda: len(system.tallies) > 1)
         assert len(system.engine.submitted) == 1
+
+
+async def test_what_a_request_says_of_its_urgency_and_what_it_is_told():
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL,
+            messages=USER,
+            service_tier="flex",
+            extra_headers={"x-maitred-deadline-ms": "60000", "x-maitred-explain": "true"},
+            extra_body={"priority": 6},
+        )
+        assert raw.headers["x-maitred-priority"] == "standard"
+        assert raw.headers["x-maitred-queue-position"] == "0"
+        assert int(raw.headers["x-maitred-predicted-ttft-ms"]) >= int(raw.headers["x-maitred-predicted-wait-ms"]) >= 0
+        assert "x-maitred-waited" in raw.headers
+        assert raw.parse().choices[0].message.content == TEXT
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=USER, service_tier="gold")
+        assert caught.value.param == "service_tier"
+
+
+async def test_the_client_does_not_come_back_beyond_its_budget_of_retries():
+    async with gateway([ANSWER], max_in_flight=1, retry_share=0.0, retry_allowance=1) as system:
+        async with system.gate.enter(), async_client(system).with_options(max_retries=2) as client:
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.chat.completions.create(model=MODEL, messages=USER)
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        # It came, was granted one retry, came back, and then let it be.
+        assert [tally.status for tally in system.tallies] == [429, 429]

@@ -280,3 +280,24 @@ async def test_a_body_that_does_not_arrive_gives_its_place_back():
         assert (await system.chat()).status_code == 200
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_stream_that_falls_silent_in_the_middle_shows_that_it_lives():
+    silent = Answer(tokens=HELLO * 2, fault=Fault.STALL, fault_after=3)
+    async with gateway([silent], heartbeat_s=0.1) as system:
+        body = {"model": MODEL, "prompt": "Hi", "stream": True, "max_tokens": 50}
+        received = ""
+        async with system.client.stream("POST", "/v1/completions", json=body) as response:
+            async for piece in response.aiter_text():
+                received += piece
+                if received.count(": waiting for the next token\n\n") == 2:
+                    break
+        assert received.startswith("data: ")
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
+
+
+async def test_a_stream_that_talks_has_no_comments():
+    async with gateway([Answer(tokens=HELLO * 4)], step_s=0.02, heartbeat_s=0.2) as system:
+        response = await system.chat(stream=True, max_tokens=100)
+        assert ": waiting" not in response.text
+        assert len(HELLO) * 4 * 0.02 > 0.5

@@ -377,3 +377,18 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
         assert sum(tally.completion_tokens for tally in system.tallies) == len(system.kept) * (len(HELLO) * 3 + 1)
         assert counted(system, "maitred_requests") == len(system.tallies)
         assert system.link.open_streams == 0
+
+
+async def test_comments_are_each_readers_own_and_no_part_of_what_is_repeated():
+    slow = Answer(tokens=[*HELLO, EOS], wait_steps=15)
+    async with gateway([slow], step_s=STEP_S, heartbeat_s=0.05) as system:
+        first, again = await asyncio.gather(ask(system, "k"), ask(system, "k"))
+        late = await ask(system, "k")
+        assert len(system.engine.submitted) == 1
+        for live in (first, again):
+            assert live.text.startswith(": ")
+            assert live.text.endswith("data: [DONE]\n\n")
+        assert ": waiting" not in late.text
+        events = [[line for line in answer.text.splitlines() if line.startswith("data:")] for answer in (first, late)]
+        assert events[0] == events[1]
+        assert replayed(late)

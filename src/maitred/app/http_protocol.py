@@ -26,6 +26,9 @@ HEAD_DEADLINE_S = 30.0
 """From the opening of the connection, or the first byte of a later request, to the end of the headers."""
 
 STALL_GRACE_S = 30.0
+_MOST_UNSENT_BYTES = 64 * 1024
+_GONE_OUT_BYTES = 16 * 1024
+"""Of these: what a client must take within the grace. On the slowest connection that anybody reads by it does."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """Lingering for 0 s: the connection is reset."""
 _MOST_PIPELINED = 4
@@ -71,6 +74,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES, low=_MOST_UNSENT_BYTES - _GONE_OUT_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,6 +20,9 @@ class Transport:
     def get_write_buffer_size(self):
         return self.unsent
 
+    def set_write_buffer_limits(self, high, low):
+        assert 0 < low < high
+
     def get_extra_info(self, name, default=None):
         return default
 

@@ -7,7 +7,8 @@ small allowance is always there for those who send little. Who is over the budge
 
 This is the retry budget of Finagle's clients, kept by the server, which sees all of a tenant's clients together. With
 `f` first attempts and `r` grants, each weighted by ``exp(-age / WINDOW_S)``, there is a grant while
-``r < share * f + allowance``: in the long run, no more than that many in each window.
+``r + 1/2 <= share * f + allowance``: at any moment the nearest whole number, and in the long run that many in each
+window.
 
 Pure: time is an argument. Memory is bounded by the number of tenants and of keys that are remembered; who is forgotten
 starts anew, with the allowance.
@@ -86,7 +87,7 @@ class RetryBudget:
             if len(self._refused) > self._most_keys:
                 self._refused.popitem(last=False)
         account = self._account(tenant, now_s)
-        if account.grants >= self._share * account.firsts + self._allowance:
+        if account.grants + 0.5 > self._share * account.firsts + self._allowance:
             return False
         account.grants += 1
         return True

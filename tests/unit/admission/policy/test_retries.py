@@ -39,7 +39,7 @@ def test_a_repeated_key_is_a_retry_though_the_client_does_not_say_so():
 def test_what_lies_long_ago_counts_no_more():
     budget = RetryBudget(0.2, 10)
     assert grants(budget, "a", 100) == 10
-    assert grants(budget, "a", 100, WINDOW_S) == 7, "3.7 of the 10 count still"
+    assert grants(budget, "a", 100, WINDOW_S) == 6, "3.7 of the 10 count still"
     assert grants(budget, "a", 100, 100 * WINDOW_S) == 10
 
 
@@ -76,4 +76,4 @@ def test_grants_never_exceed_the_share_and_the_allowance(seed, share, allowance)
             firsts += budget.arrived("a", 5.0, retries=chance.randint(0, 1)) == 0
         else:
             granted += budget.refused("a", 5.0)
-        assert granted < share * firsts + allowance + 1
+        assert granted <= share * firsts + allowance + 0.5
