@@ -25,6 +25,7 @@ from benchmarks.caller import CHAT, COMPLETIONS, Call, Client, Reply
 from benchmarks.crowd import PLAIN_TOKENS, WORDS
 from benchmarks.installation import MODEL, Gateway, Installation, Key, Organisation, Plan, installed
 from benchmarks.report import Report, percentiles
+from benchmarks.served import unbounded
 
 SEED = 20261126
 PLACES = 16
@@ -41,8 +42,8 @@ LEFT: Mapping[str, str] = {
     "maitred_engine_waiting": "waiting sequences",
     "maitred_leases": "leases",
     "maitred_dispatch_waiting": "places in the queue",
-    "maitred_dispatch_held_sequences": "slots",
-    "maitred_dispatch_held_tokens": "credits",
+    "maitred_dispatch_running": "requests at the replica",
+    "maitred_dispatch_outstanding_tokens": "outstanding tokens",
 }
 
 
@@ -68,7 +69,8 @@ def main() -> int:
 async def run(report: Report, aborts: int, probes: int) -> None:
     """The crowd that leaves, then one after the other."""
     key = Key()
-    plan = Plan({"acme": Organisation({"key": key})}, engine=("--max-sequences", str(PLACES)))
+    organisations = {"acme": Organisation({"key": key})}
+    plan = Plan(organisations, settings=unbounded(), engine=("--max-sequences", str(PLACES)))
     async with installed(plan) as installation:
         gateway = installation.gateways[0]
         client = Client(gateway.url, patience_s=120)
@@ -184,11 +186,15 @@ async def require_nothing_left(report: Report, gateway: Gateway, when: str) -> N
 def left_of(samples: Mapping[str, float]) -> dict[str, float]:
     """What is held, by name."""
     sums: dict[str, float] = {}
+    credit = {"free": 0.0, "total": 0.0}
     for sample, value in samples.items():
         name = sample.partition("{")[0]
         sums[name] = sums.get(name, 0.0) + value
+        if name == "maitred_dispatch_credits":
+            credit["free" if 'state="free"' in sample else "total"] += value
     held: dict[str, Any] = {words: sums[name] for name, words in LEFT.items() if name in sums}
     held["KV blocks"] = sums["maitred_engine_kv_blocks_total"] - sums["maitred_engine_kv_blocks_free"]
+    held["credits"] = credit["total"] - credit["free"]
     return held
 
 
