@@ -74,8 +74,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.charged: dict[Flow, float] = defaultdict(float)
         self.billed: dict[Flow, float] = defaultdict(float)
-        charge = self.scheduler._line.charge
-        self.scheduler._line.charge = lambda flow, service: (self.note_charge(flow, service), charge(flow, service))[1]
+        charge = self.scheduler._state.line.charge
+        self.scheduler._state.line.charge = lambda flow, service: (
+            self.note_charge(flow, service),
+            charge(flow, service),
+        )[1]
         self.cache = PaperCache()
         self.live: list[Sequence] = []
         self.paused: list[Sequence] = []
@@ -193,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         tokens = [data.draw(st.integers(0, VOCABULARY - 1)) for _ in sampling]
-        advances = self.scheduler.commit(plan, tokens, self.now_s)
+        advances = self.scheduler.commit(plan, tokens)
 
         assert [advance.token for advance in advances] == tokens
         self.produced += len(tokens)
@@ -239,14 +242,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         steps = 0
         while self.live:
             plan = self.scheduler.plan(self.now_s)
-            advances = self.scheduler.commit(plan, [0 for chunk in plan.chunks if chunk.samples], self.now_s)
+            advances = self.scheduler.commit(plan, [0 for chunk in plan.chunks if chunk.samples])
             for sequence in plan.expired + [advance.sequence for advance in advances if advance.finish]:
                 self.live.remove(sequence)
             steps += 1
             assert steps < 10_000, "the scheduler does not come to an end"
         assert self.scheduler.promised_blocks == 0
         assert self.scheduler.waiting_prompt_tokens == 0
-        assert self.scheduler.next_deadline_s() is None
+        assert self.scheduler.patience_s(self.now_s) is None
         assert self.pool.idle == self.pool.total
 
 

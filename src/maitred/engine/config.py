@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
+from maitred.fairness.config import LineConfig
 
 
 class KVShareConfig(Struct, frozen=True, kw_only=True):
@@ -96,6 +97,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Keep the KV of finished prompts and reuse it when another prompt starts the same way."),
     ] = True
+    line: Annotated[
+        LineConfig,
+        Meta(
+            description="Who is admitted to the batch next. While the gateway's own queue is the fuller one, as it "
+            "should be, `dispatch.line` decides more than this."
+        ),
+    ] = LineConfig()
     itl_objective_s: Annotated[
         Annotated[float, Meta(gt=0, le=60)] | None,
         Meta(

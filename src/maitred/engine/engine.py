@@ -62,15 +62,12 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether anything runs or waits."""
         return self._scheduler.busy
 
     def patience_s(self) -> float | None:
         """How long the next step may be put off: not at all while there is work; None: until somebody asks."""
-        if self._scheduler.busy:
-            return 0.0
-        due_s = self._scheduler.next_deadline_s()
-        return None if due_s is None else max(0.0, due_s - self._clock.monotonic_s())
+        return self._scheduler.patience_s(self._clock.monotonic_s())
 
     @property
     def occupied(self) -> bool:
@@ -138,7 +135,7 @@ class Engine:
         if not plan:
             return outputs
         tokens, logprobs = self._runner.execute(plan)
-        advances = self._scheduler.commit(plan, tokens, self._clock.monotonic_s())
+        advances = self._scheduler.commit(plan, tokens)
         for advance, logprob in zip(advances, logprobs, strict=True):
             sequence = advance.sequence
             scores = None if logprob is None else [logprob]
@@ -148,7 +145,7 @@ class Engine:
         self._steps += 1
         self._step_s += end_s - start_s
         self._measuring = StepWork.of(plan), start_s
-        if not self._scheduler.busy:
+        if self._scheduler.patience_s(end_s) != 0:
             self._record(end_s)
         return outputs
 
@@ -158,7 +155,7 @@ class Engine:
             work, start_s = self._measuring
             self._measuring = None
             if now_s > start_s:
-                self._scheduler.meter.record(work, now_s - start_s)
+                self._scheduler.measured(work, now_s - start_s)
 
     def _emit(self, outputs: dict[Hashable, list[Output]], sequence: Sequence, delta: Delta) -> None:
         owner = self._owners[sequence.key]
@@ -189,7 +186,7 @@ class Engine:
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
             paused=scheduler.paused,
             step_tokens=scheduler.step_tokens,
-            times=scheduler.meter.times,
+            times=scheduler.times,
         )
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:

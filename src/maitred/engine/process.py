@@ -21,6 +21,7 @@ from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
 from maitred.engine.runner import ModelRunner
 from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
 from maitred.engine.threads import step_threads
@@ -116,6 +117,11 @@ def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
         context_tokens=kv.context_tokens,
         eos_token_ids=eos,
         prefix_cache=config.prefix_cache,
+        line=config.line,
+        itl_objective_s=config.itl_objective_s,
+        min_sequences=config.min_sequences,
+        kv_shares=config.kv_shares,
+        window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
     )
     runner = ModelRunner(
         loaded.decoder,

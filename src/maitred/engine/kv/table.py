@@ -44,6 +44,10 @@ class BlockTable:
         holders = self._pool.holders
         return bisect_left(self.blocks, True, key=lambda block: holders(block) == 1)
 
+    def cached(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens `open` would find in the cache now."""
+        return len(self._cached_prefix(tokens)) * self.block_tokens
+
     def open(self, tokens: Sequence[int], *, room_tokens: int = 0, spare: int = 0) -> int | None:
         """Takes blocks for all of `tokens`, reusing the longest cached prefix.
 
@@ -60,7 +64,7 @@ class BlockTable:
         assert not self.blocks
         reusable = self._cached_prefix(tokens)
         self._pool.share(reusable)
-        missing = self._blocks_for(max(len(tokens), room_tokens)) - len(reusable)
+        missing = self.blocks_for(max(len(tokens), room_tokens)) - len(reusable)
         fresh = self._pool.allocate(missing) if missing + spare <= self._pool.idle else None
         if fresh is None:
             self._pool.free(reusable)
@@ -72,7 +76,7 @@ class BlockTable:
 
     def grow(self, tokens: int) -> bool:
         """Makes room for `tokens` in all; False, changing nothing, when the pool has too few blocks."""
-        missing = self._blocks_for(tokens) - len(self.blocks)
+        missing = self.blocks_for(tokens) - len(self.blocks)
         if missing <= 0:
             return True
         fresh = self._pool.allocate(missing)
@@ -98,7 +102,8 @@ class BlockTable:
         self.capacity_tokens = 0
         self._published = 0
 
-    def _blocks_for(self, tokens: int) -> int:
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that so many tokens fill."""
         return -(-tokens // self.block_tokens)
 
     def _extend_keys(self, tokens: Sequence[int], count: int) -> None:

@@ -97,6 +97,19 @@ class Residency:
         """Whether so many more blocks are inside the flow's own floor. If so, it may pass a head that finds no room."""
         return any(blocks <= holding.unmet for holding in self._of(flow))
 
+    @property
+    def active(self) -> bool:
+        """Whether anybody has a share."""
+        return bool(self._holdings)
+
+    def capped(self, flow: Flow, blocks: int) -> bool:
+        """Whether so many more blocks are beyond a ceiling, so that the flow waits for its own sequences to end."""
+        return any(len(holding.blocks) + blocks > holding.ceiling for holding in self._of(flow))
+
+    def protects(self, flow: Flow) -> bool:
+        """Whether all that the flow holds is inside a floor, so that others must not take it."""
+        return any(0 < len(holding.blocks) <= holding.floor for holding in self._of(flow))
+
     def most(self, flow: Flow) -> int:
         """The most blocks that one sequence of the flow can ever hold. Refuse what needs more."""
         own = self._of(flow)

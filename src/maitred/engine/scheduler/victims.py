@@ -17,8 +17,8 @@ preempted again nor makes others be."""
 
 def choose_victim(
     candidates: Iterable[Sequence], over_service: Callable[[Flow], float], *, service_unit: float
-) -> Sequence:
-    """The candidate to preempt; at least one must have been preempted fewer than `MAX_PREEMPTIONS` times.
+) -> Sequence | None:
+    """The candidate to preempt; None if each has been preempted `MAX_PREEMPTIONS` times.
 
     Args:
         candidates: Running sequences.
@@ -43,5 +43,4 @@ def choose_victim(
         score = (reclaimable / cost_tokens * (1.0 + lead / service_unit), sequence.key)
         if score > best_score:
             best, best_score = sequence, score
-    assert best is not None, "those that cannot be preempted have all the blocks they need"
     return best

@@ -1,16 +1,21 @@
 """The sequences that wait for admission: the line that orders them, and what they will need."""
 
 from maitred.core.service import ServiceWeights
+from maitred.engine.scheduler.accounts import Account
+from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.fairness.line import Entry, Line
 
 
 class WaitingRoom:
-    """A line of sequences.
+    """A line of sequences, and beside it those whose tenants hold all of the KV cache that they may.
+
+    The latter must not keep others from their turn, so they stand aside until something of their tenants has ended.
 
     Args:
         line: Their order.
         weights: Service per token, to predict what a sequence will cost.
+        residency: Learns who waits, and says who may go on.
         block_tokens: Tokens per block.
         by_prefix: Whether the line wants to know who shares a prefix.
 
@@ -19,19 +24,31 @@ class WaitingRoom:
         prompt_tokens: Of all of them.
     """
 
-    def __init__(self, line: Line[Sequence], weights: ServiceWeights, *, block_tokens: int, by_prefix: bool) -> None:
+    def __init__(
+        self,
+        line: Line[Sequence],
+        weights: ServiceWeights,
+        residency: Residency,
+        *,
+        block_tokens: int,
+        by_prefix: bool,
+    ) -> None:
         self.blocks = 0
         self.prompt_tokens = 0
         self._line = line
         self._weights = weights
+        self._residency = residency
         self._block_tokens = block_tokens
         self._by_prefix = by_prefix
+        self._aside: dict[Account, dict[int, Sequence]] = {}
+        """By flow, in the order in which they would have been admitted."""
+        self._waiting = 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return self._waiting
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
-        """A sequence joins the line: a new one, or one that was paused, by the age it has."""
+        """A sequence joins the line: a new one, or one that comes back, by the age it has."""
         prompt, scope = sequence.request.prompt, sequence.request.cache_scope
         sequence.entry = Entry(
             sequence,
@@ -61,10 +78,33 @@ class WaitingRoom:
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence waits no more, and was not admitted."""
-        self._line.remove(sequence.entry)
+        own = self._aside.get(sequence.account)
+        if own is not None and own.pop(sequence.key, None) is not None:
+            if not own:
+                del self._aside[sequence.account]
+        else:
+            self._line.remove(sequence.entry)
         self._count(sequence, -1)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """A sequence leaves the line until its tenant may hold what it needs."""
+        self._line.remove(sequence.entry)
+        self._aside.setdefault(sequence.account, {})[sequence.key] = sequence
+
+    def call_back(self, now_s: float) -> None:
+        """Lets the first of each flow that stands aside into the line again, if there is room for it now."""
+        for account, own in list(self._aside.items()):
+            first = next(iter(own.values()))
+            if not self._residency.capped(account.flow, first.table.blocks_for(len(first.tokens))):
+                self.leave(first)
+                self.enter(first, now_s)
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         expected = sequence.prompt_tokens + sequence.expected_output
         self.blocks += sign * -(-expected // self._block_tokens)
         self.prompt_tokens += sign * sequence.prompt_tokens
+        self._waiting += sign
+        if sign > 0:
+            self._residency.joined(sequence.account.flow)
+        else:
+            self._residency.left(sequence.account.flow)

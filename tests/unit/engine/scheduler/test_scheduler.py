@@ -21,7 +21,7 @@ def make_request(prompt, *, max_tokens=4, n=1, **sampling):
 
 def run_step(scheduler, token=1, now_s=0.0):
     plan = scheduler.plan(now_s)
-    return plan, scheduler.commit(plan, [token for chunk in plan.chunks if chunk.samples], now_s)
+    return plan, scheduler.commit(plan, [token for chunk in plan.chunks if chunk.samples])
 
 
 def run_until_idle(scheduler):

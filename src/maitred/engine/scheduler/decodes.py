@@ -1,0 +1,57 @@
+"""The first pass of a plan: one token for every stream that has begun, and blocks for those that need one."""
+
+from itertools import chain
+
+from maitred.engine.scheduler.plan import Chunk, StepPlan
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.state import State
+from maitred.engine.scheduler.victims import choose_victim
+
+
+def plan_decodes(state: State, plan: StepPlan, now_s: float, *, service_unit: float) -> None:
+    """Plans a decode for each sequence that decodes and keeps its blocks.
+
+    Args:
+        state: Of the scheduler.
+        plan: Gets the decodes, and the sequences that are preempted for them.
+        now_s: The time.
+        service_unit: See `choose_victim`.
+    """
+    decoding = state.batch.decoding
+    growing = [s for s in decoding.values() if len(s.tokens) > s.table.capacity_tokens]
+    # Victims are found before anything is planned: what a plan publishes is certain to be computed.
+    if growing:
+        _make_room(state, plan, growing, now_s, service_unit)
+    decodes = plan.decodes
+    context = 0
+    for sequence in decoding.values():
+        start = sequence.computed
+        end = start + 1
+        context += end
+        if end % sequence.table.block_tokens == 0 or start < sequence.prompt_tokens or start < sequence.once_computed:
+            state.book(sequence, start, end)
+        else:  # nearly always: nothing is charged for it and no block is full
+            sequence.once_computed = end
+        decodes.append(Chunk(sequence, start, 1))
+    state.batch.context_tokens = context
+
+
+def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float) -> None:
+    """Gives every growing sequence its block, or preempts it."""
+    pool, batch, residency = state.pool, state.batch, state.residency
+    while len(growing) > pool.idle:
+        running = list(chain(batch.decoding.values(), batch.prefilling.values()))
+        beyond_floor = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
+        victim = choose_victim(beyond_floor, state.line.over_service, service_unit=service_unit) or choose_victim(
+            running, state.line.over_service, service_unit=service_unit
+        )
+        assert victim is not None, "those that cannot be preempted have all the blocks they need"
+        state.preempt(victim, plan, now_s)
+        if victim in growing:
+            growing.remove(victim)
+    for sequence in growing:
+        # What a tenant may not hold one of its own gives up: the one that would have exceeded it.
+        if residency.room(sequence.account.flow, pool.idle):
+            state.grow(sequence)
+        else:
+            state.preempt(sequence, plan, now_s)

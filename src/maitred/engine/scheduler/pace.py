@@ -1,0 +1,57 @@
+"""How much a step does: so many sequences, and so many tokens of prompts, as the readers' objective leaves room for."""
+
+from maitred.core.ports import StepTimes
+from maitred.engine.scheduler.batch import Batch
+from maitred.engine.scheduler.batch_limit import BatchLimit
+from maitred.engine.scheduler.prefill import PrefillBudget
+from maitred.engine.scheduler.step_times import StepMeter, StepWork
+
+
+class Pace:
+    """Learns from measured steps, and sizes the next one.
+
+    Args:
+        step_tokens: Tokens in a step at most.
+        max_sequences: Sequences that run together at most.
+        min_sequences: That may run however slow the steps are.
+        itl_objective_s: The engine's own; None: steps are as large as they may be.
+    """
+
+    def __init__(
+        self, *, step_tokens: int, max_sequences: int, min_sequences: int, itl_objective_s: float | None
+    ) -> None:
+        self._step_tokens = step_tokens
+        self._limit = BatchLimit(itl_objective_s, least=min(min_sequences, max_sequences), most=max_sequences)
+        self._meter = StepMeter()
+
+    @property
+    def times(self) -> StepTimes:
+        """What steps take, as far as it was measured."""
+        return self._meter.times
+
+    @property
+    def sequences(self) -> int:
+        """That may run together now."""
+        return self._limit.limit
+
+    def tokens(self, batch: Batch) -> int:
+        """That a step with this batch may compute."""
+        objective_s = batch.itl_objective_s
+        if objective_s is None:
+            return self._step_tokens
+        decodes = len(batch.decoding)
+        return min(self._step_tokens, self._meter.tokens_within(objective_s, decodes, batch.context_tokens))
+
+    def budget(self, batch: Batch, decodes: int) -> PrefillBudget:
+        """What a step with so many decodes has for prompts: room in time only while somebody waits for its end."""
+        objective_s = batch.itl_objective_s
+        time = None
+        if objective_s is not None and decodes:
+            time = self._meter.budget(objective_s, decodes, batch.context_tokens)
+        return PrefillBudget(self._step_tokens - decodes, time)
+
+    def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
+        """A step took so long; see `BatchLimit.record` for the numbers."""
+        prefill_s = work.prefill_seconds(self._meter.times)
+        self._limit.record(seconds, work.decodes, prefill_s=prefill_s, running=running, waiting=waiting)
+        self._meter.record(work, seconds)

@@ -1,0 +1,159 @@
+"""The second and third pass of a plan: prompts under way and admissions, in the order in which they are owed."""
+
+from maitred.core.ports import StepTimes
+from maitred.core.request import WaitCause
+from maitred.engine.scheduler.plan import Chunk, StepPlan
+from maitred.engine.scheduler.prefill import FLOOR_SHARE, Claims, PrefillBudget
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.state import State
+from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
+
+_CERTAINLY = 0.5
+"""Of the time that a prompt is predicted to take. A prediction that is off by more than this is worth a try."""
+_PASSES = 8
+"""Sequences that are looked at behind a head that finds no room."""
+
+
+class PromptPlanner:
+    """Spends the budget of one step.
+
+    Args:
+        state: Of the scheduler.
+        plan: Has its decodes; gets the prompts.
+        budget: What the step has for prompts.
+        times: What steps take.
+        slots: Sequences that may run.
+        by_class: Whether more urgent classes go first.
+        now_s: The time.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        plan: StepPlan,
+        budget: PrefillBudget,
+        times: StepTimes,
+        *,
+        slots: int,
+        by_class: bool,
+        now_s: float,
+    ) -> None:
+        self._state = state
+        self._plan = plan
+        self._budget = budget
+        self._times = times
+        self._slots = slots
+        self._now_s = now_s
+        self._claims = Claims(state.line.over_service, by_class=by_class)
+        self._chunks: dict[int, Chunk] = {}
+        self._refused: WaitCause | None = None
+        self._passed: list[Sequence] = []
+        """Found no room, and are out of the line while others are looked at."""
+
+    def run(self, hold: WaitCause | None) -> None:
+        """Plans the prompts.
+
+        Args:
+            hold: Why nobody is admitted in this step; None: they are.
+        """
+        state, budget, claims = self._state, self._budget, self._claims
+        under_way = sorted(state.batch.prefilling.values(), key=lambda s: (claims.of(s), s.key), reverse=True)
+        if under_way:
+            oldest = min(under_way, key=lambda sequence: sequence.key)
+            self._extend(oldest, max(1, budget.tokens // FLOOR_SHARE))
+        self._refused = hold
+        while not budget.spent:
+            head = self._head() if self._refused is None else None
+            if head is not None and (not under_way or claims.of(head) < claims.of(under_way[-1])):
+                self._try(head)
+                claims.changed(head)
+            elif under_way:
+                sequence = under_way.pop()
+                self._extend(sequence, sequence.pending)
+                claims.changed(sequence)
+            else:
+                break
+        for sequence in self._passed:
+            state.room.enter(sequence, self._now_s)
+            self._refused = WaitCause.KV_FULL
+        state.waits.cause = self._refused or WaitCause.PREFILL_BUDGET
+        state.batch.skipped = [
+            s for s in state.batch.prefilling.values() if s.key not in self._chunks and not s.output_tokens
+        ]
+
+    def _head(self) -> Sequence | None:
+        while (head := self._state.room.head(self._now_s)) is not None and too_late(head, self._times, self._now_s):
+            self._state.expire(head, self._plan)
+        return head
+
+    def _try(self, head: Sequence) -> None:
+        """Admits the head of the line, sets it aside, or finds that nobody can be admitted."""
+        refused = self._admit(head)
+        residency = self._state.residency
+        if refused is WaitCause.KV_FULL and residency.active:
+            if residency.capped(head.account.flow, head.table.blocks_for(len(head.tokens))):
+                self._state.room.set_aside(head)
+                return
+            if len(self._passed) < _PASSES:
+                self._state.room.leave(head)
+                self._passed.append(head)
+                return
+        self._refused = refused
+
+    def _admit(self, sequence: Sequence) -> WaitCause | None:
+        """Takes blocks for all the sequence's tokens, leaving the running ones room for their next block.
+
+        Returns:
+            Why it could not be admitted; None if it was, with its first chunk.
+        """
+        state, table = self._state, sequence.table
+        running = len(state.batch)
+        if running >= self._slots:
+            return WaitCause.SLOTS
+        final = sequence.preemptions >= MAX_PREEMPTIONS
+        room_tokens = sequence.prompt_tokens + sequence.max_tokens if final else 0
+        flow = sequence.account.flow
+        if self._passed and not state.residency.entitled(
+            flow, table.blocks_for(max(len(sequence.tokens), room_tokens))
+        ):
+            return WaitCause.KV_FULL
+        spare = max(running, state.residency.spare(flow, state.pool.idle))
+        cached = table.open(sequence.tokens, room_tokens=room_tokens, spare=spare)
+        if cached is None:
+            return WaitCause.KV_FULL
+        length = self._budget.take(cached, len(sequence.tokens) - cached)
+        if length == 0:
+            table.release()
+            return WaitCause.PREFILL_BUDGET
+        state.admit(sequence, cached, self._now_s)
+        chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
+        (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)
+        state.book(sequence, cached, cached + length)
+        return None
+
+    def _extend(self, sequence: Sequence, wanted: int) -> None:
+        """Gives a prompt under way up to so many tokens (more) in this step."""
+        chunk = self._chunks.get(sequence.key)
+        start = sequence.computed if chunk is None else chunk.end
+        length = self._budget.take(start, min(wanted, len(sequence.tokens) - start))
+        if length == 0:
+            return
+        if chunk is None:
+            chunk = self._chunks[sequence.key] = Chunk(sequence, start, length)
+            self._plan.prefills.append(chunk)
+        else:
+            chunk.length += length
+        self._state.book(sequence, start, start + length)
+
+
+def too_late(sequence: Sequence, times: StepTimes, now_s: float) -> bool:
+    """Whether the sequence will certainly not even begin its answer before its deadline."""
+    deadline_s = sequence.deadline_s
+    if deadline_s is None or sequence.output_tokens:
+        return False
+
+    def late(computed: int) -> bool:
+        return now_s + _CERTAINLY * times.chunk(computed, len(sequence.tokens) - computed) > deadline_s
+
+    # What the prefix cache has of a prompt is looked up only where it matters.
+    return late(sequence.computed) and (bool(sequence.table.blocks) or late(sequence.table.cached(sequence.tokens)))

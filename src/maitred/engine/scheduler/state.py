@@ -1,0 +1,154 @@
+"""What the scheduler knows, and the moves of a sequence between its states.
+
+    add -> waiting --admit--> running --(last token)--> ended
+              ^                  |
+              +---- preempt -----+
+    pause: waiting | running -> paused; resume: paused -> waiting; cancel and expire: any -> ended
+
+Only a running sequence holds blocks. Each move keeps every account of it: the line, the batch, the blocks, the charges.
+"""
+
+from dataclasses import dataclass
+
+from maitred.core.request import WaitCause
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.scheduler.accounts import Accounts
+from maitred.engine.scheduler.batch import Batch
+from maitred.engine.scheduler.plan import StepPlan
+from maitred.engine.scheduler.residency import Residency
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.wait_clock import WaitClock
+from maitred.engine.scheduler.waiting_room import WaitingRoom
+from maitred.fairness.heap import Heap
+from maitred.fairness.line import Line
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the scheduler was made, in tokens and sequences."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    wasted_tokens: int = 0
+
+
+class State:
+    """All that lives from one step to the next.
+
+    Args:
+        pool: The KV blocks.
+        line: The order of those that wait.
+        room: They.
+        batch: Those that run.
+        accounts: What flows are charged.
+        residency: What tenants may hold of the blocks.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        line: Line[Sequence],
+        room: WaitingRoom,
+        batch: Batch,
+        accounts: Accounts,
+        residency: Residency,
+    ) -> None:
+        self.pool = pool
+        self.line = line
+        self.room = room
+        self.batch = batch
+        self.accounts = accounts
+        self.residency = residency
+        self.counters = Counters()
+        self.waits = WaitClock()
+        self.paused: dict[int, Sequence] = {}
+        self.deadlines: Heap[Sequence] = Heap()
+
+    def enter(self, sequence: Sequence, now_s: float) -> None:
+        """Joins the line: a new sequence, or one that goes on after a pause."""
+        self.waits.advance(now_s)
+        sequence.arrival = self.waits.arrival()
+        self.room.enter(sequence, now_s)
+
+    def admit(self, sequence: Sequence, cached: int, now_s: float) -> None:
+        """Runs from now on, with its blocks, of which the prefix cache has filled those of `cached` tokens."""
+        self.room.take(sequence, now_s)
+        self.residency.hold(sequence.account.flow, sequence.table.blocks)
+        sequence.computed = cached
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = 0
+            self.counters.prompt_tokens += sequence.prompt_tokens
+        found = self.accounts.charge_prompt(sequence, cached, cached=True)
+        sequence.cached_tokens += found
+        self.counters.cached_tokens += found
+        sequence.once_computed = max(sequence.once_computed, cached)
+        self._note_wait(sequence)
+        self.batch.enter(sequence)
+
+    def grow(self, sequence: Sequence) -> None:
+        """Takes the next block; the pool has one."""
+        held = len(sequence.table.blocks)
+        sequence.table.grow(len(sequence.tokens))
+        self.residency.hold(sequence.account.flow, sequence.table.blocks[held:])
+
+    def book(self, sequence: Sequence, start: int, end: int) -> None:
+        """Charges a run of tokens that is certain to be computed, and makes the blocks findable that it fills."""
+        once = sequence.once_computed
+        if start < once:
+            self.counters.recomputed_tokens += min(end, once) - start
+        if end > once:
+            self.accounts.charge_prompt(sequence, end)
+            sequence.once_computed = end
+        sequence.table.publish(sequence.tokens, end)
+
+    def preempt(self, victim: Sequence, plan: StepPlan, now_s: float) -> None:
+        """Gives its blocks back and waits again."""
+        self._stop(victim)
+        victim.preemptions += 1
+        victim.displaced = True
+        victim.arrival = self.waits.arrival()
+        self.counters.preemptions += 1
+        self.room.put_back(victim, now_s)
+        plan.preempted.append(victim)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Leaves wherever it is, and holds nothing."""
+        if sequence.table.blocks:
+            self._stop(sequence)
+            self.line.done(sequence.account.flow)
+        elif self.paused.pop(sequence.key, None) is None:
+            self.room.leave(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Is withdrawn for good."""
+        self.withdraw(sequence)
+        self.accounts.close(sequence.account)
+        self.deadlines.discard(sequence)
+
+    def expire(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Ends because its time is over."""
+        self.end(sequence)
+        plan.expired.append(sequence)
+        self.counters.finished += 1
+        if not sequence.request.partial:
+            self.counters.wasted_tokens += sequence.output_tokens
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.batch.leave(sequence)
+        self.residency.release(sequence.account.flow, sequence.table.blocks)
+        sequence.table.release()
+        sequence.computed = 0
+
+    def _note_wait(self, sequence: Sequence) -> None:
+        if not sequence.output_tokens:
+            waited = self.waits.admitted(sequence.key, sequence.arrival)
+            if sequence.displaced:
+                waited = {WaitCause.KV_FULL.value: sum(waited.values())}
+            for cause, seconds in waited.items():
+                sequence.waited_s[cause] = sequence.waited_s.get(cause, 0.0) + seconds
+        sequence.displaced = False
