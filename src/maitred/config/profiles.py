@@ -35,7 +35,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
         "One person at a time: first come, first served, a small batch, and no limits on the queue.",
         {
             "server": {"retry_share": 1.0},
-            "engine": {"max_sequences": 8},
+            "engine": {"max_sequences": 8, "line": {"policy": "fifo"}},
             "dispatch": {
                 "line": {"policy": "fifo"},
                 "max_waiting": {},
@@ -47,7 +47,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
     "team": Profile(
         "5 to 20 people who know each other: urgent requests first, and a queue that says when it is full.",
         {
-            "engine": {"max_sequences": 32},
+            "engine": {"max_sequences": 32, "line": {"policy": "priority"}},
             "dispatch": {
                 "line": {"policy": "priority"},
                 "max_waiting": {"interactive": 50, "standard": 100, "batch": 500, "background": 500},
@@ -62,6 +62,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
             "server": {"retry_share": 0.2},
             "engine": {
                 "max_sequences": 128,
+                "line": {"policy": "fair", "ageing_s": 30.0},
                 # Ten tokens a second are faster than people read. A machine that is too slow for it still batches.
                 "itl_objective_s": 0.1,
                 "min_sequences": 8,

@@ -102,7 +102,7 @@ def draw(tuning: Tuning) -> dict[str, str]:
         )
         itl.set_ylim(bottom=0)
         canvas.seconds_axis(itl)
-        itl.set_title("Time between tokens")
+        itl.set_title("Between tokens")
         for axes in (tokens, itl):
             if tuning.chosen is not None:
                 axes.axvline(tuning.chosen.sequences, color=canvas.GREY, linewidth=1, linestyle=(0, (5, 3)))

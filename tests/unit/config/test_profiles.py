@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from msgspec import inspect
 
 from maitred.config.duration import parse_seconds
 from maitred.config.loader import load
 from maitred.config.profiles import PROFILES, Profile, Settings
 from maitred.config.sources import Flag
 from maitred.config.tree import Config
-from maitred.config.walker import leaf_keys
 from maitred.core.errors import ConfigInvalid
 from maitred.core.flow import PriorityClass
 
@@ -88,14 +86,12 @@ def test_a_typing_mistake_in_a_profile_would_be_found(monkeypatch: pytest.Monkey
 
 def test_each_is_described_with_all_that_it_sets() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    info = inspect.type_info(Config)
-    assert isinstance(info, inspect.StructType)
-    known = leaf_keys(info)
+    rows = re.findall(r"^\| `([\w.]+)` \|", page, re.M)
     for name, profile in PROFILES.items():
         assert f"`{name}`" in page
         for key in keys_of(profile.settings):
-            row = next(known_key for known_key in known if key == known_key or key.startswith(f"{known_key}."))
-            assert f"| `{row}` |" in page, f"{name} sets {row}, and docs/profiles.md does not say so"
+            described = any(f"{key}.".startswith(f"{row}.") for row in rows)
+            assert described, f"{name} sets {key}, and docs/profiles.md does not say so"
 
 
 def test_the_table_has_the_values_that_are_set() -> None:
