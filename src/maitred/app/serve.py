@@ -94,6 +94,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         place = config.model.engine_address or "local"
         model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
+        engine.link.unread_tokens = config.server.unread_tokens
         gate = Gate(config.server.max_in_flight)
         accounts = AccountsView(stores, access, admission, alarm, {model.name: engine.link})
         metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)}, accounts.state)
