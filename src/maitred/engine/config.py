@@ -35,6 +35,14 @@ class KVShareConfig(Struct, frozen=True, kw_only=True):
     ] = 1.0
 
 
+class BatchLineConfig(LineConfig, frozen=True, kw_only=True):
+    """Who gets the next free place in the batch.
+
+    The gateway sends hardly more than there is room for, so `dispatch.line` decides more than this; it matters where
+    several gateways share an engine.
+    """
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Which device runs the model, and how large its batches and its KV cache are."""
 
@@ -97,13 +105,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Keep the KV of finished prompts and reuse it when another prompt starts the same way."),
     ] = True
-    line: Annotated[
-        LineConfig,
-        Meta(
-            description="Who is admitted to the batch next. While the gateway's own queue is the fuller one, as it "
-            "should be, `dispatch.line` decides more than this."
-        ),
-    ] = LineConfig()
+    line: BatchLineConfig = BatchLineConfig()
     itl_objective_s: Annotated[
         Annotated[float, Meta(gt=0, le=60)] | None,
         Meta(
