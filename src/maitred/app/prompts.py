@@ -52,12 +52,18 @@ async def tokens_of(
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
 
-    def encode_all() -> list[list[int]]:
-        return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
+    wanted = True
 
-    if _takes_long(prompts):
+    def encode_all() -> list[list[int]]:
+        # A thread cannot be stopped, but it can look whether anybody waits for it still.
+        return [_encode(model, prompt, add_special_tokens) for prompt in prompts if wanted]
+
+    if not _takes_long(prompts):
+        return encode_all()
+    try:
         return await asyncio.to_thread(encode_all)
-    return encode_all()
+    finally:
+        wanted = False
 
 
 def _encode(model: ServedModel, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:

@@ -43,3 +43,31 @@ def test_what_takes_long_is_tokenised_in_a_thread(prompt: str | Conversation, *,
     tokenizer.threads = set()
     asyncio.run(tokens_of(ServedModel("m", None, tokenizer), [prompt]))  # type: ignore[arg-type]
     assert (tokenizer.threads == {threading.get_ident()}) is inline
+
+
+class Slow(Tokenizer):
+    """Begins, and goes on when it is let."""
+
+    begun: threading.Event
+    go_on: threading.Event
+    encoded: int
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.encoded += 1
+        self.begun.set()
+        assert self.go_on.wait(5)
+        return [1]
+
+
+async def test_a_thread_stops_at_the_next_prompt_when_nobody_waits_for_it() -> None:
+    tokenizer = Slow.load(BUNDLED_MODEL)
+    assert isinstance(tokenizer, Slow)
+    tokenizer.begun, tokenizer.go_on, tokenizer.encoded = threading.Event(), threading.Event(), 0
+    model = ServedModel("m", None, tokenizer)  # type: ignore[arg-type]
+    reading = asyncio.create_task(tokens_of(model, ["word " * 1_000] * 1_000))
+    assert await asyncio.to_thread(tokenizer.begun.wait, 5)
+    reading.cancel()
+    await asyncio.wait([reading])
+    tokenizer.go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert tokenizer.encoded == 1
