@@ -125,6 +125,23 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     "maitred_engine_up": ("1 while the engine is connected.", lambda state: state.up),
     "maitred_engine_running": ("Sequences in the batch.", lambda state: state.load.running),
     "maitred_engine_waiting": ("Sequences that wait for a place in the batch.", lambda state: state.load.waiting),
+    "maitred_engine_paused": (
+        "Sequences that are not computed because their readers have fallen behind.",
+        lambda state: state.load.paused,
+    ),
+    "maitred_engine_free_sequences": (
+        "Sequences that the batch would take now, beside those that run and wait.",
+        lambda state: state.load.free_sequences,
+    ),
+    "maitred_engine_step_tokens": ("Tokens that a step may compute now.", lambda state: state.load.step_tokens),
+    "maitred_engine_waiting_prompt_tokens": (
+        "Prompt tokens of what runs and waits that are still to be computed.",
+        lambda state: state.load.waiting_prompt_tokens,
+    ),
+    "maitred_engine_kv_blocks_promised": (
+        "KV blocks that what runs and waits is still expected to take.",
+        lambda state: state.load.promised_blocks,
+    ),
     "maitred_engine_kv_blocks_free": (
         "KV blocks that can be allocated now, cached ones that nobody uses included.",
         lambda state: state.load.free_blocks,
@@ -158,6 +175,10 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     ),
     "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
     "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),
+    "maitred_engine_wasted_tokens": (
+        "Tokens sampled for readers that left, or whose deadline passed with no use for a part.",
+        lambda state: state.load.wasted_tokens,
+    ),
 }
 
 
