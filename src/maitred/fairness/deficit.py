@@ -54,6 +54,8 @@ class DeficitLine(Generic[T]):
         """That wait or run; debts are forgotten with them."""
         self._ring: deque[Turns] = deque()
         """That wait; the first one's turn it is."""
+        self._turn: Turns | None = None
+        """Whose turn it is, once it has been given what a turn is worth."""
         self._waiting = dict.fromkeys(PriorityClass, 0)
         self._joined = 0
 
@@ -74,18 +76,21 @@ class DeficitLine(Generic[T]):
         if not ring:
             return None
         passed = 0
-        while ring[0].deficit <= 0:
+        while True:
+            turns = ring[0]
+            if self._turn is not turns:
+                self._turn = turns
+                turns.deficit += turns.worth
+            if turns.deficit > 0:
+                return turns.entries.least()
+            self._next()
+            passed += 1
             if passed == len(ring):
                 # Everybody owes: the rounds until the first one does not are gone through at once.
                 rounds = min(int(-turns.deficit / turns.worth) for turns in ring)
                 for turns in ring:
                     turns.deficit += rounds * turns.worth
                 passed = 0
-            ring[0].deficit += ring[0].worth
-            if ring[0].deficit <= 0:
-                ring.rotate(-1)
-            passed += 1
-        return ring[0].entries.least()
 
     def take(self, entry: Entry[T], now_s: float) -> None:
         """Leaves and runs."""
@@ -93,8 +98,8 @@ class DeficitLine(Generic[T]):
         turns.running += 1
         turns.booked += entry.service
         turns.deficit -= entry.service
-        if turns.entries and turns.deficit <= 0 and self._ring[0] is turns:
-            self._ring.rotate(-1)
+        if turns.entries and turns.deficit <= 0 and self._turn is turns:
+            self._next()
 
     def charge(self, flow: Flow, service: float) -> None:
         """Books service in the place of what was predicted."""
@@ -168,9 +173,15 @@ class DeficitLine(Generic[T]):
         turns.entries.leave(entry)
         if not turns.entries:
             self._ring.remove(turns)
+            if self._turn is turns:
+                self._turn = None
             turns.deficit = min(turns.deficit, 0.0)
         self._waiting[entry.flow.priority] -= 1
         return turns
+
+    def _next(self) -> None:
+        self._ring.rotate(-1)
+        self._turn = None
 
     def _stop(self, turns: Turns) -> None:
         back = turns.booked / turns.running

@@ -11,14 +11,15 @@ Three orders, one inside the other:
    not starve its others. Then order of arrival.
 
 **How long a request waits at most.** Whatever its class, after ``rank * ageing_s`` (rank 3: background) it competes in
-the most urgent one. From then on, let *B* be what its own key has before it, and let its ancestors lead their least
-served siblings by nothing, as is so where they did not wait before. It is taken before the line has handed out
+the most urgent one, whose weight be *w* of *W* for all classes. If its tenant has nothing else there, it is lifted
+to the least counters, and each of the *n* siblings that wait along its path is taken from at most once before it. With
+*s* for what the largest request costs, and *R* for the most that all that runs may still be charged, it is taken before
 
-    (B + (n + 1) * R) * W / w
+    (n * s + 2 * R) * W / w + R
 
-service, with *n* siblings waiting in all on its path, *R* the most that one of them may be charged for what it runs
-(see `tree`), *w* the interactive class's weight and *W* that of all classes; tenants weigh the same here. Divided by
-the rate of the replicas, that is time.
+service has been handed out since; divided by the rate of the replicas, that is time. (The siblings cost *n s*, what
+already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) For each
+request that its key has before it, as much is added once more.
 
 Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
 classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are

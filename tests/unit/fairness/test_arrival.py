@@ -1,0 +1,99 @@
+"""First come, first served; with classes, the more urgent first."""
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.fairness.entry import Ahead, Entry
+from maitred.fairness.line import LineConfig, make_line
+
+FIFO = LineConfig(policy="fifo")
+PRIORITY = LineConfig(policy="priority", ageing_s=10.0)
+
+
+def entry(name, arrived_s, priority=PriorityClass.STANDARD, service=10.0):
+    return Entry(name, Flow((Share("a"),), priority), arrived_s=arrived_s, service=service)
+
+
+def order(line, now_s=0.0):
+    names = []
+    while (head := line.head(now_s)) is not None:
+        assert line.head(now_s) is head
+        line.take(head, now_s)
+        line.done(head.flow)
+        names.append(head.value)
+    return names
+
+
+def test_fifo_goes_by_arrival_alone():
+    line = make_line(FIFO)
+    line.add(entry("second", 2.0, PriorityClass.INTERACTIVE), 2.0)
+    line.add(entry("first", 1.0, PriorityClass.BACKGROUND), 2.0)
+    line.add(entry("third", 2.0, PriorityClass.INTERACTIVE), 2.0)
+    assert order(line, 1e9) == ["first", "second", "third"]
+
+
+def test_charges_change_nothing():
+    line = make_line(FIFO)
+    first, second = entry("first", 1.0), entry("second", 2.0)
+    line.add(first, 2.0)
+    line.add(second, 2.0)
+    line.charge(first.flow, 1e9)
+    assert line.over_service(first.flow) == 0.0
+    assert line.head(2.0) is first
+
+
+def test_put_back_stands_where_it_stood():
+    line = make_line(FIFO)
+    first, second = entry("first", 1.0), entry("second", 2.0)
+    line.add(first, 2.0)
+    line.add(second, 2.0)
+    line.take(first, 2.0)
+    assert line.head(2.0) is second
+    line.put_back(first, 3.0)
+    assert order(line, 3.0) == ["first", "second"]
+
+
+def test_priority_is_strict():
+    line = make_line(PRIORITY)
+    for name, priority in [("c", "batch"), ("d", "background"), ("a", "interactive"), ("b", "standard")]:
+        line.add(entry(name, 0.0, PriorityClass(priority)), 0.0)
+    assert order(line, 0.0) == ["a", "b", "c", "d"]
+
+
+def test_priority_ages():
+    line = make_line(PRIORITY)
+    old = entry("old", 0.0, PriorityClass.BACKGROUND)
+    line.add(old, 0.0)
+    line.add(entry("new", 25.0, PriorityClass.INTERACTIVE), 25.0)
+    assert line.head(29.9).value == "new"
+    assert line.head(30.0) is old
+    assert line.waiting_in(PriorityClass.BACKGROUND) == 1
+    assert order(line, 30.0) == ["old", "new"]
+
+
+def test_counts():
+    line = make_line(PRIORITY)
+    entries = [entry(number, 0.0, PriorityClass.BATCH) for number in range(3)]
+    for each in entries:
+        line.add(each, 0.0)
+    line.remove(entries[1])
+    assert len(line) == line.waiting_in(PriorityClass.BATCH) == 2
+    assert line.waiting_in(PriorityClass.INTERACTIVE) == 0
+    assert set(line) == {entries[0], entries[2]}
+    assert order(line) == [0, 2]
+    with pytest.raises(KeyError):
+        line.remove(entries[1])
+
+
+def test_ahead():
+    line = make_line(PRIORITY)
+    urgent = entry("urgent", 5.0, PriorityClass.INTERACTIVE, service=7.0)
+    first, second = entry("first", 1.0), entry("second", 2.0)
+    for each in (urgent, first, second):
+        line.add(each, 5.0)
+    assert line.ahead(second, 5.0) == Ahead(2, 17.0)
+    assert line.ahead(urgent, 5.0) == Ahead(0, 0.0)
+    assert line.ahead(entry("arrives", 6.0), 6.0) == Ahead(3, 27.0)
+    fifo = make_line(FIFO)
+    fifo.add(first, 5.0)
+    assert fifo.ahead(entry("arrives", 6.0, PriorityClass.INTERACTIVE), 6.0) == Ahead(1, 10.0)

@@ -1,0 +1,170 @@
+"""Deficit round robin: flows take turns, and each turn is worth a quantum."""
+
+from collections import Counter
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.fairness.entry import Ahead, Entry
+from maitred.fairness.line import LineConfig, make_line
+
+
+def flow(*names, weight=1.0):
+    return Flow(tuple(Share(name, weight) for name in names))
+
+
+def entry(of, value=None, arrived_s=0.0, service=100.0):
+    return Entry(value, of, arrived_s=arrived_s, service=service)
+
+
+def crowd(line, of, count, service=100.0):
+    for number in range(count):
+        line.add(entry(of, number, service=service), 0.0)
+
+
+def serve(line, takes, cost=None):
+    served = Counter()
+    for _ in range(takes):
+        head = line.head(0.0)
+        assert line.head(0.0) is head
+        line.take(head, 0.0)
+        service = head.service if cost is None else cost
+        line.charge(head.flow, service)
+        line.done(head.flow)
+        served[head.flow] += service
+    return served
+
+
+@pytest.fixture
+def line():
+    return make_line(LineConfig(policy="deficit", quantum=100.0))
+
+
+def test_empty(line):
+    assert line.head(0.0) is None
+    assert len(line) == 0
+    assert list(line) == []
+
+
+def test_flows_take_turns(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 50)
+    crowd(line, two, 50)
+    heads = []
+    for _ in range(6):
+        heads.append(line.head(0.0).flow.path[0].id)
+        serve(line, 1)
+    assert heads == list("ababab")
+
+
+def test_a_turn_is_worth_a_quantum_not_a_request(line):
+    small, large = flow("small"), flow("large")
+    crowd(line, small, 400, service=10.0)
+    crowd(line, large, 40, service=250.0)
+    served = Counter()
+    while served.total() < 5000:
+        served += serve(line, 1)
+    assert served[small] == pytest.approx(served[large], abs=350)
+
+
+def test_weights_multiply_along_the_path(line):
+    plain, heavy = flow("a", "x"), flow("b", "y", weight=2.0)
+    crowd(line, plain, 300)
+    crowd(line, heavy, 300)
+    served = serve(line, 100)
+    assert served[heavy] == pytest.approx(4 * served[plain], rel=0.1)
+
+
+def test_real_costs_count_not_predictions(line):
+    cheap, dear = flow("cheap"), flow("dear")
+    crowd(line, cheap, 200)
+    crowd(line, dear, 200)
+    served = Counter()
+    for _ in range(100):
+        head = line.head(0.0)
+        line.take(head, 0.0)
+        cost = 30.0 if head.flow is cheap else 300.0
+        line.charge(head.flow, cost)
+        line.done(head.flow)
+        served[head.flow] += cost
+    assert served[cheap] == pytest.approx(served[dear], abs=400)
+
+
+def test_what_is_booked_for_what_runs_counts_already(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 10)
+    crowd(line, two, 10)
+    taken = []
+    for _ in range(4):
+        taken.append(line.head(0.0))
+        line.take(taken[-1], 0.0)
+    assert Counter(head.flow.path[0].id for head in taken) == {"a": 2, "b": 2}
+
+
+def test_a_refund_counts(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 10)
+    crowd(line, two, 10)
+    serve(line, 2)
+    line.charge(one, -500.0)
+    assert serve(line, 6)[one] >= 500.0
+
+
+def test_arrival_decides_inside_a_flow_and_put_back_keeps_it(line):
+    first, second = entry(flow("a"), "first", 1.0), entry(flow("a"), "second", 2.0)
+    line.add(second, 2.0)
+    line.add(first, 2.0)
+    line.take(first, 2.0)
+    assert line.head(2.0) is second
+    line.put_back(first, 3.0)
+    assert line.head(3.0) is first
+    assert len(line) == 2
+
+
+def test_credit_and_debt_end_with_the_last_request(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 1, service=5000.0)
+    serve(line, 1)
+    crowd(line, one, 10)
+    crowd(line, two, 10)
+    served = serve(line, 10)
+    assert served[one] == pytest.approx(served[two], abs=100)
+
+
+def test_removal(line):
+    entries = [entry(flow(name), name) for name in "abc"]
+    for each in entries:
+        line.add(each, 0.0)
+    line.remove(entries[1])
+    assert line.waiting_in(PriorityClass.STANDARD) == len(line) == 2
+    assert {each.value for each in line} == {"a", "c"}
+    line.remove(entries[0])
+    assert line.head(0.0) is entries[2]
+    line.remove(entries[2])
+    assert line.head(0.0) is None
+
+
+def test_ahead(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 10)
+    crowd(line, two, 3)
+    assert line.ahead(entry(one), 0.0) == Ahead(13, 1300.0)
+    assert line.ahead(entry(two), 0.0).entries == pytest.approx(6, abs=1)
+    assert line.ahead(entry(flow("c")), 0.0).entries <= 2
+
+
+def test_over_service_is_what_a_flow_owes(line):
+    one = flow("a")
+    crowd(line, one, 10)
+    assert line.over_service(one) == line.over_service(flow("stranger")) == 0.0
+    head = line.head(0.0)
+    line.take(head, 0.0)
+    line.charge(one, 600.0)
+    assert line.over_service(one) == 500.0
+
+
+def test_a_long_debt_is_paid_back_without_going_round_for_each_quantum():
+    line = make_line(LineConfig(policy="deficit", quantum=1e-3))
+    for name in "ab":
+        crowd(line, flow(name), 10, service=1e6)
+    assert serve(line, 10)[flow("a")] == 5e6

@@ -1,0 +1,428 @@
+"""Fair shares between classes, tenants and a key's own requests."""
+
+from collections import Counter
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.fairness.entry import Ahead, Entry
+from maitred.fairness.line import LineConfig, make_line
+
+INTERACTIVE, STANDARD, BATCH, BACKGROUND = PriorityClass
+
+
+def flow(*names, priority=STANDARD, **weights):
+    return Flow(tuple(Share(name, weights.get(name, 1.0)) for name in names), priority)
+
+
+def entry(of, value=None, arrived_s=0.0, service=10.0, **others):
+    return Entry(value, of, arrived_s=arrived_s, service=service, **others)
+
+
+def crowd(line, of, count, service=10.0, arrived_s=0.0):
+    for number in range(count):
+        line.add(entry(of, number, arrived_s, service), arrived_s)
+
+
+def serve(line, takes, now_s=0.0, cost=None):
+    """Takes the head so often, each charged in full at once; who was served how much."""
+    served = Counter()
+    for _ in range(takes):
+        head = line.head(now_s)
+        if head is None:
+            break
+        line.take(head, now_s)
+        service = head.service if cost is None else cost
+        line.charge(head.flow, service)
+        line.done(head.flow)
+        served[head.flow] += service
+    return served
+
+
+@pytest.fixture
+def line():
+    return make_line(LineConfig())
+
+
+def test_backlogged_flows_share_by_weight(line):
+    one, two = flow("a"), flow("b", b=3.0)
+    crowd(line, one, 100)
+    crowd(line, two, 100)
+    served = serve(line, 80)
+    assert served[two] == pytest.approx(3 * served[one], rel=0.05)
+
+
+def test_a_flood_does_not_delay_others_by_more_than_one(line):
+    flood, light = flow("flood"), flow("light")
+    crowd(line, flood, 1000)
+    serve(line, 50)
+    late = entry(light)
+    line.add(late, 0.0)
+    taken = []
+    while late not in taken:
+        taken.append(line.head(0.0))
+        serve(line, 1)
+    assert len(taken) <= 2
+
+
+def test_each_level_shares_what_its_parent_gets(line):
+    flows = {name: flow(*name.split(".")) for name in ("a.x", "a.y", "b.z")}
+    for each in flows.values():
+        crowd(line, each, 200)
+    served = serve(line, 200)
+    assert served[flows["b.z"]] == pytest.approx(1000, abs=20)
+    assert served[flows["a.x"]] == pytest.approx(500, abs=20)
+
+
+def test_a_path_may_end_where_another_goes_on(line):
+    short, long = flow("a"), flow("a", "a")
+    crowd(line, short, 50)
+    crowd(line, long, 50)
+    served = serve(line, 50)
+    assert served[short] == served[long]
+    assert serve(line, 50).total() == 500
+
+
+def test_idleness_earns_no_credit(line):
+    busy, idler = flow("busy"), flow("idler")
+    crowd(line, busy, 200)
+    crowd(line, idler, 1)
+    serve(line, 100)
+    crowd(line, idler, 200)
+    served = serve(line, 40)
+    assert served[idler] <= served[busy] + 10
+
+
+def test_a_trickle_that_runs_earns_no_credit_either(line):
+    # It keeps one cheap request running, waits for nothing, and then comes with many.
+    busy, trickle = flow("busy"), flow("trickle")
+    crowd(line, trickle, 1)
+    line.take(line.head(0.0), 0.0)
+    crowd(line, busy, 200)
+    for _ in range(100):
+        serve(line, 1)
+        line.charge(trickle, 0.1)
+    crowd(line, trickle, 200)
+    served = serve(line, 40)
+    assert served[trickle] <= served[busy] + 10
+
+
+def test_coming_and_going_gains_nothing(line):
+    steady, swings = flow("steady"), flow("swings")
+    crowd(line, steady, 500)
+    served = Counter()
+    for _ in range(50):
+        crowd(line, swings, 2)
+        served += serve(line, 4)
+    assert served[swings] <= served[steady] + 20
+
+
+def test_charges_while_running_decide(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 5)
+    crowd(line, two, 5)
+    line.take(line.head(0.0), 0.0)
+    line.charge(one, 100.0)
+    assert serve(line, 5) == {two: 50.0}
+    assert line.head(0.0).flow is one
+
+
+def test_equal_counters_take_turns(line):
+    # Nothing is charged until much has been released: nobody may get all of it.
+    for name in "abc":
+        crowd(line, flow(name), 10)
+    heads = []
+    for _ in range(6):
+        heads.append(line.head(0.0).flow.path[0].id)
+        serve(line, 1, cost=0.0)
+    assert heads == list("abcabc")
+
+
+def test_newcomers_do_not_pass_one_that_waits_for_ever(line):
+    crowd(line, flow("a"), 2)
+    serve(line, 1, cost=0.0)
+    waits = line.head(0.0)
+    for number in range(50):
+        crowd(line, flow(f"new {number}"), 1)
+        if line.head(0.0) is waits:
+            break
+        serve(line, 1, cost=0.0)
+    assert line.head(0.0) is waits
+
+
+def test_a_refund_counts_at_once(line):
+    one, two = flow("a"), flow("b")
+    crowd(line, one, 3)
+    crowd(line, two, 3)
+    line.take(line.head(0.0), 0.0)
+    line.charge(one, 100.0)
+    assert line.head(0.0).flow is two
+    line.charge(one, -101.0)
+    assert line.head(0.0).flow is one
+
+
+def test_put_back_keeps_its_age_and_its_charges(line):
+    one, two = flow("a"), flow("b")
+    first = entry(one, "first", 0.0)
+    line.add(first, 0.0)
+    line.add(entry(one, "second", 1.0), 1.0)
+    line.add(entry(two, "other", 1.0), 1.0)
+    line.take(line.head(1.0), 1.0)
+    line.charge(one, 5.0)
+    line.put_back(first, 2.0)
+    assert len(line) == 3
+    assert line.head(2.0).value == "other"
+    serve(line, 1)
+    assert line.head(2.0) is first
+
+
+def test_put_back_of_a_flow_that_waits_for_nothing_else(line):
+    alone = entry(flow("a"))
+    line.add(alone, 0.0)
+    line.take(alone, 0.0)
+    assert line.head(0.0) is None
+    line.put_back(alone, 1.0)
+    assert line.head(1.0) is alone
+    serve(line, 1)
+    assert len(line) == 0
+
+
+def test_any_entry_may_be_taken(line):
+    crowd(line, flow("a"), 2)
+    other = entry(flow("b"))
+    line.add(other, 0.0)
+    line.take(other, 0.0)
+    line.charge(other.flow, 10.0)
+    line.done(other.flow)
+    assert {waiting.flow.path[0].id for waiting in line} == {"a"}
+
+
+def test_least_slack_first_inside_a_key(line):
+    key = flow("a")
+    line.add(entry(key, "none", 0.0), 0.0)
+    line.add(entry(key, "late", 1.0, deadline_s=20.0), 1.0)
+    line.add(entry(key, "long", 1.0, service=5000.0, deadline_s=22.0), 1.0)
+    line.add(entry(key, "also none", 1.0), 1.0)
+    line.add(entry(key, "far", 1.0, deadline_s=100.0), 1.0)
+    values = []
+    while (head := line.head(1.0)) is not None:
+        values.append(head.value)
+        serve(line, 1)
+    assert values == ["long", "late", "none", "also none", "far"]
+
+
+def test_classes_share_by_weight():
+    line = make_line(LineConfig(ageing_s=None))
+    for priority in PriorityClass:
+        crowd(line, flow("a", priority=priority), 1000)
+    served = serve(line, 1500)
+    shares = [round(served[flow("a", priority=priority)] / 1000) for priority in PriorityClass]
+    assert shares == [8, 4, 2, 1]
+
+
+def test_a_class_that_comes_back_is_first_among_equals(line):
+    crowd(line, flow("a", priority=BATCH), 50)
+    serve(line, 10)
+    crowd(line, flow("b", priority=INTERACTIVE), 1)
+    assert line.head(0.0).flow.priority is INTERACTIVE
+
+
+def test_classes_that_are_not_named_weigh_one():
+    line = make_line(LineConfig(class_weights={INTERACTIVE: 3.0}, ageing_s=None))
+    for priority in (INTERACTIVE, BACKGROUND):
+        crowd(line, flow("a", priority=priority), 100)
+    served = serve(line, 80)
+    assert served[flow("a", priority=INTERACTIVE)] == 600
+
+
+def test_counts_go_by_the_class_that_was_asked_for():
+    line = make_line(LineConfig(ageing_s=1.0))
+    crowd(line, flow("a", priority=BACKGROUND), 3)
+    line.head(100.0)
+    assert line.waiting_in(BACKGROUND) == 3
+    assert line.waiting_in(INTERACTIVE) == 0
+    serve(line, 3, 100.0)
+    assert line.waiting_in(BACKGROUND) == 0
+
+
+def test_what_has_aged_is_charged_where_it_was_taken():
+    line = make_line(LineConfig(ageing_s=10.0, class_weights=dict.fromkeys(PriorityClass, 1.0)))
+    aged, fresh = flow("old", priority=STANDARD), flow("new", priority=INTERACTIVE)
+    crowd(line, aged, 100, arrived_s=0.0)
+    crowd(line, fresh, 100, arrived_s=10.0)
+    # Both compete in the interactive class now, as equals: waiting long must not become a licence.
+    served = serve(line, 100, 10.0)
+    assert served[aged] == pytest.approx(served[fresh], abs=10)
+
+
+def test_a_flow_that_runs_from_two_classes_is_charged_in_both():
+    line = make_line(LineConfig(ageing_s=10.0, class_weights=dict.fromkeys(PriorityClass, 1.0)))
+    mixed = flow("a", priority=STANDARD)
+    old, young = entry(mixed, arrived_s=0.0), entry(mixed, arrived_s=9.0)
+    line.add(old, 0.0)
+    line.add(young, 9.0)
+    assert line.head(10.0) is old
+    line.take(old, 10.0)
+    line.take(young, 10.0)
+    line.charge(mixed, 100.0)
+    others = [flow("b", priority=priority) for priority in (INTERACTIVE, STANDARD)]
+    assert line.over_service(mixed) == 0.0
+    for other in others:
+        line.add(entry(other), 10.0)
+    # Each class has one half of it, so the more urgent is first among equals.
+    assert line.head(10.0).flow is others[0]
+    line.charge(mixed, 2.0)
+    line.done(mixed)
+    line.charge(mixed, 10.0)
+    assert line.head(10.0).flow is others[0]
+    line.done(mixed)
+    assert serve(line, 2, 10.0).total() == 20.0
+
+
+def test_over_service_adds_the_leads_of_all_levels(line):
+    x, y, z = flow("a", "x"), flow("a", "y", y=2.0), flow("b", "z")
+    for each in (x, y, z):
+        crowd(line, each, 2)
+        line.take(next(waiting for waiting in line if waiting.flow is each), 0.0)
+    line.charge(x, 30.0)
+    line.charge(y, 20.0)
+    line.charge(z, 10.0)
+    assert line.over_service(z) == 0.0
+    assert line.over_service(y) == (50 - 10) + 0
+    assert line.over_service(x) == (50 - 10) + (30 - 10)
+    assert line.over_service(flow("stranger")) == 0.0
+
+
+def test_idle_flows_are_forgotten(line):
+    keeps_waiting = flow("steady")
+    crowd(line, keeps_waiting, 3000)
+    for number in range(2000):
+        crowd(line, flow(f"org {number}", "key"), 1)
+        serve(line, 2)
+    assert nodes(line) < 60
+
+
+def test_a_late_charge_to_a_flow_that_is_forgotten_is_nothing(line):
+    crowd(line, flow("a"), 1)
+    serve(line, 1)
+    line.charge(flow("a"), 1e6)
+    line.charge(flow("b"), 1e6)
+    crowd(line, flow("a"), 1)
+    crowd(line, flow("c"), 1)
+    assert line.head(0.0).flow == flow("a")
+
+
+def test_a_late_refund_to_a_flow_that_is_remembered_counts(line):
+    crowd(line, flow("waits"), 5)
+    for name in ("a", "b"):
+        crowd(line, flow(name), 1)
+    for waiting in [waiting for waiting in line if waiting.flow.path[0].id != "waits"]:
+        line.take(waiting, 0.0)
+        line.charge(waiting.flow, 100.0)
+        line.done(waiting.flow)
+    line.charge(flow("b"), -50.0)
+    for name in ("a", "b"):
+        crowd(line, flow(name), 10)
+    served = serve(line, 5 + 13)
+    assert served[flow("b")] == served[flow("a")] + 50
+
+
+def test_a_weight_holds_from_when_it_is_said(line):
+    before, after = flow("a"), flow("a", a=4.0)
+    crowd(line, before, 10)
+    crowd(line, flow("b"), 200)
+    serve(line, 20)
+    crowd(line, after, 200)
+    served = serve(line, 50)
+    assert served[after] == pytest.approx(4 * served[flow("b")], rel=0.1)
+
+
+def test_ahead_of_a_light_arrival_is_little_and_of_the_flood_all(line):
+    flood, light = flow("flood"), flow("light")
+    crowd(line, flood, 100)
+    assert line.ahead(entry(light), 0.0) == Ahead(1, 10.0)
+    assert line.ahead(entry(flood), 0.0) == Ahead(100, 1000.0)
+
+
+def test_ahead_counts_what_others_get_meanwhile(line):
+    one, two, heavy = flow("a"), flow("b"), flow("c", c=2.0)
+    crowd(line, one, 10)
+    crowd(line, two, 3)
+    crowd(line, heavy, 100)
+    assert line.ahead(entry(one), 0.0).entries == pytest.approx(10 + 3 + 20, abs=2)
+
+
+def test_ahead_in_the_line_agrees_with_what_happens():
+    line = make_line(LineConfig(ageing_s=None))
+    flows = [flow("a", "x"), flow("a", "y"), flow("b", "z", b=2.0), flow("c", "u", priority=BATCH)]
+    for each, count in zip(flows, (30, 5, 40, 20), strict=True):
+        crowd(line, each, count)
+    expected = {waiting: line.ahead(waiting, 0.0).entries for waiting in line}
+    for position in range(95):
+        head = line.head(0.0)
+        assert abs(expected[head] - position) <= 6
+        serve(line, 1)
+
+
+def test_ahead_of_a_thousand_flows_is_an_estimate(line):
+    for number in range(1000):
+        crowd(line, flow(f"tenant {number}"), 10)
+    ahead = line.ahead(entry(flow("tenant 5")), 0.0)
+    assert ahead.entries == pytest.approx(10_000, rel=0.1)
+    assert line.ahead(entry(flow("new")), 0.0).entries <= 1000
+
+
+@pytest.mark.parametrize("weights", [{}, {BACKGROUND: 1e-6, BATCH: 1e-6, STANDARD: 1e-6, INTERACTIVE: 1.0}])
+@pytest.mark.parametrize("priority", [STANDARD, BATCH, BACKGROUND])
+def test_overload_of_interactive_work_starves_nobody_beyond_the_bound(weights, priority):
+    # Interactive flows never stop waiting. With weights that leave the other classes nothing, only age helps them.
+    ageing_s, step_s, slots, per_step, cost = 10.0, 0.1, 4, 5.0, 50.0
+    config = LineConfig(ageing_s=ageing_s, **({"class_weights": weights} if weights else {}))
+    line = make_line(config)
+    crowds = [flow(f"user {number}", priority=INTERACTIVE) for number in range(8)]
+    # One of them is served at once, for it finds its class unserved. The others of its class have to wait.
+    patient = [entry(flow(f"patient {n}", priority=priority), "patient", 0.0, cost) for n in range(4)]
+    running, handed_out, now_s = [], 0.0, 0.0
+    taken_s, handed_out_since = {}, {}
+    for waiting in patient:
+        line.add(waiting, 0.0)
+    while len(taken_s) < len(patient) and now_s < 100.0:
+        for each in crowds:
+            crowd(line, each, 3 - sum(w.flow is each for w in line), cost, now_s)
+        while len(running) < slots:
+            head = line.head(now_s)
+            line.take(head, now_s)
+            line.charge(head.flow, per_step)
+            handed_out += per_step
+            running.append([head, per_step])
+            if head.value == "patient":
+                taken_s[head] = now_s
+        if now_s >= priority.rank * ageing_s:
+            for waiting in patient:
+                handed_out_since.setdefault(waiting, handed_out)
+                if waiting not in taken_s:
+                    siblings, batch = len(crowds) + len(patient) - 1, slots * cost
+                    share = config.class_weights[INTERACTIVE] / sum(config.class_weights.values())
+                    bound = (siblings * cost + 2 * batch) / share + batch
+                    assert handed_out - handed_out_since[waiting] <= bound
+        for run in list(running):
+            line.charge(run[0].flow, per_step)
+            handed_out += per_step
+            run[1] += per_step
+            if run[1] >= cost:
+                line.done(run[0].flow)
+                running.remove(run)
+        now_s += step_s
+    assert len(taken_s) == len(patient)
+    if weights:
+        assert max(taken_s.values()) >= priority.rank * ageing_s
+
+
+def nodes(line):
+    """How many nodes a fair line keeps."""
+    count, pending = 0, list(line._classes)
+    while pending:
+        node = pending.pop()
+        count += 1
+        pending.extend(() if node.below is None else node.below.children.values())
+    return count

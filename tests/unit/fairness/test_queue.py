@@ -1,0 +1,55 @@
+"""Entries in a fixed order, and how much is before one of them."""
+
+import pytest
+
+from maitred.core.flow import ONE_FLOW
+from maitred.fairness.entry import Ahead, Entry
+from maitred.fairness.queue import LAST, EntryQueue
+
+
+def filled(count, service=10.0):
+    queue = EntryQueue()
+    entries = []
+    for number in range(count):
+        entry = Entry(number, ONE_FLOW, arrived_s=float(number), service=service)
+        entry.number = number
+        queue.join(entry.arrived_s, entry)
+        entries.append(entry)
+    return queue, entries
+
+
+def test_order_and_sum():
+    queue, entries = filled(3)
+    assert queue.least() is entries[0]
+    assert queue.service == 30.0
+    queue.leave(entries[0])
+    assert queue.least() is entries[1]
+    assert queue.service == 20.0
+
+
+def test_sum_of_an_empty_queue_is_zero_whatever_was_rounded():
+    queue, entries = filled(3, service=0.1)
+    for entry in entries:
+        queue.leave(entry)
+    assert queue.service == 0.0
+    with pytest.raises(KeyError):
+        queue.leave(entries[0])
+
+
+def test_before_is_exact_for_few():
+    queue, entries = filled(100)
+    queue.leave(entries[4])
+    assert queue.before(50.0, 50) == Ahead(49, 490.0)
+    assert queue.before(50.0, LAST) == Ahead(50, 500.0)
+
+
+def test_before_is_close_for_many():
+    queue, _ = filled(10_000)
+    ahead = queue.before(7_000.0, 7_000)
+    assert ahead.entries == pytest.approx(7_000, rel=0.1)
+    assert ahead.service == pytest.approx(70_000, rel=0.1)
+    assert queue.before(1e9, LAST) == Ahead(10_000, 100_000.0)
+
+
+def test_before_in_an_empty_queue():
+    assert EntryQueue().before(1.0, 1) == Ahead(0, 0.0)
