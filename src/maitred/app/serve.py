@@ -97,8 +97,13 @@ async def _serve(config: Config, command: Command | None) -> int:
         engine.link.unread_tokens = config.server.unread_tokens
         gate = Gate(config.server.max_in_flight)
         accounts = AccountsView(stores, access, admission, alarm, {model.name: engine.link})
-        metrics = Metrics(lambda: gate.inside, lambda: {model.name: _state_of(engine)}, accounts.state)
         dispatcher = Dispatcher(model.name, [Post(place, engine.link)], config.dispatch, clock)
+        metrics = Metrics(
+            lambda: gate.inside,
+            lambda: {model.name: _state_of(engine)},
+            accounts.state,
+            lambda: {model.name: dispatcher.state()},
+        )
         pipeline = Pipeline(
             Catalog([model]),
             {model.name: dispatcher},

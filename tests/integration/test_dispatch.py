@@ -1,0 +1,249 @@
+"""Fair dispatch from outside: `maitred serve` on the bundled model, with two places in its batch, so requests wait."""
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+
+from maitred.identity.keys import make_key
+from maitred.testing.server_process import serving
+
+CONFIG = """
+server: {allow_unauthenticated: false}
+engine: {max_sequences: 2, step_tokens: 64, kv_memory_bytes: 64MiB}
+dispatch: {headroom: 0}
+model:
+  degradation:
+    - {step: shorten, to_tokens: 4}
+tenants:
+  crowd:
+    keys: {one: {secret: {env: CROWD_KEY}}}
+  light:
+    keys: {one: {secret: {env: LIGHT_KEY}}}
+  modest:
+    priority_ceiling: 4
+    keys: {one: {secret: {env: MODEST_KEY}}}
+  house:
+    keys: {admin: {secret: {env: ADMIN_KEY}, scopes: [admin, metrics]}}
+"""
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return {name: make_key().plaintext for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY", "ADMIN_KEY")}
+
+
+@pytest.fixture(scope="module")
+def server(keys, tmp_path_factory):
+    path = tmp_path_factory.mktemp("dispatch") / "maitred.yaml"
+    path.write_text(CONFIG)
+    with serving("--config", str(path), environment=keys) as server:
+        yield server
+        assert server.stop() == 0
+
+
+class Caller:
+    """One tenant's requests, under the names that they are given as their ids."""
+
+    def __init__(self, client):
+        self.client = client
+        self.ended: dict[str, float] = {}
+
+    async def ask(self, name, *, tokens=20, headers=None, **fields):
+        """A request that nobody shortens."""
+        headers = {"x-request-id": name, "x-maitred-no-degradation": "true", **(headers or {})}
+        try:
+            return await self.client.post("/v1/completions", json=_body(name, tokens) | fields, headers=headers)
+        finally:
+            self.ended[name] = time.monotonic()
+
+    @asynccontextmanager
+    async def holding(self, name):
+        """A stream that runs, and is abandoned in the end."""
+        body = _body(name, 1_500) | {"stream": True}
+        async with self.client.stream("POST", "/v1/completions", json=body) as stream:
+            chunks = stream.aiter_bytes()  # kept: the stream is closed with its last reader
+            await anext(chunks)
+            yield
+
+    async def place(self, name):
+        return await self.client.get(f"/v1/queue/{name}")
+
+    async def waits(self, name):
+        """Returns its place once it stands in the queue."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (answer := await self.place(name)).status_code != 200:  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.02)
+        return answer.json()
+
+
+def _body(name, tokens):
+    return {
+        "model": "maitred-tiny",
+        "prompt": f"Once upon a time {name}",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
+
+
+@pytest.fixture
+async def callers(server, keys):
+    """Crowd, light, modest; everything is given back after the test."""
+    async with AsyncExitStack() as clients:
+
+        async def client(name):
+            headers = {"authorization": f"Bearer {keys[name]}"}
+            return await clients.enter_async_context(
+                httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S)
+            )
+
+        yield [Caller(await client(name)) for name in ("CROWD_KEY", "LIGHT_KEY", "MODEST_KEY")]
+        admin = await client("ADMIN_KEY")
+        async with asyncio.timeout(PATIENCE_S):
+            while left := await _left(admin):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert not left
+
+
+async def _left(admin):
+    """What somebody still holds."""
+    values = {}
+    for line in (await admin.get("/metrics")).text.splitlines():
+        if line and not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            name = sample.partition("{")[0]
+            values[name] = values.get(name, 0.0) + float(value)
+    held = values["maitred_engine_kv_blocks_total"] - values["maitred_engine_kv_blocks_free"]
+    names = (
+        "maitred_engine_running",
+        "maitred_engine_waiting",
+        "maitred_in_flight",
+        "maitred_leases",
+        "maitred_dispatch_running",
+        "maitred_dispatch_waiting",
+    )
+    return held + sum(values[name] for name in names)
+
+
+@asynccontextmanager
+async def full(caller):
+    """Both places are taken, until the block is left."""
+    async with caller.holding("holder-1"), caller.holding("holder-2"):
+        yield
+
+
+async def test_a_waiting_request_says_where_it_stands_to_its_own_organisation_only(callers):
+    crowd, light, _ = callers
+    async with asyncio.TaskGroup() as tasks:
+        async with full(crowd):
+            first = tasks.create_task(crowd.ask("place-first"))
+            await crowd.waits("place-first")
+            second = tasks.create_task(crowd.ask("place-second"))
+            behind = await crowd.waits("place-second")
+            place = await crowd.waits("place-first")
+            stranger = await light.place("place-first")
+        answers = [await first, await second]
+    assert place["id"] == "place-first"
+    assert (place["position"], behind["position"]) == (0, 1)
+    assert 0 < place["predicted_wait_ms"] <= behind["predicted_wait_ms"]
+    assert stranger.status_code == 404
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert int(answers[1].headers["x-maitred-queue-position"]) >= 1
+    assert (await crowd.place("place-first")).status_code == 404
+
+
+async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
+    crowd, light, _ = callers
+    async with asyncio.TaskGroup() as tasks, full(crowd):
+        for number in range(12):
+            tasks.create_task(crowd.ask(f"crowd-{number}", tokens=60))
+            await crowd.waits(f"crowd-{number}")
+        tasks.create_task(light.ask("light", tokens=60))
+        await light.waits("light")
+    later = sum(ended_s > light.ended["light"] for ended_s in crowd.ended.values())
+    assert later >= 9, f"the light tenant came before {later} of 12"
+
+
+async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers):
+    crowd, _, modest = callers
+    async with asyncio.TaskGroup() as tasks, full(crowd):
+        background = tasks.create_task(crowd.ask("background", tokens=60, headers={"x-maitred-priority": "1"}))
+        await crowd.waits("background")
+        capped = tasks.create_task(modest.ask("capped", tokens=60, priority=10))
+        await modest.waits("capped")
+        urgent = tasks.create_task(crowd.ask("urgent", tokens=60, headers={"x-maitred-priority": "interactive"}))
+        assert (await crowd.waits("urgent"))["position"] == 0
+    granted = [task.result().headers["x-maitred-priority"] for task in (urgent, capped, background)]
+    assert granted == ["interactive", "batch", "background"]
+    assert crowd.ended["urgent"] < crowd.ended["background"]
+
+
+async def test_who_would_be_served_too_late_is_told_at_once_when_to_come_back(callers):
+    crowd, light, _ = callers
+    async with full(crowd):
+        began_s = time.monotonic()
+        refused = await light.ask("late", headers={"x-maitred-ttft-ms": "5"})
+        took_s = time.monotonic() - began_s
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "deadline_unmeetable"
+    assert int(refused.headers["retry-after-ms"]) > 0
+    assert took_s < 2
+
+
+async def test_an_answer_ends_at_its_deadline_with_what_there_is_if_that_is_welcome(callers):
+    _, light, _ = callers
+    deadline = {"x-maitred-deadline-ms": "1500"}
+    part = await light.ask("part", tokens=1_900, headers={**deadline, "x-maitred-partial": "true"})
+    (choice,) = part.json()["choices"]
+    assert (part.status_code, choice["finish_reason"], choice["stop_reason"]) == (200, "length", "deadline")
+    assert 0 < part.json()["usage"]["completion_tokens"] < 1_900
+    late = await light.ask("nothing", tokens=1_900, headers=deadline)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(callers):
+    crowd, light, _ = callers
+    async with asyncio.TaskGroup() as tasks, full(crowd):
+        whole = {"x-maitred-no-degradation": "false"}
+        kept = tasks.create_task(light.ask("kept", tokens=30, headers=whole))
+        await light.waits("kept")
+    assert "x-maitred-degraded" not in kept.result().headers
+    assert kept.result().json()["usage"]["completion_tokens"] == 30
+
+
+async def test_who_leaves_the_queue_leaves_nothing(callers):
+    crowd, light, _ = callers
+    async with full(crowd):
+        waiting = [asyncio.create_task(light.ask(f"leaver-{number}", n=1 + number % 2)) for number in range(9)]
+        await light.waits("leaver-8")
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await light.place("leaver-8")).status_code != 404:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def test_streams_tell_while_they_wait_and_account_for_it(callers):
+    crowd, light, _ = callers
+    async with AsyncExitStack() as stack:
+        holding = await stack.enter_async_context(AsyncExitStack())
+        await holding.enter_async_context(full(crowd))
+        body = _body("told", 5) | {"stream": True}
+        headers = {"x-request-id": "told", "x-maitred-explain": "true"}
+        sending = asyncio.create_task(
+            stack.enter_async_context(light.client.stream("POST", "/v1/completions", json=body, headers=headers))
+        )
+        await light.waits("told")
+        await holding.aclose()
+        stream = await sending
+        waited = dict(item.split("=") for item in stream.headers["x-maitred-waited"].split(", "))
+        events = [line[6:] async for line in stream.aiter_lines() if line.startswith("data: ")]
+    assert sum(map(float, waited.values())) > 0
+    assert float(waited.get("slots", 0)) + float(waited.get("tenant_share", 0)) > 0
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
