@@ -51,7 +51,6 @@ async def tokens_of(
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
-
     wanted = True
 
     def encode_all() -> list[list[int]]:
