@@ -6,7 +6,8 @@ token (``x-maitred-ttft-ms``) and does not come back when it is refused. An answ
 first token came in time; goodput is good answers per second, counted where they end, after a warm-up.
 
 * *Wasted* are tokens that the engine generated and that are in no complete answer: its own count, less what was read.
-* A *refusal* is timed from sending the request to the end of the response.
+* A *refusal* is timed from sending the request to the end of the response. Who is let in and has nothing when time is
+  up was not refused but *expired*: that the prediction was wrong shows there.
 * The *prediction* is the header ``x-maitred-predicted-ttft-ms``. Of every request that got a first token, the error is
   the difference from what its caller saw, over what it saw.
 
@@ -38,6 +39,8 @@ PROMPT, OUTPUT = (40, 80), (60, 140)
 TENANTS = 5
 PREDICTED = b"x-maitred-predicted-ttft-ms"
 REFUSALS = (429, 503)
+EXPIRED = "deadline_exceeded"
+"""Who was let in, on a prediction that came out wrong, and had nothing when time was up."""
 DRAIN_S = 8.0
 """For the last answers to come to their end; none takes so long once it has begun."""
 
@@ -163,6 +166,7 @@ def figures_of(rounds: list[Part], size: Size) -> dict[str, Any]:
         "ttft_s": percentiles([visit.ttft_s for visit in visits if visit.reply.arrivals_s]),
         "wasted_share": round(1 - delivered / generated, 4) if generated else 0.0,
         "late_share": round(late / generated, 4) if generated else 0.0,
+        "expired_share": round(sum(visit.reply.code == EXPIRED for visit in visits) / len(visits), 4),
         "endings": endings(visits),
         "prediction": prediction(visits),
     }

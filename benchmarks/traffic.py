@@ -155,7 +155,9 @@ async def play_closed(client: Client, users: Mapping[Sort, int], *, seconds: flo
             if not one.whole:
                 await asyncio.sleep(REFUSED_S)
 
-    tasks = {asyncio.create_task(stay(sort, number)) for sort, count in users.items() for number in range(count)}
+    most = max(users.values())
+    crowd = [(sort, number) for number in range(most) for sort, count in users.items() if number < count]
+    tasks = {asyncio.create_task(stay(sort, number)) for sort, number in crowd}
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     finally:
