@@ -81,5 +81,8 @@ class RequestLog:
                 "cached_tokens": tally.cached_tokens,
                 "completion_tokens": tally.completion_tokens,
                 "duration_s": round(duration_s, 6),
+                "priority": tally.priority,
+                "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
+                "degraded": tally.degraded,
             },
         )

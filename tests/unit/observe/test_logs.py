@@ -9,6 +9,7 @@ from maitred.observe.logs import JsonFormatter, RequestLog
 
 def ended(outcome):
     tally = Tally("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
+    tally.waited_ms = {"slots": 12.34567}
     tally.close(outcome, 200, 1.5)
     return tally
 
@@ -24,6 +25,7 @@ def test_a_failure_is_a_warning_with_fields(caplog):
     assert line["request_id"] == "req-1"
     assert line["duration_s"] == 0.5
     assert line["completion_tokens"] == 2
+    assert line["waited_ms"] == {"slots": 12.346}
 
 
 def test_an_exception_is_one_line_of_json():
