@@ -37,9 +37,14 @@ class _Holding:
         """Blocks short of the floor."""
         return max(0, self.floor - len(self.blocks))
 
+    @property
+    def reserved(self) -> int:
+        """Blocks that others must leave to it now."""
+        return self.unmet if self.waiting else 0
+
 
 class Residency:
-    """Keeps floors and ceilings. All operations are O(1) per block, and O(tenants with a share) for `spare`.
+    """Keeps floors and ceilings. All operations are O(1) per block and level of the flow's path.
 
     Tell it of every sequence that joins or leaves the waiting line, and of every block that a sequence gets or gives
     back; before blocks are taken ask for `spare` and leave so many idle. Blocks that the tenant's other sequences hold
@@ -53,29 +58,40 @@ class Residency:
     def __init__(self, shares: Mapping[str, KVShareConfig], total_blocks: int) -> None:
         self._total = total_blocks
         self._holdings = {tenant: _Holding(share, total_blocks) for tenant, share in shares.items()}
+        self._floors = sum(holding.floor for holding in self._holdings.values())
+        self._reserved = 0
+        """For all tenants together."""
 
     def joined(self, flow: Flow) -> None:
         """One more sequence of the flow waits."""
         for holding in self._of(flow):
+            self._reserved -= holding.reserved
             holding.waiting += 1
+            self._reserved += holding.reserved
 
     def left(self, flow: Flow) -> None:
         """One fewer sequence of the flow waits: it was admitted or cancelled."""
         for holding in self._of(flow):
+            self._reserved -= holding.reserved
             holding.waiting -= 1
+            self._reserved += holding.reserved
 
     def hold(self, flow: Flow, blocks: Iterable[int]) -> None:
         """A sequence of the flow now holds these blocks too."""
         for holding in self._of(flow):
+            self._reserved -= holding.reserved
             holding.blocks.update(blocks)
+            self._reserved += holding.reserved
 
     def release(self, flow: Flow, blocks: Iterable[int]) -> None:
         """A sequence of the flow no longer holds these."""
         for holding in self._of(flow):
+            self._reserved -= holding.reserved
             for block in blocks:
                 holding.blocks[block] -= 1
                 if not holding.blocks[block]:
                     del holding.blocks[block]
+            self._reserved += holding.reserved
 
     def held(self, tenant: str) -> int:
         """Blocks that a tenant with a share holds."""
@@ -88,7 +104,7 @@ class Residency:
     def room(self, flow: Flow, idle: int) -> int:
         """How many of the idle blocks a sequence of the flow may take, to be admitted or to grow."""
         own = self._of(flow)
-        reserved = sum(other.unmet for other in self._holdings.values() if other.waiting and other not in own)
+        reserved = self._reserved - sum(holding.reserved for holding in own)
         entitled = max((holding.unmet for holding in own), default=0)
         headroom = min((holding.ceiling - len(holding.blocks) for holding in own), default=idle)
         return max(0, min(headroom, idle, max(entitled, idle - reserved)))
@@ -113,7 +129,7 @@ class Residency:
     def most(self, flow: Flow) -> int:
         """The most blocks that one sequence of the flow can ever hold. Refuse what needs more."""
         own = self._of(flow)
-        others = sum(other.floor for other in self._holdings.values() if other not in own)
+        others = self._floors - sum(holding.floor for holding in own)
         return min(self._total - others, *(holding.ceiling for holding in own), self._total)
 
     def _of(self, flow: Flow) -> list[_Holding]:
