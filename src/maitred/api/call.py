@@ -80,7 +80,8 @@ class Call:
         self.sent_s = 0.0
         self.on_left: Callable[[], None] | None = None
         self.progress = Progress.NOTHING_SENT
-        self._headers: list[Header] = scope["headers"]
+        # Of several with one name, the first counts. A dozen are asked for in the course of a request.
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
@@ -94,10 +95,8 @@ class Call:
 
     def header(self, name: bytes) -> str | None:
         """The first value of a header (name in lower case)."""
-        for key, value in self._headers:
-            if key == name:
-                return value.decode("latin-1")
-        return None
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
     @property
     def query(self) -> list[tuple[str, str]]:

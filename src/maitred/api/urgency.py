@@ -26,6 +26,7 @@ RETRY_COUNT = b"x-stainless-retry-count"
 """What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
 
 _LONGEST_MS = 7 * 24 * 3600 * 1000
+_PRIORITY = PRIORITY.encode()
 _CLASSES = {str(name): name for name in PriorityClass}
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -63,7 +64,7 @@ def retries_in(header: GetHeader) -> int:
 
 
 def _priority_in(header: GetHeader) -> int | None:
-    value = header(PRIORITY.encode())
+    value = header(_PRIORITY)
     if value is None:
         return None
     word = value.strip().lower()
