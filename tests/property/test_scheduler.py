@@ -7,6 +7,7 @@ to two owners shows up as a wrong prefix. At the end everything is cancelled or 
 Each request has a flow of its own, so that what the line was charged for it can be compared with what it is billed.
 """
 
+import math
 from collections import defaultdict
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.core.service import ServiceWeights
+from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
@@ -54,8 +56,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget=st.integers(0, 12),
         prefix_cache=st.booleans(),
         policy=st.sampled_from(["fair", "fair", "fifo", "priority", "deficit"]),
+        shares=st.dictionaries(
+            st.sampled_from("ab"),
+            st.builds(
+                KVShareConfig, floor=st.sampled_from([0.0, 0.25, 0.5]), ceiling=st.sampled_from([0.5, 0.75, 1.0])
+            ),
+        )
+        | st.just({}),
     )
-    def make(self, block_tokens, blocks, max_sequences, extra_budget, prefix_cache, policy):
+    def make(self, block_tokens, blocks, max_sequences, extra_budget, prefix_cache, policy, shares):
+        self.shares = shares
         self.block_tokens = block_tokens
         self.max_sequences = max_sequences
         self.step_tokens = max_sequences + extra_budget
@@ -70,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=(EOS,),
             prefix_cache=prefix_cache,
             line=LineConfig(policy=policy),
+            kv_shares=shares,
         )
         self.now_s = 0.0
         self.charged: dict[Flow, float] = defaultdict(float)
@@ -118,9 +129,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = Request(
             str(self.added), prompt, sampling, scope, flow, deadline_in_s=deadline_in_s, expected_tokens=expected
         )
-        if len(prompt) + max_tokens > self.context:
+        most = self.scheduler._state.residency.most(flow) * self.block_tokens
+        if len(prompt) + max_tokens > min(self.context, most):
             before = self.scheduler.waiting
-            with pytest.raises(ValueError, match="exceed the context"):
+            with pytest.raises(ValueError, match="exceed the"):
                 self.scheduler.add(request, self.now_s)
             assert self.scheduler.waiting == before
             return
@@ -227,6 +239,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.running + self.scheduler.waiting + self.scheduler.paused == len(self.live)
         assert self.scheduler.paused == len(self.paused)
         assert self.scheduler.busy == (len(self.live) > len(self.paused))
+        for tenant, share in self.shares.items():
+            own = {b for s in self.live if s.request.flow.path[0].id == tenant for b in s.table.blocks}
+            assert self.scheduler._state.residency.held(tenant) == len(own)
+            assert len(own) <= math.ceil(share.ceiling * self.pool.total)
         for flow, billed in self.billed.items():
             if not any(sequence.request.flow == flow for sequence in self.live):
                 assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
