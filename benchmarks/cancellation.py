@@ -59,14 +59,15 @@ class Freed:
 def main() -> int:
     """Runs the benchmark; the exit code says whether anything was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="150 callers leave")
+    parser.add_argument("--quick", action="store_true", help="150 callers leave; times have no bar")
     arguments = parser.parse_args()
     report = Report("cancellation", seed=SEED, quick=arguments.quick)
-    uvloop.run(run(report, 150 if arguments.quick else 1000, 16 if arguments.quick else 80))
+    aborts, probes = (150, 16) if arguments.quick else (1000, 80)
+    uvloop.run(run(report, aborts, probes, quick=arguments.quick))
     return report.finish()
 
 
-async def run(report: Report, aborts: int, probes: int) -> None:
+async def run(report: Report, aborts: int, probes: int, *, quick: bool) -> None:
     """The crowd that leaves, then one after the other."""
     key = Key()
     organisations = {"acme": Organisation({"key": key})}
@@ -91,7 +92,8 @@ async def run(report: Report, aborts: int, probes: int) -> None:
         report.figures["freed_after_steps"] = {**percentiles(steps), "most": max(steps)}
         report.figures["freed_after_s"] = percentiles([each.seconds for each in freed])
         print(report.figures, flush=True)
-        report.require("whole steps until a place is free, p95", percentiles(steps)["p95"], at_most=1)
+        if not quick:
+            report.require("whole steps until a place is free, p95", percentiles(steps)["p95"], at_most=1)
         await require_nothing_left(report, gateway, "at the end")
 
 

@@ -45,6 +45,8 @@ UNREAD_TOKENS = 64
 """Of a stream, in the gateway, before the engine stops computing it: few, since each has twenty alternatives."""
 BUFFER_MIB = 0.5
 """Per stalled reader: the server's buffer, the tokens on their way to it, and what a request is anyway."""
+WORK_MIB = 32
+"""That either process may grow by in any case."""
 FREE_S = 5.0
 """Beside the grace period."""
 KV_BYTES = 1 << 30
@@ -113,11 +115,15 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
                 watching.cancel()
             for name, value in memory.growth_mib.items():
                 growth[name] = max(growth[name], value)
+            samples = await asyncio.to_thread(server.metrics)
             report.figures[f"round {number}"] = {
                 "tokens_at_standstill": stands - before[GENERATED],
+                "still_held": samples["maitred_in_flight"],
                 **memory.growth_mib,
             }
             print(report.figures[f"round {number}"], flush=True)
+            still = samples["maitred_in_flight"] / size.stalled
+            report.require(f"round {number}: part of the stalled that stood still to the end", still, at_least=1)
             if number == size.rounds - 1:
                 ends_s.append(await crowd.seconds_until_free(server, 2 * size.grace_s))
         finally:
@@ -138,7 +144,7 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
         "freed_after_s": round(ends_s[0], 1),
     }
     print(report.figures, flush=True)
-    bound_mib = size.stalled * BUFFER_MIB
+    bound_mib = WORK_MIB + size.stalled * BUFFER_MIB
     report.require("growth of the gateway, MiB", growth["gateway"], at_most=bound_mib)
     report.require("growth of the engine, MiB", growth["engine"], at_most=bound_mib + KV_BYTES / 2**20)
     report.require("stalled readers freed after, s", ends_s[0], at_most=size.grace_s + FREE_S)
