@@ -48,6 +48,11 @@ def test_the_work_of_a_plan():
     assert StepWork.of(plan) == StepWork(2, 30, 1, 3, 5 + 6 + 7)
 
 
+def test_what_the_prefill_of_a_step_adds():
+    whole, decodes = StepWork(2, 30, 1, 3, 18), StepWork(2, 30)
+    assert whole.prefill_seconds(TRUE) == pytest.approx(whole.seconds(TRUE) - decodes.seconds(TRUE))
+
+
 def test_before_anything_was_measured_nothing_is_promised():
     meter = StepMeter()
     assert meter.times == StepTimes()
