@@ -34,9 +34,6 @@ Examples:
     maitred tune --budget 2m --prompt-tokens 1024 --dry-run --html tuning.html
 """
 DEFAULT_ITL = "100ms"
-LARGEST_STEP = 1024
-"""Tokens in one step of the engine that is measured, unless more are configured: enough for a processor to be busy, and
-few enough for a slow one to be interrupted."""
 
 
 def tune(
@@ -153,7 +150,7 @@ def _measure(folder: Path, config: "EngineConfig", wishes: "Wishes") -> "Tuning"
     from maitred.fleet.local import LocalEngine, engine_command
     from maitred.tune.session import tune as run
 
-    largest = max(LARGEST_STEP, config.step_tokens, wishes.highest)
+    largest = max(config.step_tokens, wishes.highest)
     config = msgspec.structs.replace(
         config,
         max_sequences=wishes.highest,

@@ -2,7 +2,7 @@
 
 from maitred.load.report import canvas
 from maitred.load.report.document import Block, Document, Figure, Figures, Note, Plot, Section, Table, Tone
-from maitred.load.report.quantity import count, duration, exact, plural, rate, significant
+from maitred.load.report.quantity import NONE, count, duration, exact, plural, rate, significant
 from maitred.tune.session import Tuning
 
 FIGURE = "batch-sizes"
@@ -118,6 +118,8 @@ def _limits(tuning: Tuning) -> list[Figure]:
     limits = tuning.limits
     return [
         Figure("engine.max_sequences", count(limits.max_sequences), "sequences at once"),
-        Figure("engine.step_tokens", count(limits.step_tokens), "tokens in a step"),
+        Figure(
+            "engine.step_tokens", NONE if limits.step_tokens is None else count(limits.step_tokens), "tokens in a step"
+        ),
         Figure("engine.itl_objective_s", exact(duration(limits.itl_objective_s)), "between two tokens"),
     ]

@@ -8,7 +8,7 @@ import msgspec
 from maitred.core.clock import Clock
 from maitred.core.errors import InvalidRequest
 from maitred.core.ports import Replica
-from maitred.tune.growth import Growth, Reason, Size
+from maitred.tune.growth import Growth, Reason, Sample, Size
 from maitred.tune.prefill import Prefill, step_tokens
 from maitred.tune.trial import Trials
 
@@ -44,13 +44,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What to put into the configuration."""
 
     max_sequences: int
-    step_tokens: int
+    step_tokens: int | None
+    """None: the time was too short to find out."""
     itl_objective_s: float
 
     @property
     def settings(self) -> dict[str, int | float]:
-        """By their dotted names."""
-        return {f"engine.{name}": value for name, value in msgspec.structs.asdict(self).items()}
+        """By their dotted names; only what is known."""
+        values = msgspec.structs.asdict(self)
+        return {f"engine.{name}": value for name, value in values.items() if value is not None}
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,16 +127,19 @@ async def tune(
 
 async def _grow(trials: Trials, growth: Growth, wishes: Wishes, watch: Callable[[Size], None]) -> None:
     sample_s = min(_LONGEST_SAMPLE_S, wishes.budget_s * DECODE_SHARE / _SAMPLES_IN_BUDGET)
-    await trials.decode(1, samples=1, sample_s=sample_s)  # warms up what the engine's own start has not
     while (sequences := growth.next_size()) is not None:
-        samples = await trials.decode(sequences, samples=SAMPLES, sample_s=sample_s)
+        samples: list[Sample] = []
+        try:
+            await trials.decode(sequences, samples=SAMPLES, sample_s=sample_s, into=samples)
+        finally:
+            if samples:
+                growth.note(sequences, samples)
+                watch(next(size for size in growth.sizes if size.sequences == sequences))
         if not samples:
             raise InvalidRequest(
                 f"The window leaves no room to measure answers behind prompts of {wishes.prompt_tokens} tokens. Name "
                 "fewer with --prompt-tokens."
             )
-        growth.note(sequences, samples)
-        watch(next(size for size in growth.sizes if size.sequences == sequences))
 
 
 async def _lengthen(trials: Trials, prefills: list[Prefill], longest: int) -> None:
@@ -158,6 +163,5 @@ def _outcome(wishes: Wishes, growth: Growth, prefills: list[Prefill]) -> Tuning:
             decode_s=taken.step_s,
             objective_s=wishes.objective_s,
         )
-        if tokens is not None:
-            limits = Limits(max_sequences=taken.sequences, step_tokens=tokens, itl_objective_s=wishes.objective_s)
+        limits = Limits(max_sequences=taken.sequences, step_tokens=tokens, itl_objective_s=wishes.objective_s)
     return Tuning(wishes=wishes, sizes=sizes, prefills=prefills, reason=growth.reason, chosen=chosen, limits=limits)

@@ -18,7 +18,7 @@ from maitred.tune.prefill import Prefill
 
 SETTLE_TOKENS = 3
 """Of every sequence, before anything counts: the first steps after a prefill are unlike the later ones."""
-FEWEST_STEPS = 10
+FEWEST_STEPS = 6
 """Of a sample: a slow machine is given longer, so that a percentile means something."""
 
 
@@ -47,19 +47,19 @@ class Trials:
         self._prompt_tokens = prompt_tokens
         self._numbers = 0
 
-    async def decode(self, sequences: int, *, samples: int, sample_s: float) -> list[Sample]:
+    async def decode(self, sequences: int, *, samples: int, sample_s: float, into: list[Sample]) -> None:
         """So many sequences at once, once all of them have begun.
 
         Their prompts are those of the trials before, so that the prefix cache has most of them already.
 
         Args:
             sequences: How many.
-            samples: Stretches to measure, one after the other. Fewer come back if an answer reaches the window's end.
+            samples: Stretches to measure, one after the other; fewer if an answer reaches the end of the window.
             sample_s: Length of each; longer where that is less than `FEWEST_STEPS` steps.
+            into: Gets each as soon as it is over, so that what there is survives the end of the time.
         """
         async with self._running(sequences) as readers:
             await asyncio.gather(*(reader.reaches(SETTLE_TOKENS) for reader in readers))
-            found = []
             for _ in range(samples):
                 start_s = self._clock.monotonic_s()
                 counts = [len(reader.times_s) for reader in readers]
@@ -67,8 +67,7 @@ class Trials:
                 await readers[0].reaches(counts[0] + FEWEST_STEPS)
                 if any(reader.over for reader in readers):
                     break
-                found.append(_sample(readers, counts, self._clock.monotonic_s() - start_s))
-            return found
+                into.append(_sample(readers, counts, self._clock.monotonic_s() - start_s))
 
     async def prefill(self, tokens: int, *, repeats: int) -> Prefill:
         """A prompt of that length, alone and never seen before; the median of several."""

@@ -36,7 +36,16 @@ def test_version() -> None:
     "command",
     [
         (),
-        *(("serve",), ("chat",), ("complete",), ("models",), ("engine",), ("config", "show"), ("config", "check")),
+        *(
+            ("serve",),
+            ("chat",),
+            ("complete",),
+            ("models",),
+            ("engine",),
+            ("tune",),
+            ("config", "show"),
+            ("config", "check"),
+        ),
         *(("load", verb) for verb in ("run", "sweep", "compare", "chaos", "report")),
         *(("tenants", verb) for verb in ("list", "create", "show", "update", "delete")),
         *(("keys", verb) for verb in ("list", "create", "rotate", "revoke")),

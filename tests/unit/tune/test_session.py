@@ -81,3 +81,12 @@ async def test_a_machine_too_slow_for_anybody_still_gets_limits() -> None:
 async def test_a_replica_that_dies_is_one_error() -> None:
     with pytest.raises(ReplicaLost):
         await tuned(Machine(lambda decodes, prompt: 0.001, dies_at=300))
+
+
+async def test_a_limit_that_is_not_known_is_left_out() -> None:
+    """The window holds no two lengths of prompts to compare."""
+    machine = Machine(lambda decodes, prompt: 0.2, replace(CARD, context_tokens=33))
+    tuning = await tuned(machine, replace(WISHES, objective_s=1.0, highest=1))
+    assert tuning.limits is not None
+    assert tuning.limits.step_tokens is None
+    assert tuning.limits.settings == {"engine.max_sequences": 1, "engine.itl_objective_s": 1.0}
