@@ -30,6 +30,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.backlog import WEIGHTS, backlog
 from benchmarks.caller import Client
 from benchmarks.flood_plot import plot
 from benchmarks.installation import Key, Organisation
@@ -45,12 +46,10 @@ from benchmarks.traffic import (
     endings,
     of,
     play,
-    play_closed,
     poisson,
     tokens_per_s,
     ttfts_s,
 )
-from maitred.core.service import ServiceWeights
 from maitred.load.play.clock import RunClock
 from maitred.testing.server_process import ServerProcess
 
@@ -62,14 +61,6 @@ LIGHT_PART = 0.4
 """Of its share, what a light tenant uses."""
 POLITE_UTILISATION = 0.9
 FLOOD_SHARES = 20
-WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0}
-FORMS: dict[str, tuple[Length, Length]] = {
-    "one": ((20, 60), (60, 140)),
-    "two": ((200, 400), (10, 30)),
-    "three": ((60, 140), (30, 70)),
-    "four": ((10, 30), (100, 200)),
-}
-SERVICE = ServiceWeights()
 SITUATIONS = ("polite", "flood", "flood, fifo")
 
 
@@ -186,7 +177,10 @@ async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, l
     for situation, values in figures["situations"].items():
         print(situation, values, flush=True)
     if size.backlog_s:
-        figures["weighted"] = {policy: await backlog(policy, servers, size) for policy in servers.clients}
+        figures["weighted"] = {
+            policy: await backlog(servers.processes[policy], client, servers.keys, size.slots, size.backlog_s)
+            for policy, client in servers.clients.items()
+        }
         print("weighted", figures["weighted"], flush=True)
     for client in servers.clients.values():
         client.close()
@@ -205,28 +199,6 @@ def plan(everybody: Sequence[Sort], situation: str, can: Capacity, size: Size, n
             sort, heavy_rate if sort.name == HEAVY else light_rate, size.seconds, f"{SEED}:{number}:{sort.name}"
         )
     ]
-
-
-async def backlog(policy: str, servers: Servers, size: Size) -> dict[str, Any]:
-    """Tenants of different weights who always have requests waiting; what each was served over its weight."""
-    users = {Sort(name, servers.keys[name], *FORMS[name]): 2 * size.slots for name in WEIGHTS}
-    await settled(servers.processes[policy])
-    visits = await play_closed(servers.clients[policy], users, seconds=size.backlog_s, seed=f"{SEED}:backlog")
-    from_s = size.backlog_s / 5
-    normalised = {}
-    for name, weight in WEIGHTS.items():
-        service = sum(
-            SERVICE.of(visit.prompt_tokens * (from_s <= visit.first_s < size.backlog_s), 0, 0)
-            + SERVICE.output * visit.tokens_within(from_s, size.backlog_s)
-            for visit in of(visits, name)
-        )
-        normalised[name] = round(service / weight, 1)
-    return {"service_over_weight": normalised, "jain": round(jain(list(normalised.values())), 4)}
-
-
-def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 when all are alike, 1 over their number when one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values)) if any(values) else 0.0
 
 
 def require(report: Report, name: str, figures: dict[str, Any], *, quick: bool) -> None:

@@ -12,32 +12,25 @@ readers passes, and what they held must be free, although they are still connect
 
 import argparse
 import asyncio
-import json
-import socket
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import psutil
 import uvloop
 
-from benchmarks.caller import CHAT, Client
-from benchmarks.installation import MODEL, Key, Organisation
+from benchmarks.caller import Client
+from benchmarks.installation import Key, Organisation
 from benchmarks.report import Report, percentiles
 from benchmarks.served import merged, ordered_by, served, settled, unbounded
+from benchmarks.stalled_readers import StalledReaders
 from benchmarks.traffic import Sort, Visit, play_closed
 from maitred.testing.server_process import ServerProcess
 
 SEED = 20261127
 STALLED = 200
-TOKENS = 700
 PATIENT_USERS = 8
 PROMPT, OUTPUT = (20, 60), (80, 120)
-SEGMENT_BYTES, WINDOW_BYTES = 1400, 8192
-READ_BYTES = 4096
-"""Of each of their streams, before they stop."""
 CALM_S = 1.0
 """Without a new token for anybody, the 200 stand still."""
 STANDSTILL_S = 60.0
@@ -105,7 +98,7 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
         gaps["without"] += await _read(client, patient, size, f"{number}:without")
         before = await settled(server)
         memory = Memory(server.process.pid)
-        crowd = Stalled(server.url, keys["stalled"])
+        crowd = StalledReaders(server.url, keys["stalled"])
         try:
             await crowd.arrive(size.stalled)
             stands = await standstill(server, crowd)
@@ -125,7 +118,7 @@ async def run(report: Report, server: ServerProcess, keys: dict[str, str], size:
             still = samples["maitred_in_flight"] / size.stalled
             report.require(f"round {number}: part of the stalled that stood still to the end", still, at_least=1)
             if number == size.rounds - 1:
-                ends_s.append(await crowd.seconds_until_free(server, 2 * size.grace_s))
+                ends_s.append(await seconds_until_free(server, 2 * size.grace_s))
         finally:
             crowd.leave()
         left = await settled(server)
@@ -160,7 +153,7 @@ async def _read(client: Client, patient: Sort, size: Size, seed: str) -> list[fl
     return [gap_s for one in later for gap_s in one.gaps_s]
 
 
-async def standstill(server: ServerProcess, crowd: "Stalled") -> float:
+async def standstill(server: ServerProcess, crowd: StalledReaders) -> float:
     """Waits until the engine generates nothing more for those who do not read; what it has generated in all."""
     generated, since_s = -1.0, time.monotonic()
     async with asyncio.timeout(STANDSTILL_S):
@@ -172,75 +165,11 @@ async def standstill(server: ServerProcess, crowd: "Stalled") -> float:
     return generated
 
 
-class Stalled:
-    """Readers who open a stream, read its beginning, and then nothing.
-
-    Args:
-        url: Of the server.
-        key: That they send.
-    """
-
-    def __init__(self, url: str, key: str) -> None:
-        parts = urlsplit(url)
-        self._address = (parts.hostname or "", parts.port or 80)
-        self._sockets: list[socket.socket] = []
-        self._waiting = 0
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Tell me of the river."}],
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-            "logprobs": True,
-            "top_logprobs": 20,
-        }
-        data = json.dumps(body).encode()
-        self._request = (
-            f"POST {CHAT} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {key}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-            + data
-        )
-        self._readers: list[asyncio.Task[None]] = []
-
-    @property
-    def all_stalled(self) -> bool:
-        """Whether all of them have read their beginning and stopped."""
-        return all(reader.done() for reader in self._readers)
-
-    async def arrive(self, count: int) -> None:
-        """All come at once."""
-        loop = asyncio.get_running_loop()
-        for _ in range(count):
-            sock = socket.socket()
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-            self._sockets.append(sock)
-            await loop.sock_connect(sock, self._address)
-            await loop.sock_sendall(sock, self._request)
-            self._readers.append(asyncio.create_task(self._read_beginning(sock)))
-
-    async def seconds_until_free(self, server: ServerProcess, within_s: float) -> float:
-        """How long the server goes on holding anything for them; they stay connected."""
-        started_s = time.monotonic()
-        await settled(server, within_s=within_s)
-        return time.monotonic() - started_s
-
-    def leave(self) -> None:
-        """They hang up."""
-        for reader in self._readers:
-            reader.cancel()
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.close()
-
-    async def _read_beginning(self, sock: socket.socket) -> None:
-        loop, read = asyncio.get_running_loop(), 0
-        while read < READ_BYTES:
-            data = await loop.sock_recv(sock, READ_BYTES)
-            if not data:
-                return
-            read += len(data)
+async def seconds_until_free(server: ServerProcess, within_s: float) -> float:
+    """How long the server goes on holding anything for readers who are still connected."""
+    started_s = time.monotonic()
+    await settled(server, within_s=within_s)
+    return time.monotonic() - started_s
 
 
 @dataclass
