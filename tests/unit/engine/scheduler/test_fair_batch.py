@@ -1,0 +1,469 @@
+"""Who is admitted, who gets the prefill budget, who is preempted, and what each is charged."""
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.ports import pairs_of
+from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.engine.config import KVShareConfig
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.scheduler.batching_window import BatchingWindow
+from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.scheduler.step_times import StepWork
+from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
+from maitred.fairness.line import LineConfig
+
+
+def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16, policy="fair", **options):
+    return Scheduler(
+        BlockPool(blocks),
+        block_tokens=block_tokens,
+        max_sequences=max_sequences,
+        step_tokens=step_tokens,
+        context_tokens=blocks * block_tokens,
+        eos_token_ids=(99,),
+        line=LineConfig(policy=policy),
+        **options,
+    )
+
+
+class Charges:
+    """What the line hears."""
+
+    def __init__(self, scheduler):
+        self.heard = []
+        line = scheduler._state.line
+        charge = line.charge
+        line.charge = lambda flow, service: (self.heard.append((flow.path[-1].id, service)), charge(flow, service))
+
+    def of(self, tenant):
+        return sum(service for name, service in self.heard if name == tenant)
+
+
+_prompts = iter(range(1000, 1_000_000, 1000))
+
+
+def add(scheduler, tenant="a", *, prompt=4, output=4, priority=PriorityClass.STANDARD, now_s=0.0, n=1, **fields):
+    """One request; no two share a prefix."""
+    first = next(_prompts)
+    flow = Flow((Share(tenant),), priority)
+    sampling = SamplingParams(max_tokens=output, seed=0, n=n)
+    request = Request(tenant, list(range(first, first + prompt)), sampling, flow=flow, **fields)
+    return scheduler.add(request, now_s)[0]
+
+
+def step(scheduler, now_s=0.0):
+    plan = scheduler.plan(now_s)
+    return plan, scheduler.commit(plan, [1 for chunk in plan.chunks if chunk.samples])
+
+
+def run_until_idle(scheduler):
+    finished = []
+    while scheduler.busy:
+        _, advances = step(scheduler)
+        finished += [advance.sequence for advance in advances if advance.finish]
+    return finished
+
+
+def learn_times(scheduler):
+    """A millisecond a step and one a token."""
+    for tokens in (1, 20, 60, 64, 40, 10) * 4:
+        scheduler.measured(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens))
+
+
+def computed(plan):
+    return {chunk.sequence.request.id: chunk.length for chunk in plan.chunks}
+
+
+# --- admission ---
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("fair", ["a", "b", "a", "a"]), ("fifo", ["a", "a", "a", "b"])])
+def test_a_flood_does_not_go_before_a_tenant_that_is_owed_service(policy, expected):
+    scheduler = make_scheduler(max_sequences=1, policy=policy)
+    for _ in range(3):
+        add(scheduler, "a")
+    add(scheduler, "b")
+    assert [sequence.request.id for sequence in run_until_idle(scheduler)] == expected
+
+
+def test_within_one_step_admissions_alternate_between_tenants():
+    scheduler = make_scheduler(step_tokens=16)
+    for _ in range(4):
+        add(scheduler, "a")
+    for _ in range(2):
+        add(scheduler, "b")
+    plan, _ = step(scheduler)
+    assert sorted(chunk.sequence.request.id for chunk in plan.prefills) == ["a", "a", "b", "b"]
+
+
+def test_a_more_urgent_class_goes_first_under_the_priority_policy():
+    scheduler = make_scheduler(max_sequences=1, policy="priority")
+    add(scheduler, "slow", priority=PriorityClass.BATCH)
+    add(scheduler, "quick", priority=PriorityClass.INTERACTIVE)
+    assert [sequence.request.id for sequence in run_until_idle(scheduler)] == ["quick", "slow"]
+
+
+# --- the prefill budget ---
+
+
+def test_a_newcomer_that_is_owed_service_does_not_wait_for_a_long_prompt():
+    scheduler = make_scheduler(step_tokens=16, max_sequences=4)
+    add(scheduler, "long", prompt=100)
+    step(scheduler)
+    add(scheduler, "short", prompt=6)  # owed as much as the other when it comes, and more after the next step
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"long": 16}
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"long": 10, "short": 6}
+
+
+def test_in_order_of_arrival_it_does():
+    scheduler = make_scheduler(step_tokens=16, max_sequences=4, policy="fifo")
+    add(scheduler, "long", prompt=100)
+    step(scheduler)
+    add(scheduler, "short", prompt=6)
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"long": 16}
+
+
+def test_the_oldest_prompt_advances_whoever_else_is_owed():
+    scheduler = make_scheduler(step_tokens=16, max_sequences=8, blocks=400)
+    add(scheduler, "old", prompt=500)
+    step(scheduler)
+    for number in range(5):
+        add(scheduler, f"new{number}", prompt=30)
+        plan, _ = step(scheduler)
+        assert computed(plan)["old"] >= 2
+        assert plan.tokens == 16
+
+
+def test_decodes_come_before_any_prompt():
+    scheduler = make_scheduler(step_tokens=8, max_sequences=8)
+    for number in range(4):
+        add(scheduler, f"t{number}", prompt=1, output=40)
+    step(scheduler)
+    add(scheduler, "long", prompt=60)
+    plan, _ = step(scheduler)
+    assert len(plan.decodes) == 4
+    assert computed(plan)["long"] == 4
+
+
+def test_the_budget_is_what_fits_into_the_tightest_objective():
+    scheduler = make_scheduler(step_tokens=512, max_sequences=8, blocks=2000, itl_objective_s=0.1)
+    learn_times(scheduler)
+    add(scheduler, "quick", prompt=1, output=50, itl_objective_s=0.031)
+    step(scheduler)
+    add(scheduler, "long", prompt=1000)
+    plan, _ = step(scheduler)
+    assert 20 <= computed(plan)["long"] <= 30
+    assert scheduler.step_tokens == pytest.approx(30, abs=3)
+
+
+def test_without_anybody_who_waits_for_tokens_a_prompt_has_the_whole_step():
+    scheduler = make_scheduler(step_tokens=512, max_sequences=8, blocks=2000, itl_objective_s=0.01)
+    add(scheduler, "long", prompt=1000)
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"long": 512}
+
+
+# --- preemption ---
+
+
+def test_a_prompt_of_which_little_is_computed_gives_way_to_an_answer():
+    scheduler = make_scheduler(blocks=17, block_tokens=4, step_tokens=6, max_sequences=4, policy="fifo")
+    grown = add(scheduler, "grown", prompt=4, output=40)
+    step(scheduler)
+    fresh = add(scheduler, "fresh", prompt=56, output=2)
+    while not (plan := step(scheduler)[0]).preempted:
+        assert grown.output_tokens < 40
+    assert plan.preempted == [fresh]
+    assert 0 < fresh.once_computed < 56
+    assert grown.preemptions == 0
+
+
+def test_nobody_is_preempted_a_fourth_time():
+    scheduler = make_scheduler(blocks=24, block_tokens=2, max_sequences=12, step_tokens=64)
+    sequences = [add(scheduler, f"t{number}", prompt=3, output=40) for number in range(12)]
+    most = 0
+    while scheduler.busy:
+        step(scheduler)
+        for sequence in sequences:
+            most = max(most, sequence.preemptions)
+            if sequence.preemptions == MAX_PREEMPTIONS and sequence.table.blocks:
+                assert sequence.table.capacity_tokens >= 43, "its last admission takes all it can need"
+    assert most == MAX_PREEMPTIONS
+    assert all(sequence.output_tokens == 40 for sequence in sequences)
+    assert scheduler.pool.idle == scheduler.pool.total
+
+
+# --- charges ---
+
+
+def test_real_tokens_are_charged_as_they_are_computed():
+    scheduler = make_scheduler(step_tokens=8)
+    charges = Charges(scheduler)
+    add(scheduler, "a", prompt=12, output=2)
+    step(scheduler)
+    assert charges.of("a") == 8
+    step(scheduler)
+    assert charges.of("a") == 8 + 4 + 2
+
+
+def test_what_the_cache_had_is_charged_less():
+    scheduler = make_scheduler(step_tokens=64)
+    request = Request("x", list(range(17)), SamplingParams(max_tokens=1, seed=0), flow=Flow((Share("a"),)))
+    scheduler.add(request, 0.0)
+    run_until_idle(scheduler)
+    charges = Charges(scheduler)
+    scheduler.add(request, 0.0)
+    run_until_idle(scheduler)
+    assert charges.of("a") == pytest.approx(16 * 0.1 + 1 + 2)
+
+
+def test_answers_of_one_tenant_are_charged_together():
+    scheduler = make_scheduler(step_tokens=64)
+    for _ in range(5):
+        add(scheduler, "a", prompt=1)
+    step(scheduler)
+    charges = Charges(scheduler)
+    step(scheduler)
+    assert charges.heard == [("a", 10.0)]
+
+
+def test_recomputation_is_never_charged():
+    scheduler = make_scheduler(blocks=6, block_tokens=2, max_sequences=3, step_tokens=32)
+    charges = Charges(scheduler)
+    sequences = [add(scheduler, name, prompt=3, output=8) for name in "ab"]
+    run_until_idle(scheduler)
+    assert sum(sequence.preemptions for sequence in sequences) > 0
+    assert scheduler.counters.recomputed_tokens > 0
+    assert charges.of("a") == charges.of("b") == 3 + 2 * 8
+
+
+def test_an_aborted_request_was_charged_for_what_was_done_and_no_more():
+    scheduler = make_scheduler(step_tokens=8)
+    charges = Charges(scheduler)
+    sequence = add(scheduler, "a", prompt=20)
+    step(scheduler)
+    scheduler.cancel(sequence)
+    assert charges.of("a") == 8
+
+
+# --- pause and cancel ---
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_paused_sequence_leaves_its_place_to_others_and_comes_back(steps):
+    scheduler = make_scheduler(max_sequences=1, blocks=8)
+    paused = add(scheduler, "a", prompt=20, output=5)
+    for _ in range(steps):
+        step(scheduler)
+    scheduler.pause(paused)
+    assert scheduler.pool.idle == scheduler.pool.total
+    assert (scheduler.paused, scheduler.free_sequences, scheduler.promised_blocks) == (1, 1, 0)
+    assert scheduler.patience_s(0.0) is None
+    other = add(scheduler, "b", prompt=20, output=5)
+    assert run_until_idle(scheduler) == [other]
+    scheduler.resume(paused, 1.0)
+    assert run_until_idle(scheduler) == [paused]
+    assert paused.output_tokens == 5
+    assert paused.preemptions == 0
+
+
+def test_going_on_after_a_pause_finds_its_blocks_in_the_cache():
+    scheduler = make_scheduler(step_tokens=64)
+    sequence = add(scheduler, "a", prompt=33, output=9)
+    step(scheduler)
+    scheduler.pause(sequence)
+    scheduler.resume(sequence, 0.0)
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"a": 2}, "the last token of the prompt and the first of the answer"
+
+
+def test_cancelling_frees_everything_at_once_in_every_state():
+    scheduler = make_scheduler(max_sequences=2, step_tokens=8)
+    decoding = add(scheduler, "a", prompt=2)
+    step(scheduler)
+    prefilling = add(scheduler, "a", prompt=30)
+    step(scheduler)
+    waiting, paused = add(scheduler, "a"), add(scheduler, "a")
+    scheduler.pause(paused)
+    for sequence in (decoding, prefilling, waiting, paused):
+        scheduler.cancel(sequence)
+    assert scheduler.pool.idle == scheduler.pool.total
+    assert not scheduler.busy
+    assert scheduler.paused == 0
+    assert scheduler.waiting_prompt_tokens == scheduler.promised_blocks == 0
+    assert scheduler.counters.wasted_tokens == 2
+
+
+def test_an_answer_that_was_cut_because_it_is_complete_is_not_wasted():
+    scheduler = make_scheduler()
+    sequence = add(scheduler, "a")
+    step(scheduler)
+    scheduler.cancel(sequence, wasted=False)
+    assert scheduler.counters.wasted_tokens == 0
+
+
+# --- deadlines ---
+
+
+def test_a_deadline_ends_a_sequence_wherever_it_is():
+    scheduler = make_scheduler(max_sequences=1)
+    running = add(scheduler, "a", output=50, deadline_in_s=5.0)
+    waiting = add(scheduler, "b", deadline_in_s=5.0)
+    paused = add(scheduler, "c", deadline_in_s=5.0, partial=False)
+    scheduler.pause(paused)
+    plan, _ = step(scheduler, 4.9)
+    assert plan.expired == []
+    plan, _ = step(scheduler, 5.0)
+    assert plan.expired == [running, waiting, paused]
+    assert not plan
+    assert scheduler.pool.idle == scheduler.pool.total
+    assert scheduler.counters.finished == 3
+    assert scheduler.counters.wasted_tokens == 0
+
+
+def test_output_that_nobody_wants_in_part_is_wasted():
+    scheduler = make_scheduler()
+    add(scheduler, "a", output=50, deadline_in_s=5.0, partial=False)
+    step(scheduler)
+    step(scheduler, 6.0)
+    assert scheduler.counters.wasted_tokens == 1
+
+
+def test_a_prompt_that_cannot_be_computed_in_time_is_not_begun():
+    scheduler = make_scheduler(step_tokens=512, blocks=2000)
+    learn_times(scheduler)
+    hopeless = add(scheduler, "a", prompt=1000, deadline_in_s=0.3)
+    possible = add(scheduler, "b", prompt=1000, deadline_in_s=2.0)
+    plan, _ = step(scheduler)
+    assert plan.expired == [hopeless]
+    assert [chunk.sequence for chunk in plan.chunks] == [possible]
+
+
+def test_patience_lasts_until_a_deadline_when_nothing_else_is_to_do():
+    scheduler = make_scheduler()
+    sequence = add(scheduler, "a", deadline_in_s=5.0)
+    assert scheduler.patience_s(1.0) == 0
+    scheduler.pause(sequence)
+    assert scheduler.patience_s(1.0) == 4.0
+    assert scheduler.patience_s(9.0) == 0
+
+
+# --- the account of waiting ---
+
+
+def test_what_a_sequence_waited_for_is_told_apart():
+    scheduler = make_scheduler(max_sequences=1, step_tokens=8)
+    add(scheduler, "a", output=3)
+    step(scheduler, 0.0)
+    add(scheduler, "a", output=1)
+    late = add(scheduler, "a", output=1)
+    step(scheduler, 1.0)
+    step(scheduler, 2.0)
+    add(scheduler, "b", output=1, now_s=2.5)
+    step(scheduler, 3.0)
+    step(scheduler, 4.0)  # b, which came later, goes first
+    step(scheduler, 6.0)
+    assert late.output_tokens == 1
+    # Until the first plan it waited for the step under way, then for the slot, then for its turn.
+    assert late.waited_s == pytest.approx({"prefill_budget": 1.0, "slots": 3.0, "tenant_share": 2.0})
+
+
+def test_waiting_for_blocks():
+    scheduler = make_scheduler(blocks=4, block_tokens=4)
+    add(scheduler, "a", prompt=12, output=3)
+    step(scheduler, 0.0)
+    late = add(scheduler, "b", prompt=12, output=1)
+    for second in range(1, 4):
+        step(scheduler, float(second))
+    assert late.waited_s == pytest.approx({"prefill_budget": 1.0, "kv_full": 2.0})
+
+
+def test_a_prompt_that_is_passed_over_waits_for_the_budget():
+    scheduler = make_scheduler(step_tokens=8, max_sequences=8, policy="fifo")
+    add(scheduler, "a", prompt=9, output=1)
+    add(scheduler, "b", prompt=20, output=1)
+    step(scheduler, 0.0)
+    late = add(scheduler, "c", prompt=8, output=1)
+    for second in range(1, 6):
+        step(scheduler, float(second))
+    assert late.output_tokens == 1
+    assert set(late.waited_s) == {"prefill_budget"}
+
+
+# --- shares of the cache, windows, gauges ---
+
+
+def test_a_tenant_at_its_ceiling_does_not_hold_others_up():
+    shares = {"capped": KVShareConfig(ceiling=0.25)}
+    scheduler = make_scheduler(blocks=16, block_tokens=4, step_tokens=64, kv_shares=shares)
+    for _ in range(3):
+        add(scheduler, "capped", prompt=12, output=4)
+    other = add(scheduler, "other", prompt=24, output=4)
+    plan, _ = step(scheduler)
+    assert computed(plan) == {"capped": 12, "other": 24}
+    finished = run_until_idle(scheduler)
+    assert len(finished) == 4
+    assert other in finished[:2]
+
+
+def test_a_floor_is_left_free_for_a_tenant_that_waits():
+    shares = {"sure": KVShareConfig(floor=0.5)}
+    scheduler = make_scheduler(blocks=16, block_tokens=4, step_tokens=64, max_sequences=2, kv_shares=shares)
+    first = add(scheduler, "greedy", prompt=20, output=9)
+    step(scheduler)
+    add(scheduler, "greedy", prompt=28, output=4)
+    sure = add(scheduler, "sure", prompt=30, output=2)
+    plan, _ = step(scheduler)
+    assert {chunk.sequence for chunk in plan.chunks} == {first, sure}
+    assert len(run_until_idle(scheduler)) == 3
+
+
+def test_what_a_ceiling_can_never_hold_is_refused():
+    scheduler = make_scheduler(blocks=16, block_tokens=4, kv_shares={"capped": KVShareConfig(ceiling=0.25)})
+    with pytest.raises(ValueError, match="exceed the 16 tokens of the KV cache that the tenant may hold"):
+        add(scheduler, "capped", prompt=14, output=4)
+
+
+def test_a_window_holds_a_first_step_back_until_enough_wait():
+    window = BatchingWindow({PriorityClass.BATCH: 2.0}, 3)
+    scheduler = make_scheduler(window=window)
+    first = add(scheduler, "a", priority=PriorityClass.BATCH)
+    assert scheduler.patience_s(0.5) == 1.5
+    plan, _ = step(scheduler, 0.5)
+    assert not plan
+    add(scheduler, "b", priority=PriorityClass.BATCH, now_s=0.6)
+    add(scheduler, "c", priority=PriorityClass.BATCH, now_s=0.7)
+    assert scheduler.patience_s(0.7) == 0
+    plan, _ = step(scheduler, 0.7)
+    assert len(plan.chunks) == 3
+    assert first.waited_s["batching_window"] == pytest.approx(0.2)
+
+
+def test_gauges_say_what_is_free_and_what_is_promised():
+    scheduler = make_scheduler(blocks=20, block_tokens=4, max_sequences=4, step_tokens=8)
+    add(scheduler, "a", prompt=8, output=8, expected_tokens=4)
+    add(scheduler, "b", prompt=6, output=8)
+    assert scheduler.free_sequences == 2
+    assert scheduler.promised_blocks == 3 + 4
+    assert scheduler.waiting_prompt_tokens == 14
+    step(scheduler)
+    assert scheduler.running == 1
+    assert scheduler.free_sequences == 2
+    assert scheduler.promised_blocks == 1 + 4
+    assert scheduler.waiting_prompt_tokens == 6
+    run_until_idle(scheduler)
+    assert scheduler.free_sequences == 4
+    assert scheduler.promised_blocks == scheduler.waiting_prompt_tokens == 0
+
+
+def test_stop_and_length_are_told_from_a_deadline():
+    scheduler = make_scheduler()
+    add(scheduler, "a", output=1, deadline_in_s=0.5)
+    _, [advance] = step(scheduler)
+    assert advance.finish is FinishReason.LENGTH
+    plan, _ = step(scheduler, 1.0)
+    assert plan.expired == []
