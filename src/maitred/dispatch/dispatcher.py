@@ -87,7 +87,7 @@ class Dispatcher:
         if ticket.state is not State.WAITING:
             return None
         now_s = self._clock.monotonic_s()
-        ahead, wait, prefill_s = self.floor.forecast(ticket, self.floor.refresh(), now_s)
+        ahead, wait, prefill_s = self.floor.forecast(ticket, self.floor.refresh(now_s), now_s)
         return self.floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
 
     def state(self) -> DispatchState:
@@ -137,6 +137,7 @@ class Dispatcher:
 
     def _news(self) -> None:
         """A replica has something new to say."""
+        self.floor.refresh(self._clock.monotonic_s())  # when a step began tells when it will end
         if self._seats:
             self._ask_for_turn()
 

@@ -56,10 +56,16 @@ class Floor:
         self._rooms = dict(zip(self.quotas.all, self.rooms, strict=True))
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
-        self.running = 0
-        """Requests that were released and have not left."""
+        self._at_work: dict[Ticket, None] = {}
+        self._left: tuple[list[float], list[float]] | None = None
+        """What `Outlook.left` said of them, while it holds."""
 
     # --- what is known ---
+
+    @property
+    def running(self) -> int:
+        """Requests that were released and have not left."""
+        return len(self._at_work)
 
     @property
     def waiting(self) -> int:
@@ -71,10 +77,13 @@ class Floor:
         """When the next deadline passes."""
         return self._due[0][0] if self._due else None
 
-    def refresh(self) -> list[Station]:
+    def refresh(self, now_s: float) -> list[Station]:
         """Looks at the replicas; returns those that are ready."""
         for station in self.stations:
-            station.refresh()
+            load = station.load
+            station.refresh(now_s)
+            if station.load is not load:
+                self._left = None
         return [station for station in self.stations if station.ready]
 
     def ticket(self, errand: Errand) -> Ticket:
@@ -98,18 +107,21 @@ class Floor:
         ahead = line.ahead(ticket.entry, now_s) if len(line) else _NOBODY
         if not ready:
             return ahead, Wait(False, 0.0), 0.0
-        free = self._free(ticket, ready, now_s)
+        above = self._above_share(ticket, ticket.room.quota, ready, now_s)
+        free = self._free(ticket, ready, above_share=above)
         wait = AT_ONCE
-        if ahead.entries or not ticket.cost.within(free):
-            wait = self.outlook.wait(ticket, ahead, free, self.outlook.per_s(ready))
+        if not ticket.cost.within(free) or (ahead.entries and not (self._headroom and self._may_lead(ticket, above))):
+            if self._left is None:
+                self._left = self.outlook.left(self._at_work)
+            wait = self.outlook.wait(ticket, ahead, free, ready, self._left)
         station = max(ready, key=_ease)
-        return ahead, wait, self.outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0)
+        return ahead, wait, self.outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
 
     # --- what happens ---
 
     def join(self, ticket: Ticket, now_s: float) -> None:
         """It begins to wait."""
-        ready = self.refresh()
+        ready = self.refresh(now_s)
         ahead, wait, prefill_s = self.forecast(ticket, ready, now_s)
         if ready:
             ticket.raw_wait_s, ticket.prefill_s = wait.seconds, prefill_s
@@ -128,13 +140,13 @@ class Floor:
         lost.
         """
         changed: list[Ticket] = []
-        ready = self.refresh()
+        ready = self.refresh(now_s)
         self._expire(changed, now_s)
         if not ready:
             self._outlast(changed, now_s)
             for room in self.rooms:
                 room.waits.now(now_s, ("", WaitCause.COLD_START) if len(room) else None)
-            self.outlook.rate.slack()
+            self.outlook.slack()
             return changed
         common = self.rooms[-1]
         for room in self.rooms:
@@ -144,9 +156,9 @@ class Floor:
                 if room.quota.overflows and len(room):
                     room.waits.now(now_s, self._serve(room, self.quotas.common, ready, changed, now_s))
         if self.waiting:
-            self.outlook.rate.full(self.outlook.served, now_s)
+            self.outlook.full(sum(station.load.steps for station in ready) // len(ready), now_s)
         else:
-            self.outlook.rate.slack()
+            self.outlook.slack()
         return changed
 
     def leave(self, ticket: Ticket, now_s: float, *, finished: bool, lost: bool = False) -> None:
@@ -170,7 +182,8 @@ class Floor:
                 grip.station.failed()
             grip.quota.give(ticket.cost)
             self.holdings.give(tenant_of(ticket), ticket.cost.slots)
-            self.running -= 1
+            del self._at_work[ticket]
+            self._left = None
             told = ticket.told_prompt_tokens
             if not ticket.begun or told:
                 # What of the prompt was never computed is not owed.
@@ -228,7 +241,7 @@ class Floor:
                 if light is None:
                     return tenant_of(ticket).id, station
                 ticket, station = light
-            prefill_s = self.outlook.prefill_s(ticket, station, 0)
+            prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
             late_s = now_s + self.outlook.corrected_prefill_s(prefill_s, now_s)
             if ticket.deadline_s is not None and late_s > ticket.deadline_s and not station.credits.idle:
                 self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
@@ -258,10 +271,10 @@ class Floor:
                 self.holdings.held_by(tenant) / tenant.weight,
                 ticket.errand.arrived_s,
             )
-            if (best is None or key < best_key) and not self._above_share(ticket, quota, ready, now_s):
-                lead = room.line.over_service(ticket.errand.flow)
-                if lead * tenant.weight <= ticket.entry.service:
-                    best, best_key = ticket, key
+            if (best is None or key < best_key) and self._may_lead(
+                ticket, self._above_share(ticket, quota, ready, now_s)
+            ):
+                best, best_key = ticket, key
         if best is None:
             return None
         station = self._station_for(best, quota, ready, above_share=False)
@@ -291,17 +304,23 @@ class Floor:
                 slots = True
         return best or (WaitCause.SLOTS if slots else WaitCause.KV_FULL)
 
-    def _free(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Cost:
+    def _free(self, ticket: Ticket, ready: Sequence[Station], *, above_share: bool) -> Cost:
         """What of all replicas' credits it may use now."""
         quota = ticket.room.quota
         total = _total(ready)
-        above = self._above_share(ticket, quota, ready, now_s)
-        free = sum_of([station.free for station in ready]).minus(
-            total.minus(_less(total, self._headroom)) if above else NOTHING
-        )
+        free = sum_of([station.free for station in ready])
+        if above_share:
+            free = free.minus(total.minus(_less(total, self._headroom)))
         if len(self.rooms) > 1:
             free = free.at_most(self.quotas.room(quota, total))
         return free
+
+    def _may_lead(self, ticket: Ticket, above_share: bool) -> bool:
+        """Whether it may be taken before its turn into the headroom."""
+        if above_share or ticket.room.quota is not self.quotas.common:
+            return False
+        lead = ticket.room.line.over_service(ticket.errand.flow)
+        return lead * tenant_of(ticket).weight <= ticket.entry.service
 
     def _above_share(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> bool:
         if not self._headroom or quota is not self.quotas.common:
@@ -316,15 +335,18 @@ class Floor:
         ticket.grip = Grip(station, station.hold(ticket.costs), quota)
         quota.take(ticket.cost)
         self.holdings.take(tenant_of(ticket), ticket.cost.slots)
-        self.running += 1
+        self._at_work[ticket] = None
+        self._left = None
         self._charge(ticket, self.weights.prompt * ticket.errand.prompt_tokens)
         self.outlook.released(ticket)
+        self.outlook.waited(ticket, now_s)
         self.counts.released(ticket.errand.flow.priority, ticket.waited_ms)
 
     def _fail(self, ticket: Ticket, failure: MaitredError, now_s: float) -> None:
         ticket.room.remove(ticket, now_s)
         ticket.state = State.FAILED
         ticket.failure = failure
+        self.outlook.waited(ticket, now_s)
         self.counts.refused(failure.code)
 
     def _charge(self, ticket: Ticket, service: float) -> None:

@@ -38,7 +38,7 @@ class Gatekeeper:
             DeadlineUnmeetable: Its first token would come too late.
         """
         floor = self._floor
-        ready = floor.refresh()
+        ready = floor.refresh(now_s)
         if not ready:
             floor.counts.refused(ReplicaUnavailable.code)
             raise ReplicaUnavailable(retry_after_s=floor.retry_after_s)
@@ -66,7 +66,9 @@ class Gatekeeper:
                     place,
                     now_s,
                 )
-        if ticket.deadline_s is not None and now_s + place.ttft_s > ticket.deadline_s:
+        # A wait is not certain; what was promised should be kept mostly.
+        late_s = place.ttft_s + (floor.outlook.caution.factor - 1.0) * place.wait_s
+        if ticket.deadline_s is not None and now_s + late_s > ticket.deadline_s:
             allowed_s = max(0.0, ticket.deadline_s - now_s)
             raise self._refusal(
                 DeadlineUnmeetable,

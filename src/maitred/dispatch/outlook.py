@@ -1,18 +1,20 @@
 """What is predicted for requests: length of the answer, wait, first token. It learns from those that ran."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from maitred.core.answer import Place
 from maitred.core.service import ServiceWeights
-from maitred.dispatch.policy.calibration import Calibration, Correction
+from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.prediction import Queue, Wait, prefill_of, wait_of
-from maitred.dispatch.policy.rate import ServiceRate, Typical, computed_rate
+from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps
 from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Ticket
+from maitred.dispatch.ticket import State, Ticket
 from maitred.fairness.entry import Ahead
 
+_GOLDEN = 0.6180339887
+"""Multiples of it, modulo 1, are spread evenly however many there are."""
 _FOLLOW = 0.05
 """Weight of the newest request in what is typical."""
 
@@ -38,16 +40,18 @@ class Outlook:
 
     Attributes:
         served: Service done since the beginning.
-        rate: How fast.
+        caution: By how much waits may be longer than predicted.
         calibration: The last predictions of times to first token, and what came.
     """
 
     def __init__(self, outputs: OutputLengths, weights: ServiceWeights) -> None:
         self.outputs = outputs
         self.served = 0.0
-        self.rate = ServiceRate()
+        self.caution = Caution()
         self.calibration = Calibration()
         self._weights = weights
+        self._served = Pace()
+        self._steps = Pace(memory_s=5.0)
         self._wait = Correction()
         self._prefill = Correction()
         self._prompt = _Mean(256.0)
@@ -59,37 +63,85 @@ class Outlook:
 
     def per_s(self, stations: Sequence[Station]) -> float | None:
         """Service per second of all that are ready together."""
-        typical = Typical(self._prompt.value, self.outputs.mean or 64.0)
-        computed = 0.0
-        for station in stations:
-            total = station.total
-            places = min(total.slots, int(total.blocks / max(1.0, self._blocks.value)))
-            computed += computed_rate(station.load.times, typical, places, self._weights) or 0.0
-        return self.rate.per_s(computed or None)
+        computed = sum(
+            computed_rate(station.load.times, self._typical, self._places(station), self._weights) or 0.0
+            for station in stations
+        )
+        return self._served.per_s(computed or None)
 
-    def wait(self, ticket: Ticket, ahead: Ahead, free: Cost, per_s: float | None) -> Wait:
+    def steps_per_s(self, stations: Sequence[Station]) -> float | None:
+        """Steps per second of one of them, when they are full."""
+        computed = [
+            rate
+            for station in stations
+            if (rate := computed_steps(station.load.times, self._typical, self._places(station))) is not None
+        ]
+        return self._steps.per_s(sum(computed) / len(computed) if computed else None)
+
+    def left(self, tickets: Collection[Ticket]) -> tuple[list[float], list[float]]:
+        """Steps that each running answer still takes, the fewest first; as it may turn out, in two opposite ways."""
+        ways: tuple[list[float], list[float]] = ([], [])
+        draw = 0.0
+        for ticket in tickets:
+            errand = ticket.errand
+            produced = ticket.output_tokens / ticket.cost.slots
+            draw = (draw + _GOLDEN) % 1.0
+            for left, drawn in zip(ways, (draw, 1.0 - draw), strict=True):
+                tokens = self.outputs.left(errand.principal_org, produced, errand.max_tokens, drawn)
+                left += [tokens if ticket.begun else tokens + 1.0] * ticket.cost.slots
+        for left in ways:
+            left.sort()
+        return ways
+
+    def wait(
+        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Sequence[Sequence[float]]
+    ) -> Wait:
         """Until it is released, before any correction."""
+        weights = self._weights
+        service = ahead.service / ahead.entries if ahead.entries else 0.0
         queue = Queue(
-            ahead.entries,
-            ahead.service,
-            free,
-            self._weights.prompt * self._prompt.value + self._weights.output * (self.outputs.mean or 64.0),
-            self._blocks.value,
-            per_s,
+            entries=ahead.entries,
+            service=ahead.service,
+            free=free,
+            left=left,
+            service_per_place=self._typical.service(weights),
+            blocks_per_place=self._blocks.value,
+            steps_per_entry=max(1.0, (service - weights.prompt * self._prompt.value) / weights.output) + 1.0,
+            per_s=self.per_s(ready),
+            steps_per_s=self.steps_per_s(ready),
         )
         return wait_of(queue, ticket.cost)
 
-    def prefill_s(self, ticket: Ticket, station: Station, ahead: int) -> float:
+    def full(self, steps: int, now_s: float) -> None:
+        """Requests wait, and there is no room for them."""
+        self._served.full(self.served, now_s)
+        self._steps.full(steps, now_s)
+
+    def slack(self) -> None:
+        """There is room."""
+        self._served.slack()
+        self._steps.slack()
+
+    @property
+    def _typical(self) -> Typical:
+        return Typical(self._prompt.value, self.outputs.mean or 64.0)
+
+    def _places(self, station: Station) -> int:
+        total = station.total
+        return min(total.slots, int(total.blocks / max(1.0, self._blocks.value)))
+
+    def prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
         """From its release to its first token, before any correction.
 
         Args:
             ticket: The request.
             station: Where it will run.
             ahead: Requests that are released to it in the same moment.
+            now_s: Now.
         """
         before = station.credits.uncounted.prompt_tokens * self._fresh.value + ahead * self._prompt.value
         own = ticket.errand.prompt_tokens * self._fresh.value
-        return prefill_of(station.load, own, before, station.block_tokens)
+        return prefill_of(station.load, own, before, station.block_tokens, now_s - station.reported_s)
 
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:
         """What is said to the caller."""
@@ -106,13 +158,20 @@ class Outlook:
         """A request was given places."""
         self._blocks.saw(ticket.cost.blocks / max(1, ticket.cost.slots))
 
+    def waited(self, ticket: Ticket, now_s: float) -> None:
+        """A request has been released, or has given up waiting, which it would have had to do for longer."""
+        predicted = ticket.predicted
+        if predicted is None or ticket.raw_wait_s <= 0:
+            return
+        waited_s = now_s - ticket.joined_s
+        if ticket.state is State.RELEASED or waited_s > predicted.wait_s:
+            self._wait.compare(ticket.raw_wait_s, waited_s, now_s)
+            self.caution.compare(predicted.wait_s, waited_s)
+
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """The first token of a released request came."""
         if ticket.predicted is None:
             return
-        waited_s = ticket.released_s - ticket.joined_s
-        if ticket.raw_wait_s > 0:
-            self._wait.compare(ticket.raw_wait_s, waited_s, now_s)
         if ticket.prefill_s > 0:
             self._prefill.compare(ticket.prefill_s, now_s - ticket.released_s, now_s)
         if ticket.predicted.ttft_s > 0:
@@ -128,4 +187,4 @@ class Outlook:
         """A request came to its end by itself."""
         errand = ticket.errand
         if ticket.output_tokens:
-            self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices))
+            self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)

@@ -43,7 +43,7 @@ class DispatchState:
 
 def state_of(floor: Floor, now_s: float) -> DispatchState:
     """The state of a floor now."""
-    ready = floor.refresh()
+    ready = floor.refresh(now_s)
     outlook, counts = floor.outlook, floor.counts
     waiting: dict[str, int] = {}
     predicted: dict[str, float] = {}

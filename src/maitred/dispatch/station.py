@@ -18,6 +18,7 @@ class Station:
         ready: Whether it takes requests, as of the last `refresh`.
         retry_after_s: When it will, as far as it says so.
         load: Its last report.
+        reported_s: When that came.
         block_tokens: Of one KV block there.
     """
 
@@ -26,11 +27,12 @@ class Station:
         self.ready = False
         self.retry_after_s: float | None = None
         self.load = LoadReport()
+        self.reported_s = 0.0
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
         self._window = None if post.exact else Window()
 
-    def refresh(self) -> None:
+    def refresh(self, now_s: float) -> None:
         """Looks at the replica. Cheap: it asks nobody, the last report is here."""
         replica = self.post.replica
         try:
@@ -39,7 +41,9 @@ class Station:
             self.ready, self.retry_after_s = False, unavailable.retry_after_s
             return
         self.ready = True
-        self.load = load = replica.load()
+        load = replica.load()
+        if load is not self.load:
+            self.load, self.reported_s = load, now_s
         if self._window is not None:
             self.credits.estimate(self._window.size)
         elif load.total_blocks:

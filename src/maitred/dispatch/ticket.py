@@ -20,6 +20,7 @@ from maitred.dispatch.policy.waits import Waited
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
 from maitred.fairness.entry import Entry
+from maitred.fairness.fair import SECONDS_PER_SERVICE
 
 
 class State(Enum):
@@ -90,7 +91,8 @@ class Ticket:
             errand.flow,
             arrived_s=errand.arrived_s,
             service=service,
-            deadline_s=deadline_s,
+            # The line takes off what the whole request needs; this deadline is for its first token.
+            deadline_s=None if deadline_s is None else deadline_s + SECONDS_PER_SERVICE * service,
             locality=room.locality(errand),
         )
         self.state = State.NEW

@@ -240,7 +240,7 @@ async def test_the_replica_is_lost_while_it_runs():
             desk.replica.set_up(False)
             raise ReplicaLost
     desk.replica.set_up(True)
-    desk.floor.refresh()
+    desk.floor.refresh(desk.clock.now_s)
     assert desk.floor.stations[0].free[:2] == (4, 100)
     desk.assert_empty()
 

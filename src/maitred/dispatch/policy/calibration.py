@@ -55,34 +55,68 @@ class Calibration:
     """
 
     def __init__(self, most: int = 512) -> None:
-        self._most = most
-        self._by_time: deque[tuple[float, float]] = deque()
-        self._ratios: list[float] = []
-        self._errors: list[float] = []
+        self._ratios = Quantiles(most)
+        self._errors = Quantiles(most)
         self.compared = 0
         """In all."""
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
         """Something came that had been predicted."""
         actual_s, predicted_s = max(actual_s, _LEAST_S), max(predicted_s, _LEAST_S)
-        pair = predicted_s / actual_s, abs(predicted_s - actual_s) / actual_s
-        if len(self._by_time) == self._most:
-            ratio, error = self._by_time.popleft()
-            del self._ratios[bisect_left(self._ratios, ratio)]
-            del self._errors[bisect_left(self._errors, error)]
-        self._by_time.append(pair)
-        insort(self._ratios, pair[0])
-        insort(self._errors, pair[1])
+        self._ratios.add(predicted_s / actual_s)
+        self._errors.add(abs(predicted_s - actual_s) / actual_s)
         self.compared += 1
 
     def ratio(self, quantile: float) -> float:
         """A quantile of predicted over actual; 1 before anything was compared."""
-        return _quantile(self._ratios, quantile, 1.0)
+        return self._ratios.at(quantile, 1.0)
 
     def error(self, quantile: float) -> float:
         """A quantile of the relative error; 0 before anything was compared."""
-        return _quantile(self._errors, quantile, 0.0)
+        return self._errors.at(quantile, 0.0)
 
 
-def _quantile(values: list[float], share: float, empty: float) -> float:
-    return values[min(int(share * len(values)), len(values) - 1)] if values else empty
+class Caution:
+    """How much longer than predicted a wait may be, so that a promise about it is mostly kept.
+
+    Learnt from the last waits, those included that were given up: without them only those would count that turned out
+    short enough.
+    """
+
+    def __init__(self, kept: float = 0.85, most: int = 256) -> None:
+        self._kept = kept
+        self._ratios = Quantiles(most)
+
+    def compare(self, predicted_s: float, actual_s: float) -> None:
+        """A wait is over, or has been given up after this time."""
+        self._ratios.add(max(actual_s, _LEAST_S) / max(predicted_s, _LEAST_S))
+
+    @property
+    def factor(self) -> float:
+        """From 1 to 2."""
+        return min(2.0, max(1.0, self._ratios.at(self._kept, 1.0)))
+
+
+class Quantiles:
+    """Of the last values.
+
+    Args:
+        most: So many.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_time: deque[float] = deque()
+        self._by_size: list[float] = []
+
+    def add(self, value: float) -> None:
+        """One more; the oldest may go."""
+        if len(self._by_time) == self._most:
+            del self._by_size[bisect_left(self._by_size, self._by_time.popleft())]
+        self._by_time.append(value)
+        insort(self._by_size, value)
+
+    def at(self, quantile: float, empty: float) -> float:
+        """The value at a quantile; `empty` before there was one."""
+        values = self._by_size
+        return values[min(int(quantile * len(values)), len(values) - 1)] if values else empty

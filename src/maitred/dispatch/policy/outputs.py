@@ -2,10 +2,13 @@
 
 Credits are taken for the prompt and for this prediction. Too short, and sequences are preempted when the blocks run
 out; `max_tokens`, and the batch stays half empty, for most callers ask for many times what they get. What is learnt is
-a quantile of the last answers, of each tenant by itself, and of all tenants together for those who have sent too few.
+a distribution over the last answers, of each tenant by itself, and of all tenants together for those who have sent too
+few. It is kept twice, in tokens and as a part of `max_tokens`; what varies less is believed. So a tenant whose answers
+always use all that they may is predicted exactly, and so is one whose answers always have the same length.
 """
 
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 
 _ENOUGH = 8
@@ -13,15 +16,16 @@ _ENOUGH = 8
 
 
 class _Recent:
-    """The last lengths, in order of time and in order of size."""
+    """The last values, in order of time and in order of size."""
 
-    __slots__ = ("_by_size", "_by_time", "_most", "_sum")
+    __slots__ = ("_by_size", "_by_time", "_most", "_squares", "_sum")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_time: deque[int] = deque()
-        self._by_size: list[int] = []
-        self._sum = 0
+        self._by_time: deque[float] = deque()
+        self._by_size: list[float] = []
+        self._sum = 0.0
+        self._squares = 0.0
 
     def __len__(self) -> int:
         return len(self._by_time)
@@ -30,17 +34,48 @@ class _Recent:
     def mean(self) -> float:
         return self._sum / len(self._by_time)
 
-    def add(self, tokens: int) -> None:
+    @property
+    def spread(self) -> float:
+        """Standard deviation over mean."""
+        mean = self.mean
+        return math.sqrt(max(0.0, self._squares / len(self._by_time) - mean * mean)) / mean if mean else 0.0
+
+    def add(self, value: float) -> None:
         if len(self._by_time) == self._most:
             oldest = self._by_time.popleft()
             del self._by_size[bisect_left(self._by_size, oldest)]
             self._sum -= oldest
-        self._by_time.append(tokens)
-        insort(self._by_size, tokens)
-        self._sum += tokens
+            self._squares -= oldest * oldest
+        self._by_time.append(value)
+        insort(self._by_size, value)
+        self._sum += value
+        self._squares += value * value
 
-    def quantile(self, share: float) -> int:
-        return self._by_size[min(int(share * len(self._by_size)), len(self._by_size) - 1)]
+    def quantile(self, share: float, *, beyond: float = 0.0) -> float | None:
+        """Of those that are larger than `beyond`; None if none is."""
+        first = bisect_right(self._by_size, beyond)
+        count = len(self._by_size) - first
+        return self._by_size[first + min(int(share * count), count - 1)] if count else None
+
+
+class _History:
+    """The last answers of somebody, in tokens and in parts of `max_tokens`."""
+
+    __slots__ = ("parts", "tokens")
+
+    def __init__(self, most: int) -> None:
+        self.tokens = _Recent(most)
+        self.parts = _Recent(most)
+
+    def add(self, tokens: int, max_tokens: int) -> None:
+        self.tokens.add(tokens)
+        self.parts.add(tokens / max_tokens)
+
+    def best(self, max_tokens: int) -> tuple[_Recent, float]:
+        """What varies less, and the tokens that one of it stands for."""
+        if self.parts.spread < self.tokens.spread:
+            return self.parts, float(max_tokens)
+        return self.tokens, 1.0
 
 
 class OutputLengths:
@@ -60,8 +95,8 @@ class OutputLengths:
         self._unknown_share = unknown_share
         self._most_tenants = tenants
         self._answers = answers
-        self._tenants: OrderedDict[str, _Recent] = OrderedDict()
-        self._all = _Recent(4 * answers)
+        self._tenants: OrderedDict[str, _History] = OrderedDict()
+        self._all = _History(4 * answers)
 
     def __len__(self) -> int:
         """Tenants that are remembered."""
@@ -70,36 +105,57 @@ class OutputLengths:
     @property
     def mean(self) -> float | None:
         """Of the last answers of all; None before there was one."""
-        return self._all.mean if len(self._all) else None
+        return self._all.tokens.mean if len(self._all.tokens) else None
 
     def predict(self, tenant: str, max_tokens: int) -> int:
-        """Tokens of one choice, from 1 to `max_tokens`."""
-        recent = self._known(tenant)
-        if recent is None:
+        """Tokens of one choice, from 1 to `max_tokens`: room for most."""
+        known = self._known(tenant)
+        if known is None:
             return max(1, int(max_tokens * self._unknown_share))
-        return min(max(1, recent.quantile(self._quantile)), max_tokens)
+        recent, unit = known.best(max_tokens)
+        return min(max(1, math.ceil((recent.quantile(self._quantile) or 0.0) * unit - 1e-6)), max_tokens)
 
     def expect(self, tenant: str, max_tokens: int) -> float:
         """The mean length instead of a safe one: for how long the work will take, not for the room that it needs."""
-        recent = self._known(tenant)
-        if recent is None:
+        known = self._known(tenant)
+        if known is None:
             return max(1.0, max_tokens * self._unknown_share)
-        return min(max(1.0, recent.mean), float(max_tokens))
+        recent, unit = known.best(max_tokens)
+        return min(max(1.0, recent.mean * unit), float(max_tokens))
 
-    def saw(self, tenant: str, tokens: int) -> None:
+    def left(self, tenant: str, produced: float, max_tokens: int, draw: float) -> float:
+        """What is still to come of an answer that has so many tokens: as one of those that got as far.
+
+        Args:
+            tenant: Whose answer it is.
+            produced: Tokens that have come.
+            max_tokens: The most that can come.
+            draw: From 0 to 1, which one. Spread evenly over several answers these end as one after the other as real
+                ones do; their means would all end late.
+        """
+        most = max_tokens - produced
+        known = self._known(tenant)
+        if known is None:
+            return max(1.0, min(most, max_tokens * self._unknown_share))
+        recent, unit = known.best(max_tokens)
+        length = recent.quantile(draw, beyond=produced / unit + 1e-6)
+        # Longer than all that were seen: nobody knows, but what has lasted goes on lasting.
+        return max(1.0, min(most, length * unit - produced if length is not None else produced / 4))
+
+    def saw(self, tenant: str, tokens: int, max_tokens: int) -> None:
         """A choice came to its end by itself. What was cut short by its caller tells nothing."""
-        recent = self._tenants.get(tenant)
-        if recent is None:
+        history = self._tenants.get(tenant)
+        if history is None:
             if len(self._tenants) >= self._most_tenants:
                 self._tenants.popitem(last=False)
-            recent = self._tenants[tenant] = _Recent(self._answers)
+            history = self._tenants[tenant] = _History(self._answers)
         else:
             self._tenants.move_to_end(tenant)
-        recent.add(tokens)
-        self._all.add(tokens)
+        history.add(tokens, max_tokens)
+        self._all.add(tokens, max_tokens)
 
-    def _known(self, tenant: str) -> _Recent | None:
-        recent = self._tenants.get(tenant)
-        if recent is not None and len(recent) >= _ENOUGH:
-            return recent
-        return self._all if len(self._all) else recent
+    def _known(self, tenant: str) -> _History | None:
+        history = self._tenants.get(tenant)
+        if history is not None and len(history.tokens) >= _ENOUGH:
+            return history
+        return self._all if len(self._all.tokens) else None

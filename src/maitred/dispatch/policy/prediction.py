@@ -1,22 +1,24 @@
 """When a request will be released, and when its first token will come.
 
-**The wait.** A request is released when what is ahead of it has been released and places for itself are free. In a full
-replica places come free as fast as service is done: a replica that does `R` service per second finishes requests of
-`S` service each at the rate `R / S`. What is ahead needs places for its own service, less what is free already; so the
-wait is that service over `R`, and half a request's more for the place that comes free next.
+**The wait.** A request is released when what is ahead of it has been released and there is room for itself. Places come
+free as the running answers end (`turnover`). KV blocks come free as fast as service is done: where they are what is
+lacking, the wait is the service ahead, and half a request's more, over the service per second. The longer wait counts.
 
 **The prefill.** A released request is computed in the engine's next steps, each of which takes at most so many tokens:
-first what runs there (a token for each sequence), then the prompts before it, then its own. The engine's model of its
-step times says how long such steps take; on average half a step passes before the first.
+first a token for each sequence that runs there, then the prompts before it, then its own. The engine's model of its
+step times says how long such steps take, and the time of its last report how much of the present one is over.
 
-Costs O(1), for it is asked for every request that arrives, also by those who are refused.
+Neither looks at more than a bounded number of requests, for it is asked for every one that arrives, also for those that
+are refused.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maitred.core.ports import LoadReport
 from maitred.dispatch.policy.credits import Cost
+from maitred.dispatch.policy.turnover import steps_until_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,19 @@ class Queue:
 
     entries: int
     service: float
+    """Of these."""
     free: Cost
-    """Places that it may use; below zero when the engine is overcommitted."""
+    """That it and they may use; below zero when the engine is overcommitted."""
+    left: Sequence[Sequence[float]]
+    """Steps that the running answers still take, the fewest first; in several ways in which it may turn out."""
     service_per_place: float
     """Of a typical request."""
     blocks_per_place: float
+    steps_per_entry: float
+    """For which those ahead will keep their places."""
     per_s: float | None
     """Service per second; None: unknown."""
+    steps_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +57,36 @@ AT_ONCE = Wait(True, 0.0)
 
 def wait_of(queue: Queue, own: Cost) -> Wait:
     """When a request is released that needs so much."""
-    lacking_slots = queue.entries + own.slots - queue.free.slots
-    lacking_blocks = queue.entries * queue.blocks_per_place + own.blocks - queue.free.blocks
-    lacking = max(lacking_slots, lacking_blocks / max(1.0, queue.blocks_per_place))
-    if lacking <= 0:
+    slots = queue.entries + own.slots - queue.free.slots
+    blocks = queue.entries * queue.blocks_per_place + own.blocks - queue.free.blocks
+    if slots <= 0 and blocks <= 0:
         return AT_ONCE
+    seconds = 0.0
+    if slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
+        free, entries = queue.free.slots, queue.entries
+        steps = sum(steps_until_place(left, free, entries, queue.steps_per_entry, own.slots) for left in queue.left)
+        seconds = steps / len(queue.left) / queue.steps_per_s
+    elif slots > 0:
+        seconds = _until(queue, slots, own)
+    if blocks > 0:
+        seconds = max(seconds, _until(queue, blocks / max(1.0, queue.blocks_per_place), own))
+    return Wait(False, seconds)
+
+
+def _until(queue: Queue, lacking: float, own: Cost) -> float:
+    """Seconds until so many places' worth of service is done."""
     if not queue.per_s:
-        return Wait(False, 0.0)
-    # Those ahead are known by their own service, and need not be as long as the typical ones that run now. The places
-    # that are free now are theirs first.
+        return 0.0
+    # Those ahead are known by their own service, and need not be as long as the typical ones that run now. What is free
+    # now is theirs first.
     ahead = queue.service * min(1.0, lacking / queue.entries) if queue.entries else 0.0
     own_place = queue.service_per_place * min(lacking, max(1, own.slots))
-    return Wait(False, (ahead + own_place / 2) / queue.per_s)
+    return (ahead + own_place / 2) / queue.per_s
 
 
-def prefill_of(load: LoadReport, prompt_tokens: float, before_tokens: float, block_tokens: int) -> float:
+def prefill_of(
+    load: LoadReport, prompt_tokens: float, before_tokens: float, block_tokens: int, since_report_s: float
+) -> float:
     """Seconds from the release of a request until its first token; 0 before the engine has measured its steps.
 
     Args:
@@ -71,15 +94,19 @@ def prefill_of(load: LoadReport, prompt_tokens: float, before_tokens: float, blo
         prompt_tokens: Of the request, as far as they have to be computed.
         before_tokens: Prompt tokens that are released before it and are in no report yet.
         block_tokens: Of one KV block.
+        since_report_s: Since the report came, and with it the step began that is under way now.
     """
     times = load.times
-    decoding = load.running
-    to_compute = prompt_tokens + before_tokens + load.waiting_prompt_tokens
-    room = max(1, load.step_tokens - decoding) if load.step_tokens else math.inf
-    steps = max(1, math.ceil(to_compute / room))
     context = (load.total_blocks - load.free_blocks) * block_tokens
-    decodes_s = times.decoding(decoding, context)
+    decodes_s = times.decoding(load.running, context)
+    room = max(1, load.step_tokens - load.running) if load.step_tokens else math.inf
+    waiting = load.waiting_prompt_tokens
+    begun_s = 0.0
+    if load.running or waiting:
+        now = min(waiting, room)
+        begun_s = max(0.0, decodes_s + times.token_s * now - since_report_s)
+        waiting -= int(now)
+    to_compute = prompt_tokens + before_tokens + waiting
+    steps = max(1, math.ceil(to_compute / room))
     own_s = times.chunk_s + times.pair_s * prompt_tokens * prompt_tokens / 2
-    # The step that is under way now ends on average in half its time.
-    begun_s = decodes_s / 2 if decoding else 0.0
     return begun_s + steps * decodes_s + times.token_s * to_compute + own_s

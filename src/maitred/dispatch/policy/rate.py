@@ -1,4 +1,4 @@
-"""How much service a replica does in a second: measured while it is full, else computed from the times of its steps."""
+"""How fast a replica is, in service or steps: measured while it is full, else computed from the times of its steps."""
 
 import math
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ _SETTLED_S = 2.0
 """Measured time from which on the measure is believed alone."""
 
 
-class ServiceRate:
-    """Service per second while requests wait; a mean that forgets with a time constant.
+class Pace:
+    """What is done in a second while requests wait; a mean that forgets with a time constant.
 
     Only full times count: what is done while nobody waits says what was asked for, not what can be done.
 
@@ -21,15 +21,15 @@ class ServiceRate:
 
     def __init__(self, memory_s: float = 10.0) -> None:
         self._memory_s = memory_s
-        self._service = 0.0
+        self._done = 0.0
         self._time_s = 0.0
         self._since: tuple[float, float] | None = None
 
-    def full(self, served: float, now_s: float) -> None:
+    def full(self, done: float, now_s: float) -> None:
         """Requests wait, and the replica has no room for them.
 
         Args:
-            served: Service done since the beginning.
+            done: Since the beginning; less than before if that was another beginning.
             now_s: Now.
         """
         if self._since is not None:
@@ -37,25 +37,26 @@ class ServiceRate:
             passed_s = now_s - earlier_s
             if passed_s <= 0:
                 return
-            fade = math.exp(-passed_s / self._memory_s)
-            self._service = self._service * fade + served - earlier
-            self._time_s = self._time_s * fade + passed_s
-        self._since = (served, now_s)
+            if done >= earlier:
+                fade = math.exp(-passed_s / self._memory_s)
+                self._done = self._done * fade + done - earlier
+                self._time_s = self._time_s * fade + passed_s
+        self._since = (done, now_s)
 
     def slack(self) -> None:
         """There is room: the time until it is full again is not measured."""
         self._since = None
 
     def per_s(self, computed: float | None) -> float | None:
-        """Service per second; None if nobody can tell.
+        """What is done per second; None if nobody can tell.
 
         Args:
             computed: From the times of steps; None if these are not known. It counts for as long as little was
                 measured.
         """
-        if self._time_s <= 0 or self._service <= 0:
+        if self._time_s <= 0 or self._done <= 0:
             return computed
-        measured = self._service / self._time_s
+        measured = self._done / self._time_s
         if computed is None:
             return measured
         trust = min(1.0, self._time_s / _SETTLED_S)
@@ -90,3 +91,11 @@ def computed_rate(times: StepTimes, typical: Typical, slots: int, weights: Servi
         + output * (decode_s + times.context_token_s * (prompt + output / 2))
     )
     return typical.service(weights) / seconds if seconds > 0 else None
+
+
+def computed_steps(times: StepTimes, typical: Typical, slots: int) -> float | None:
+    """Steps per second of a batch of `slots` typical requests; None before the engine has measured its steps."""
+    prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
+    per_request_s = times.token_s * prompt + times.chunk_s + times.pair_s * prompt * prompt / 2
+    step_s = times.decoding(slots, int(slots * (prompt + output / 2))) + per_request_s * slots / output
+    return 1.0 / step_s if step_s > 0 else None
