@@ -313,3 +313,19 @@ def test_a_report_says_how_many_requests_it_knows_of(serving):
         pass
     assert step.submits_heard == 3
     assert other.next().submits_heard == 0
+
+
+def test_a_deadline_ends_a_request_even_while_the_engine_sleeps(serving):
+    gateway = serving.connect()
+    serving.runner.permits = threading.Semaphore(1)
+    sampling = SamplingParams(max_tokens=200, seed=0)
+    gateway.send(Submit(Request(id="a", prompt=[1], sampling=sampling, deadline_in_s=0.3)))
+    assert gateway.next().outputs
+    gateway.send(Pause("a"))
+    serving.runner.permits.release(1000)
+    outputs = []
+    while not outputs or outputs[-1].delta.finish is None:
+        outputs += gateway.next().outputs
+    assert outputs[-1].delta.finish is FinishReason.DEADLINE
+    assert outputs[-1].delta.tokens == []
+    assert not serving.engine.occupied
