@@ -105,6 +105,7 @@ class Engine:
             if sequence is not None:
                 self._scheduler.cancel(sequence, wasted=index is None)
                 self._close(owner, sequence)
+        self._rest()
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """Computes no more of a request, or goes on with it. What is unknown or done is ignored."""
@@ -114,6 +115,7 @@ class Engine:
                 self._runner.forget(sequence)
             else:
                 self._scheduler.resume(sequence, self._clock.monotonic_s())
+        self._rest()
 
     def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
@@ -145,9 +147,14 @@ class Engine:
         self._steps += 1
         self._step_s += end_s - start_s
         self._measuring = StepWork.of(plan), start_s
-        if self._scheduler.patience_s(end_s) != 0:
-            self._record(end_s)
+        self._rest()
         return outputs
+
+    def _rest(self) -> None:
+        """If there is nothing to do now, the last step is over; the time until something comes is not part of it."""
+        now_s = self._clock.monotonic_s()
+        if self._measuring is not None and self._scheduler.patience_s(now_s) != 0:
+            self._record(now_s)
 
     def _record(self, now_s: float) -> None:
         """The last step is over: what it took is what a reader waited for it, sending and receiving included."""
