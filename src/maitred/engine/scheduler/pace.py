@@ -45,10 +45,12 @@ class Pace:
     def budget(self, batch: Batch, decodes: int) -> PrefillBudget:
         """What a step with so many decodes has for prompts: room in time only while somebody waits for its end."""
         objective_s = batch.itl_objective_s
-        time = None
-        if objective_s is not None and decodes:
-            time = self._meter.budget(objective_s, decodes, batch.context_tokens)
-        return PrefillBudget(self._step_tokens - decodes, time)
+        left = self._step_tokens - decodes
+        if objective_s is None or not decodes:
+            return PrefillBudget(left, None, left)
+        fitting = self._meter.tokens_within(objective_s, decodes, batch.context_tokens) - decodes
+        time = self._meter.budget(objective_s, decodes, batch.context_tokens)
+        return PrefillBudget(left, time, min(left, fitting))
 
     def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
         """A step took so long; see `BatchLimit.record` for the numbers."""

@@ -6,7 +6,7 @@ from maitred.core.flow import Flow
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepBudget
 
-FLOOR_SHARE = 8
+_FLOOR_SHARE = 8
 """The oldest prompt under way gets at least one token in so many, whoever else is owed service. So it comes to its end
 in a bounded number of steps, and so do all, one after the other."""
 
@@ -20,12 +20,17 @@ class PrefillBudget:
     Args:
         tokens: At most so many.
         time: And no more than fit into this; None: time does not matter, because nobody waits for the step's end.
+        fitting: How many these are, more or less.
+
+    Attributes:
+        floor: Tokens that the oldest prompt gets in any case.
     """
 
-    __slots__ = ("_time", "tokens")
+    __slots__ = ("_time", "floor", "tokens")
 
-    def __init__(self, tokens: int, time: StepBudget | None) -> None:
+    def __init__(self, tokens: int, time: StepBudget | None, fitting: int) -> None:
         self.tokens = tokens
+        self.floor = max(1, fitting // _FLOOR_SHARE)
         self._time = time
 
     @property

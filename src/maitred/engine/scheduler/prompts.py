@@ -3,7 +3,7 @@
 from maitred.core.ports import StepTimes
 from maitred.core.request import WaitCause
 from maitred.engine.scheduler.plan import Chunk, StepPlan
-from maitred.engine.scheduler.prefill import FLOOR_SHARE, Claims, PrefillBudget
+from maitred.engine.scheduler.prefill import Claims, PrefillBudget
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import State
 from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
@@ -60,7 +60,7 @@ class PromptPlanner:
         under_way = sorted(state.batch.prefilling.values(), key=lambda s: (claims.of(s), s.key), reverse=True)
         if under_way:
             oldest = min(under_way, key=lambda sequence: sequence.key)
-            self._extend(oldest, max(1, budget.tokens // FLOOR_SHARE))
+            self._extend(oldest, budget.floor)
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
