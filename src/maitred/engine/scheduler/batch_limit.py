@@ -14,6 +14,8 @@ the objective anyway (`step_times`), so full gaps are always close to it, whatev
 
 The scheme is additive increase and multiplicative decrease, with one thing added against swinging: each rise that had
 to be taken back doubles the time until the next attempt. So around its best value the limit tries ever more rarely.
+
+A fall ends nobody. Until as many have ended by themselves as are too many, no gap counts.
 """
 
 from collections.abc import Iterable
@@ -70,6 +72,9 @@ class BatchLimit:
             waiting: Sequences that would be admitted if the limit allowed it.
         """
         if self._objective_s is None or not decodes:
+            return
+        if running > self.limit:  # the last fall has yet to show: it ends nobody
+            self._gaps.clear()
             return
         self._gaps.append((max(0.0, seconds - prefill_s), decodes))
         self._peak = max(self._peak, running, decodes)

@@ -97,6 +97,18 @@ def test_it_falls_from_what_really_runs():
     assert limit.limit < 10
 
 
+def test_it_does_not_fall_again_before_a_fall_has_shown():
+    limit = make(most=64)
+    for _ in range(64):
+        limit.record(0.1, 64, prefill_s=0.0, running=64, waiting=9)
+    fallen = limit.limit
+    assert 28 <= fallen <= 34
+    for running in range(64, fallen, -1):
+        for _ in range(20):
+            limit.record(0.1, running, prefill_s=0.0, running=running, waiting=9)
+    assert limit.limit == fallen
+
+
 def test_even_the_slowest_machine_runs_the_least():
     limit = make(least=3)
     Plant(limit, fixed_s=1.0, sequence_s=0.1).run(5000)
