@@ -52,6 +52,7 @@ class Admission:
 
     Attributes:
         leases: What running requests hold. Its `run` must be running.
+        default_output_tokens: For a choice of a request that names no `max_tokens`; None: as many as fit.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Admission:
         on_soft_budget: OnSoftBudget = _say_nothing,
     ) -> None:
         self.leases = Leases(counters, config.lease_s)
+        self.default_output_tokens = config.default_output_tokens
         self._limits = limits
         self._plans = Plans(limits, PriceList(config.prices))
         self._counters = counters

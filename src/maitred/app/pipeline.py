@@ -118,8 +118,13 @@ class Pipeline:
 
     def _plan(self, reading: Reading, principal: Principal, tally: Tally) -> tuple[Reading, Errand, Place]:
         """How it would wait; raises what refuses it for the load."""
-        errand = _errand(principal, tally, reading)
+        errand = _errand(principal, tally, reading, self._length(reading))
         return reading, errand, self._dispatchers[reading.model.name].check(errand)
+
+    def _length(self, reading: Reading) -> int:
+        """Most tokens of a choice, before any limit has had a look at it."""
+        room = max(reading.rooms)
+        return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
 
     async def _degraded(
         self, reading: Reading, principal: Principal, tally: Tally, refusal: MaitredError
@@ -131,9 +136,10 @@ class Pipeline:
 
         ladder = self._ladders.get(reading.model.name, _NO_LADDER)
         try:
-            variant, planned = await ladder.first_that_fits(reading.ask, max(reading.rooms), refusal, attempt)
+            variant, planned = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
         except MaitredError:
-            tally.model = reading.model.name  # an attempt may have been at another
+            # An attempt may have been at another model.
+            tally.model, tally.prompt_tokens = reading.model.name, reading.prompt_tokens
             raise
         tally.degraded = list(variant.degraded)
         return planned
@@ -202,7 +208,7 @@ class Pipeline:
         return all(model.ready() for model in self._catalog)
 
 
-def _errand(principal: Principal, tally: Tally, reading: Reading) -> Errand:
+def _errand(principal: Principal, tally: Tally, reading: Reading, max_tokens: int) -> Errand:
     """The request as the queue sees it."""
     ask = reading.ask
     wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
@@ -214,7 +220,7 @@ def _errand(principal: Principal, tally: Tally, reading: Reading) -> Errand:
         flow=Flow(principal.shares or (Share(principal.key),), class_of(min(asked, principal.priority_ceiling))),
         prompt_tokens=reading.prompt_tokens,
         prompts=reading.prompts,
-        max_tokens=max(reading.rooms),
+        max_tokens=max_tokens,
         choices=reading.choice_count,
         arrived_s=tally.started_s,
         deadline_s=tally.started_s + min(wishes) if wishes else None,
