@@ -115,7 +115,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     waiting_prompt_tokens: int = 0
     """Prompt tokens of what runs and waits that are still to be computed."""
     paused: int = 0
-    """Sequences whose readers have fallen behind; they keep their blocks and are not computed."""
+    """Sequences whose readers have fallen behind; they are not computed, and others may have their slots and blocks."""
     step_tokens: int = 0
     """Tokens that the next step may compute at most."""
     times: StepTimes = StepTimes()
@@ -139,7 +139,7 @@ class TokenStream(Protocol):
         ...
 
     def pause(self) -> None:
-        """Stops the computation of every choice until `resume`; what they hold is kept."""
+        """Stops the computation of every choice until `resume`; nothing is lost, but others may go before then."""
         ...
 
     def resume(self) -> None:
