@@ -460,3 +460,25 @@ def test_shares_of_any_kind_never_bring_it_to_a_halt(data):
     machine.run_dry()
     for name in shares:
         assert machine.scheduler._state.residency.held(name) == 0
+
+
+def test_a_hundred_requests_at_once_do_not_break_the_objective():
+    machine = Machine(blocks=2000, max_sequences=128, step_tokens=512, itl_objective_s=0.03, noise=0.1)
+    for _ in range(100):
+        machine.add(flow("a"), prompt=100, output=200)
+    gaps = []
+    while machine.live:
+        seconds, _, readers = machine.step()
+        gaps += [seconds] * readers
+    assert sum(gap <= 0.03 for gap in gaps) >= 0.94 * len(gaps)
+
+
+def test_a_fast_machine_fills_its_batch_whatever_the_objective():
+    machine = Machine(blocks=4000, max_sequences=128, step_tokens=512, itl_objective_s=0.5, noise=0.1)
+    for _ in range(300):
+        machine.add(flow("a"), prompt=100, output=200)
+    most = 0
+    while machine.live:
+        machine.step()
+        most = max(most, machine.scheduler.running)
+    assert most == 128

@@ -6,6 +6,9 @@ from maitred.engine.scheduler.batch_limit import BatchLimit
 from maitred.engine.scheduler.prefill import PrefillBudget
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 
+_DECODES_SHARE = 0.8
+"""Of the objective. A batch whose decodes alone are predicted to take more is not added to."""
+
 
 class Pace:
     """Learns from measured steps, and sizes the next one.
@@ -21,7 +24,12 @@ class Pace:
         self, *, step_tokens: int, max_sequences: int, min_sequences: int, itl_objective_s: float | None
     ) -> None:
         self._step_tokens = step_tokens
-        self._limit = BatchLimit(itl_objective_s, least=min(min_sequences, max_sequences), most=max_sequences)
+        self._least = min(min_sequences, max_sequences)
+        self._limit = BatchLimit(itl_objective_s, least=self._least, most=max_sequences)
+        self._itl_objective_s = itl_objective_s
+        self._predicted = max_sequences
+        """Sequences whose decodes are predicted to keep the objective. The limit goes by what was seen, which comes
+        too late when a hundred requests arrive at once."""
         self._meter = StepMeter()
 
     @property
@@ -32,7 +40,7 @@ class Pace:
     @property
     def sequences(self) -> int:
         """That may run together now."""
-        return self._limit.limit
+        return min(self._limit.limit, max(self._least, self._predicted))
 
     def tokens(self, batch: Batch) -> int:
         """That a step with this batch may compute."""
@@ -57,3 +65,6 @@ class Pace:
         prefill_s = work.prefill_seconds(self._meter.times)
         self._limit.record(seconds, work.decodes, prefill_s=prefill_s, running=running, waiting=waiting)
         self._meter.record(work, seconds)
+        if self._itl_objective_s is not None and work.decodes:
+            seconds = _DECODES_SHARE * self._itl_objective_s
+            self._predicted = self._meter.decodes_within(seconds, work.context_tokens / work.decodes)

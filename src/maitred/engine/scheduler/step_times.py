@@ -25,6 +25,7 @@ _ERRORS = 256
 _FEW_ERRORS = 32
 _FIRST_PREFILL_TOKENS = 64
 _FIRST_PAIRS = 1 << 13
+_FIRST_DECODES = 8
 _LEAST_PREFILL_TOKENS = 16
 """Prefill in a step whose decodes alone take too long: prompts must come to an end all the same."""
 
@@ -73,6 +74,7 @@ class StepMeter:
         """Measured over predicted, of steps with prefill..."""
         self._decoding = _Ratios()
         """...and of those without, which are much more even."""
+        self._most_decodes = 0
         self._most_prefill_tokens = 0
         self._most_pairs = 0
 
@@ -92,6 +94,7 @@ class StepMeter:
         stratum = (work.decodes.bit_length(), work.prefill_tokens.bit_length())
         self._model.observe(stratum, features, seconds)
         self._steps += 1
+        self._most_decodes = max(self._most_decodes, work.decodes)
         self._most_prefill_tokens = max(self._most_prefill_tokens, work.prefill_tokens)
         self._most_pairs = max(self._most_pairs, work.pairs)
         if self._steps <= _FIT_EVERY or self._steps % _FIT_EVERY == 0:
@@ -124,6 +127,14 @@ class StepMeter:
         tokens = max(_FIRST_PREFILL_TOKENS, 2 * self._most_prefill_tokens)
         pairs = max(_FIRST_PAIRS, 4 * self._most_pairs)  # twice as long a prompt has four times as many
         return StepBudget(self.times, left_s, tokens, pairs)
+
+    def decodes_within(self, seconds: float, context_tokens: float) -> int:
+        """How many sequences, each with so much context, a step of so many seconds decodes, as a rule."""
+        times = self.times
+        each_s = times.token_s + times.decode_s + times.context_token_s * context_tokens
+        known = max(_FIRST_DECODES, 2 * self._most_decodes)
+        left_s = seconds - times.fixed_s
+        return known if left_s >= known * each_s else max(0, int(left_s / each_s))
 
     def tokens_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
         """Tokens, decodes included, of a step that takes so long at most, if its prefill is one prompt's first part."""
