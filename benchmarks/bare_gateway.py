@@ -91,7 +91,7 @@ class _LimitsNobody:
 
 
 class _Forgets:
-    def begin(self, lease: str, event: UsageEvent) -> None:
+    def begin(self, event: UsageEvent) -> None:
         pass
 
     def record(self, event: UsageEvent) -> None:
@@ -104,8 +104,8 @@ class _JournalAlone:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def begin(self, lease: str, event: UsageEvent) -> None:
-        self._journal.begin(lease, event)
+    def begin(self, event: UsageEvent) -> None:
+        self._journal.begin(event)
 
     def record(self, event: UsageEvent) -> None:
         self._journal.release(self._journal.record(event))
@@ -157,7 +157,7 @@ async def _parts_of(config: Config, step: Step, clock: Clock, folder: Path) -> A
             book = access.directory
             made = _SaysNothing if step is Step.LIMITS else Admission
         if step >= Step.JOURNAL:
-            ledger = _JournalAlone(Journal(folder / "alone", clock=clock))
+            ledger = _JournalAlone(Journal(folder / "alone"))
         yield _Parts(access.identity, made(book, stores.counters, ledger, config.admission, clock))
 
 

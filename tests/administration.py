@@ -144,7 +144,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         refresher = Refresher(store, directory, clock)
         await refresher.load()
         identity = Identity(directory, clock)
-        ledger = UsageLedger(database, Journal(folder / "journal", clock=clock), clock)
+        ledger = UsageLedger(database, Journal(folder / "journal"), clock)
         counters = MemoryCounters(clock, ledger.spent)
 
         async def refresh() -> None:

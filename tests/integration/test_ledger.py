@@ -43,7 +43,7 @@ ACME = "spend:tenant:acme"
 async def opened(config, folder, **options):
     """A database and a ledger on it that nobody runs."""
     async with open_database(config) as database:
-        ledger = UsageLedger(database, Journal(folder, clock=SetClock(), segment_bytes=4_000), SetClock(), **options)
+        ledger = UsageLedger(database, Journal(folder, segment_bytes=4_000), SetClock(), **options)
         try:
             yield database, ledger
         finally:
@@ -70,7 +70,7 @@ def ids(rows):
 async def test_events_arrive_whole(store_config, tmp_path):
     event = usage_event(1, replica="r", route="/v1/completions", price="1/1/1", ttft_s=0.5, outcome=Outcome.CANCELLED)
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
-        ledger.begin("lease", usage_event(1, charges={}))
+        ledger.begin(usage_event(1, charges={}))
         ledger.record(event)
         assert (ledger.backlog, await stored(database)) == (1, [])
         await ledger.flush()
@@ -190,7 +190,7 @@ async def test_totals_are_of_what_was_recorded(store_config, tmp_path):
 async def test_the_age_of_the_backlog(store_config, tmp_path):
     async with open_database(store_config) as database:
         clock = SetClock()
-        ledger = UsageLedger(database, Journal(tmp_path / "journal", clock=clock), clock)
+        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock)
         assert ledger.backlog_age_s == 0
         ledger.record(usage_event(1, time_s=clock.now_s))
         clock.now_s += 12
@@ -213,9 +213,9 @@ async def test_little_memory_is_enough(store_config, tmp_path):
 
 def orphan(folder, events, begun=()):
     """The journal of a process that has died."""
-    journal = Journal(folder, clock=SetClock(), segment_bytes=4_000)
+    journal = Journal(folder, segment_bytes=4_000)
     for event in begun:
-        journal.begin(f"lease-{event.id}", event)
+        journal.begin(event)
     for event in events:
         journal.record(event)
     journal.close()
@@ -291,7 +291,7 @@ async def test_cancelled_at_any_moment_every_event_counts_once(store_config, tmp
 async def test_run_writes_by_itself_and_close_writes_the_rest(store_config, tmp_path):
     async with open_database(store_config) as database:
         clock = SystemClock()
-        ledger = UsageLedger(database, Journal(tmp_path / "journal", clock=clock), clock)
+        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock)
         task = asyncio.create_task(ledger.run())
         for number in range(1_000):
             ledger.record(usage_event(number))
@@ -307,7 +307,7 @@ async def test_run_writes_by_itself_and_close_writes_the_rest(store_config, tmp_
 async def test_an_adopter_that_lives_takes_orphans_too(store_config, tmp_path):
     async with open_database(store_config) as database:
         clock = SetClock()
-        ledger = UsageLedger(database, Journal(tmp_path / "journal", clock=clock), clock)
+        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock)
         task = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
         alive = orphans(tmp_path / "journal")
@@ -324,7 +324,7 @@ async def test_usage_waits_for_a_database_that_is_away(postgres_server, postgres
     config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=2.0)
     async with open_database(config) as database:
         clock = SystemClock()
-        ledger = UsageLedger(database, Journal(tmp_path / "journal", clock=clock), clock, most_events=50)
+        ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock, most_events=50)
         task = asyncio.create_task(ledger.run())
         ledger.record(usage_event(0))
         await until(lambda: not ledger.backlog)
@@ -350,7 +350,7 @@ async def test_what_close_cannot_write_the_next_start_does(postgres_server, post
     config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=2.0)
     folder = tmp_path / "journal"
     async with open_database(config) as database:
-        ledger = UsageLedger(database, Journal(folder, clock=SetClock()), SetClock())
+        ledger = UsageLedger(database, Journal(folder), SetClock())
         ledger.record(usage_event(1))
         with postgres_server.paused():
             started = time.monotonic()
@@ -374,12 +374,12 @@ from tests.usage_events import usage_event
 async def main():
     clock, first = SystemClock(), int(sys.argv[3])
     async with open_database(StoreConfig(folder=sys.argv[1])) as database:
-        journal = Journal(Path(sys.argv[2]), clock=clock, segment_bytes=20_000)
+        journal = Journal(Path(sys.argv[2]), segment_bytes=20_000)
         ledger = UsageLedger(database, journal, clock, most_events=100)
         await ledger.replay()
         print("ready", flush=True)
         for number in range(first, first + 100_000):
-            ledger.begin(f"lease-{number}", usage_event(number, cost_nusd=0, charges={}))
+            ledger.begin(usage_event(number, cost_nusd=0, charges={}))
             ledger.record(usage_event(number))
             sys.stdout.write(f"{number}\\n")
             sys.stdout.flush()
@@ -397,11 +397,11 @@ from maitred.core.clock import SystemClock
 from maitred.store.journal import Journal
 from tests.usage_events import usage_event
 
-journal = Journal(Path(sys.argv[1]), clock=SystemClock(), segment_bytes=20_000)
+journal = Journal(Path(sys.argv[1]), segment_bytes=20_000)
 first = int(sys.argv[2])
 print("ready", flush=True)
 for number in range(first, first + 100_000):
-    journal.begin(f"lease-{number}", usage_event(number, cost_nusd=0, charges={}))
+    journal.begin(usage_event(number, cost_nusd=0, charges={}))
     journal.record(usage_event(number))
     sys.stdout.write(f"{number}\\n")
     sys.stdout.flush()

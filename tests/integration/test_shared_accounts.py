@@ -174,7 +174,7 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
     async with open_stores(config, SystemClock()) as stores:
         assert isinstance(await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), Granted)
         # It dies when the usage is journaled and the counters are not told yet.
-        journal = Journal(tmp_path / "journal", clock=SystemClock())
+        journal = Journal(tmp_path / "journal")
         journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))
         journal.close()
         (held,) = await stores.counters.read([claim])

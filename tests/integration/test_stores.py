@@ -26,7 +26,7 @@ async def test_a_durable_journal_syncs_every_line(tmp_path, monkeypatch, durable
     monkeypatch.setattr(os, "fdatasync", lambda file: (synced.append(file), sync(file)))
     settings = config(tmp_path, **{"store.durable_journal": str(durable).lower()})
     async with open_stores(settings, SystemClock()) as stores:
-        stores.ledger.begin("lease", usage_event(1, charges={}))
+        stores.ledger.begin(usage_event(1, charges={}))
         stores.ledger.record(usage_event(1))
     assert len(synced) == (2 if durable else 0)
 

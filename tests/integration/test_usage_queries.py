@@ -30,7 +30,7 @@ EVER = (0.0, 4e9)
 async def holding(config, folder, events):
     """Queries of a ledger that has these events."""
     async with open_database(config) as database:
-        ledger = UsageLedger(database, Journal(folder, clock=SetClock()), SetClock())
+        ledger = UsageLedger(database, Journal(folder), SetClock())
         for event in events:
             ledger.record(event)
         await ledger.close()

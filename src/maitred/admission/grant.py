@@ -23,7 +23,7 @@ from maitred.core.usage import Ledger, UsageEvent
 
 log = logging.getLogger(__name__)
 
-_BILLED = frozenset({Outcome.FINISHED, Outcome.CANCELLED})
+_BILLED = (Outcome.FINISHED, Outcome.CANCELLED)
 _NOTHING = Usage(0, 0)
 
 
@@ -83,7 +83,7 @@ class Grant:
         # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
         begun = Usage(work.prompt_tokens, 0)
-        books.ledger.begin(lease, self._event(begun, Outcome.FAILED, 0, {}, reserved_of(plan.demand, size, max_tokens)))
+        books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_of(plan.demand, size, max_tokens)))
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""

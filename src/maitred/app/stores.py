@@ -64,7 +64,7 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
             await stack.enter_async_context(tenure(lock, alone=config.counters.url is None))
         database = await stack.enter_async_context(open_database(config.store))
         folder = data_folder(config.store) / _JOURNAL
-        journal = Journal(folder, clock=clock, durable=config.store.durable_journal)
+        journal = Journal(folder, durable=config.store.durable_journal)
         ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
         counters = await _counters(config, clock, ledger, stack)

@@ -29,7 +29,7 @@ class Backlog:
         self._queue: deque[tuple[UsageEvent, Position]] = deque()
         self._beyond = 0
         self._written = journal.start
-        self._charges: Counter[str] = Counter()
+        self._charges_beyond: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._queue) + self._beyond
@@ -43,10 +43,9 @@ class Backlog:
         position = self._journal.record(event)
         if self._beyond or len(self._queue) >= self._most_events:
             self._beyond += 1
+            self._charges_beyond.update(event.charges)
         else:
             self._queue.append((event, position))
-        for counter, amount in event.charges.items():
-            self._charges[counter] += amount
 
     def oldest(self, most: int) -> list[UsageEvent]:
         """Up to `most` events that come next; they stay.
@@ -57,6 +56,9 @@ class Backlog:
         if not self._queue and self._beyond:
             found = self._journal.read(self._written, _REFILL)
             self._queue.extend(found)
+            for event, _ in found:
+                self._charges_beyond.subtract(event.charges)
+            self._charges_beyond = +self._charges_beyond
             # Fewer than there must be: the disk has lost them. Their charges stay here, so that budgets still count
             # them while this process lives.
             self._beyond = self._beyond - len(found) if len(found) == _REFILL else 0
@@ -65,18 +67,16 @@ class Backlog:
     def written(self, count: int) -> None:
         """The `count` oldest events are in the database."""
         for _ in range(count):
-            event, self._written = self._queue.popleft()
-            for counter, amount in event.charges.items():
-                left = self._charges[counter] - amount
-                if left:
-                    self._charges[counter] = left
-                else:
-                    del self._charges[counter]
+            _, self._written = self._queue.popleft()
         self._journal.release(self._written)
 
     def charged(self, counters: Sequence[str]) -> dict[str, int]:
         """What these events charge to some counters."""
-        return {counter: self._charges.get(counter, 0) for counter in counters}
+        charged = {counter: self._charges_beyond[counter] for counter in counters}
+        for event, _ in self._queue:
+            for counter in event.charges.keys() & charged.keys():
+                charged[counter] += event.charges[counter]
+        return charged
 
     @property
     def oldest_s(self) -> float | None:

@@ -3,37 +3,37 @@
 Events are inserted unless their ids are there already, and the charges of exactly those that were new are added to
 `spend`. So a batch may be written any number of times, by several writers at once, and counts once.
 
-SQLite is given what it can take with the fewest steps: between two steps its thread hands the interpreter's lock to and
-fro, which costs a busy gateway more than the rows do. So many rows go into one statement, and values are bound as they
-are.
+SQLite gets a whole batch in one go in its own thread. Step by step, that thread and the event loop would hand the
+interpreter's lock to and fro for each, which costs a busy gateway more than the rows do.
 """
 
 import sqlite3
-from collections import Counter
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.usage import UsageEvent
 from maitred.store.database import Database
+from maitred.store.driver import in_one_go
 from maitred.store.schema import StoredText, spend, usage
 
 _COLUMNS = [column.name for column in usage.columns]
-_TEXTS = [index for index, column in enumerate(usage.columns) if isinstance(column.type, StoredText)]
-_JSONS = [index for index, column in enumerate(usage.columns) if isinstance(column.type, JSON)]
-_VARIABLES = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
-"""Of one statement in SQLite, at most."""
-_KNOWN = f"SELECT json_group_array(id) FROM {usage.name} WHERE id IN (SELECT value FROM json_each(?))"
-_ADD = "ON CONFLICT (counter) DO UPDATE SET charged_nusd = charged_nusd + excluded.charged_nusd"
+_TEXT_NAMES = [column.name for column in usage.columns if isinstance(column.type, StoredText)]
+_TEXTS = attrgetter(*_TEXT_NAMES)
+_VALUES = attrgetter(*_COLUMNS)
+_NEWEST = f"SELECT coalesce(max(rowid), 0) FROM {usage.name}"
+_NEWER = f"SELECT id FROM {usage.name} WHERE rowid > ?"
+_INSERT = f"INSERT INTO {usage.name} VALUES ({', '.join('?' * len(_COLUMNS))}) ON CONFLICT DO NOTHING"
+_ADD = (
+    f"INSERT INTO {spend.name} VALUES (?, ?) "
+    "ON CONFLICT (counter) DO UPDATE SET charged_nusd = charged_nusd + excluded.charged_nusd"
+)
 _STORED = StoredText()
 _SQLITE = sqlite.dialect()
-_values = attrgetter(*_COLUMNS)
 _encode = msgspec.json.encode
 
 
@@ -65,64 +65,55 @@ class BatchWriter:
         # Everybody takes rows in the same order, so that two writers of the same events never wait for each other.
         ordered = [unique[identity] for identity in sorted(unique)]
         async with self._database.begin() as connection:
-            insert = self._insert_on_sqlite if self._on_sqlite else self._insert_on_postgres
-            charges: Counter[str] = Counter()
-            for event in await insert(connection, ordered):
-                charges.update(event.charges)
-            if charges:
-                add = self._add_on_sqlite if self._on_sqlite else self._add_on_postgres
-                await add(connection, sorted(charges.items()))
+            if self._on_sqlite:
+                rows = [_row(event) for event in ordered]
+                await in_one_go(connection, lambda database: _write(database, ordered, rows))
+            else:
+                await self._write_on_postgres(connection, ordered)
 
-    async def _insert_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> list[UsageEvent]:
-        rows = [dict(zip(_COLUMNS, _row(event), strict=True)) for event in events]
+    async def _write_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> None:
+        rows = [{**msgspec.structs.asdict(event), "outcome": event.outcome.value} for event in events]
         new = set(await connection.scalars(self._insert, rows))
-        return [event for event in events if event.id in new]
-
-    async def _insert_on_sqlite(self, connection: AsyncConnection, events: list[UsageEvent]) -> list[UsageEvent]:
-        """Asks what is there first: a writer has SQLite to itself, so nothing comes in between."""
-        ids = _encode([event.id for event in events]).decode()
-        known = msgspec.json.decode((await connection.exec_driver_sql(_KNOWN, (ids,))).scalar_one(), type=set[str])
-        new = [event for event in events if event.id not in known]
-        await _fill(connection, usage, [_bound(event) for event in new])
-        return new
-
-    async def _add_on_postgres(self, connection: AsyncConnection, charges: list[tuple[str, int]]) -> None:
-        rows = [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
-        await connection.execute(self._charge, rows)
-
-    async def _add_on_sqlite(self, connection: AsyncConnection, charges: list[tuple[str, int]]) -> None:
-        rows = [(_text(counter), charged) for counter, charged in charges]
-        await _fill(connection, spend, rows, _ADD)
+        charges = _charges_of(event for event in events if event.id in new)
+        if charges:
+            await connection.execute(
+                self._charge, [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
+            )
 
 
-async def _fill(connection: AsyncConnection, table: Table, rows: list[tuple[Any, ...]], then: str = "") -> None:
-    """Inserts rows with as few statements as their variables allow."""
-    names = ", ".join(f'"{column.name}"' for column in table.columns)
-    row = f"({', '.join('?' * len(table.columns))})"
-    most = _VARIABLES // len(table.columns)
-    for at in range(0, len(rows), most):
-        block = rows[at : at + most]
-        statement = f"INSERT INTO {table.name} ({names}) VALUES {', '.join([row] * len(block))} {then}"
-        await connection.exec_driver_sql(statement, tuple(chain.from_iterable(block)))
+def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tuple[Any, ...]]) -> None:
+    """Runs in SQLite's thread, within a transaction: nobody else writes meanwhile.
+
+    Rows are numbered as they come and never deleted, so the new ones are those after the one that was the last.
+    """
+    (newest,) = database.execute(_NEWEST).fetchone()
+    before = database.total_changes
+    database.executemany(_INSERT, rows)
+    if database.total_changes - before < len(rows):
+        new = {identity for (identity,) in database.execute(_NEWER, (newest,))}
+        events = [event for event in events if _stored(event.id) in new]
+    database.executemany(_ADD, [(_stored(counter), charged) for counter, charged in _charges_of(events)])
 
 
-def _row(event: UsageEvent) -> list[Any]:
-    """The columns in their order, as SQLAlchemy takes them."""
-    row = list(_values(event))
-    for index in _JSONS:
-        row[index] = dict(row[index])
-    return row
+def _charges_of(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:
+    """What they charge together, in an order that is the same for everybody."""
+    sums: dict[str, int] = {}
+    for event in events:
+        for counter, amount in event.charges.items():
+            sums[counter] = sums.get(counter, 0) + amount
+    return sorted(sums.items())
 
 
-def _bound(event: UsageEvent) -> tuple[Any, ...]:
-    """The columns in their order, as the driver of SQLite binds them."""
-    row = list(_values(event))
-    for index in _TEXTS:
-        row[index] = _text(row[index])
-    for index in _JSONS:
-        row[index] = _encode(row[index]).decode()
-    return tuple(row)
+def _row(event: UsageEvent) -> tuple[Any, ...]:
+    """The columns in their order, as the driver of SQLite takes them."""
+    texts = _TEXTS(event)
+    if not "".join(texts).isprintable():
+        event = msgspec.structs.replace(
+            event, **{name: _stored(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
+        )
+    *values, outcome, charges, taken = _VALUES(event)
+    return (*values, outcome.value, _encode(charges).decode(), _encode(taken).decode())
 
 
-def _text(value: str) -> str | None:
-    return value if value.isprintable() else _STORED.process_bind_param(value, _SQLITE)
+def _stored(text: str) -> str:
+    return text if text.isprintable() else _STORED.process_bind_param(text, _SQLITE) or ""

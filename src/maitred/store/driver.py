@@ -4,19 +4,20 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 WRITES = "maitred_writes"
 """Execution option of a connection whose transaction will write."""
 ENDS_S = "maitred_ends_s"
 """Execution option: when its time is up, by the event loop's clock."""
 _POLL_S = 0.05
+T = TypeVar("T")
 
 
 def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
@@ -81,10 +82,26 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
         options = connection.get_execution_options()
         now_s = asyncio.get_running_loop().time()
         left_s = max(0.0, options.get(ENDS_S, now_s + deadline_s) - now_s)
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN")
+        begin = "BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN"
+
+        def begin_within(database: sqlite3.Connection) -> None:
+            database.execute(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
+            database.execute(begin)
+
+        adapter: Any = connection.connection.dbapi_connection
+        adapter.run_async(lambda driver: _in_its_thread(driver, begin_within))
 
     return engine
+
+
+async def in_one_go(connection: AsyncConnection, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Does all of `work` in SQLite's thread, where each statement by itself would wake that thread and this one."""
+    return await _in_its_thread((await connection.get_raw_connection()).driver_connection, work)
+
+
+async def _in_its_thread(driver: Any, work: Callable[[sqlite3.Connection], T]) -> T:  # noqa: ANN401 - aiosqlite's
+    done: T = await driver._execute(work, driver._connection)  # its own methods are one statement each
+    return done
 
 
 def _json() -> dict[str, Any]:

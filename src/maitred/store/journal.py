@@ -27,7 +27,6 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
 from maitred.store.segment import SUFFIX, Begun, Recorded, Segment, frame, frame_of_nothing
@@ -54,7 +53,6 @@ class Journal:
 
     Args:
         folder: Shared by all processes on this machine that write to the same database. Made when missing.
-        clock: Says when work has begun.
         durable: Sync every entry to the disk.
         segment_bytes: A segment that has reached this is followed by a new one.
 
@@ -62,9 +60,8 @@ class Journal:
         StoreUnavailable: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, clock: Clock, durable: bool = False, segment_bytes: int = 8 << 20) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False, segment_bytes: int = 8 << 20) -> None:
         self.folder = folder
-        self._clock = clock
         self._durable = durable
         self._segment_bytes = segment_bytes
         self._begun_in: dict[str, int] = {}  # id of an event -> segment that says it has begun
@@ -80,18 +77,14 @@ class Journal:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def begin(self, lease: str, event: UsageEvent) -> None:
+    def begin(self, event: UsageEvent) -> None:
         """Notes that work has begun; see `maitred.core.usage.Ledger`.
-
-        Args:
-            lease: Under which it runs.
-            event: What is known. The event that `record` gets later has the same id.
 
         Raises:
             StoreUnavailable: It could not be written, and nothing of it was.
         """
-        segment = self._append(frame(Begun(lease, self._clock.wall_s(), event))).segment
-        self._begun_in[event.id] = segment
+        self._append(frame(Begun(event)))
+        segment = self._begun_in[event.id] = self._segments[-1]
         self._held[segment] += 1
 
     def record(self, event: UsageEvent) -> Position:
@@ -103,11 +96,11 @@ class Journal:
         Raises:
             StoreUnavailable: It could not be written, and nothing of it was.
         """
-        position = self._append(frame(Recorded(event)))
+        self._append(frame(Recorded(event)))
         segment = self._begun_in.pop(event.id, 0)
         if segment:
             self._held[segment] -= 1
-        return position
+        return Position(self._segments[-1], self._offset)
 
     @property
     def healthy(self) -> bool:
@@ -173,7 +166,7 @@ class Journal:
         os.close(self._lock)
         self._file = self._lock = -1
 
-    def _append(self, data: bytes) -> Position:
+    def _append(self, data: bytes) -> None:
         try:
             if self._file < 0:
                 raise OSError(errno.EBADF, "it is closed")
@@ -185,7 +178,7 @@ class Journal:
                     os.fdatasync(self._file)
                 self._offset += written
                 self._healthy = True
-                return Position(self._segments[-1], self._offset)
+                return
             cause = None  # half an entry: the disk is full
         except OSError as error:
             cause = error

@@ -69,13 +69,13 @@ class UsageLedger:
         self._batches = BatchWriter(database)
         self._settle: Settle | None = None
 
-    def begin(self, lease: str, event: UsageEvent) -> None:
-        """See `Ledger`. The event that `record` gets for this work must have the same id.
+    def begin(self, event: UsageEvent) -> None:
+        """See `Ledger`.
 
         Raises:
             StoreUnavailable: The journal cannot be written; do not begin.
         """
-        self._journal.begin(lease, event)
+        self._journal.begin(event)
 
     def record(self, event: UsageEvent) -> None:
         """See `Ledger`.
@@ -84,12 +84,10 @@ class UsageLedger:
             StoreUnavailable: The journal cannot be written: the answer must not be ended as if it were billed.
             Bug: An amount is one that no database would take, and that would keep all later ones out with it.
         """
-        amounts = (event.prompt_tokens, event.cached_tokens, event.output_tokens, event.cost_nusd)
-        for amount in (*amounts, *event.charges.values()):
-            if not 0 <= amount <= _MOST:
-                raise Bug(
-                    f"Request {event.request_id} cannot have used {amount} of anything. Report what its replica is."
-                )
+        of_tokens = (event.prompt_tokens, event.cached_tokens, event.output_tokens)
+        amounts = (*of_tokens, event.cost_nusd, *event.charges.values())
+        if min(amounts) < 0 or max(amounts) > _MOST:
+            raise Bug(f"Request {event.request_id} cannot have used {amounts}. Report what its replica is.")
         self._backlog.add(event)
         prompt, output, cached = self._tokens.get(event.model, (0, 0, 0))
         self._tokens[event.model] = (

@@ -75,7 +75,7 @@ class Orphan:
                     yield entry.event
                 else:
                     begun[entry.event.id] = entry
-                    last_sign_s = max(last_sign_s, entry.time_s)
+                    last_sign_s = max(last_sign_s, entry.event.time_s)
             if segment.damage is not None and segment.damage.torn:
                 log.warning("A gateway died while it wrote to its usage journal. %s", segment.damage)
             elif segment.damage is not None:
@@ -115,7 +115,7 @@ def _interrupted(begun: Begun, last_sign_s: float) -> UsageEvent:
     return replace(
         begun.event,
         time_s=last_sign_s,
-        duration_s=last_sign_s - begun.time_s,
+        duration_s=last_sign_s - begun.event.time_s,
         prompt_tokens=0,
         cached_tokens=0,
         output_tokens=0,

@@ -13,28 +13,41 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
 
 SUFFIX = ".segment"
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Work has begun under a lease; the event is as much as was known then."""
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Work has begun; the event is as much as was known then."""
 
-    lease: str
-    time_s: float
-    """Wall time."""
     event: UsageEvent
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """What was used, as it goes to the ledger."""
 
     event: UsageEvent
+
+
+class _Begun1(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """As it was written at first: events were maps, and did not say when work began."""
+
+    lease: str
+    time_s: float
+    event: dict[str, Any]
+
+
+class _Recorded1(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Written by the same."""
+
+    event: dict[str, Any]
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -54,7 +67,7 @@ class Damage(msgspec.Struct, frozen=True):
 _HEADER = struct.Struct("<III")
 _MARK = 0x4D544431
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Begun | Recorded).decode
+_decode = msgspec.msgpack.Decoder(Begun | Recorded | _Begun1 | _Recorded1).decode
 _crc32 = zlib.crc32
 _pack = _HEADER.pack
 
@@ -64,6 +77,16 @@ def frame(entry: Begun | Recorded) -> bytes:
     payload = _encode(entry)
     length = len(payload)
     return _pack(length, length ^ _MARK, _crc32(payload)) + payload
+
+
+def _of_today(entry: Begun | Recorded | _Begun1 | _Recorded1) -> Begun | Recorded:
+    """The same entry as this version writes it."""
+    if isinstance(entry, Begun | Recorded):
+        return entry
+    event = UsageEvent(**{**entry.event, "outcome": Outcome(entry.event["outcome"])})
+    if isinstance(entry, _Begun1):
+        return Begun(msgspec.structs.replace(event, time_s=entry.time_s))
+    return Recorded(event)
 
 
 def frame_of_nothing(size: int) -> bytes:
@@ -108,8 +131,8 @@ class Segment:
                     if _crc32(payload) != checksum:
                         return self._stop(size, "the checksum is wrong")
                     try:
-                        entry = _decode(payload)
-                    except msgspec.MsgspecError as error:
+                        entry = _of_today(_decode(payload))
+                    except (msgspec.MsgspecError, TypeError, ValueError, KeyError) as error:
                         return self._stop(size, f"the entry is not one that this version knows ({error})")
                     self._offset += _HEADER.size + length
                     yield entry, self._offset

@@ -9,11 +9,11 @@ from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal, Position
 from maitred.store.orphan import adopt, orphans
-from tests.usage_events import SetClock, usage_event
+from tests.usage_events import usage_event
 
 
 def make(folder, **options):
-    return Journal(folder, clock=SetClock(), **options)
+    return Journal(folder, **options)
 
 
 def adopted(folder):
@@ -32,7 +32,7 @@ def files(folder):
 
 
 def test_what_was_recorded_is_read_from_any_position(tmp_path):
-    journal = make(tmp_path, segment_bytes=1_000)
+    journal = make(tmp_path, segment_bytes=500)
     events = [usage_event(number) for number in range(10)]
     positions = [journal.record(event) for event in events]
     assert len(files(tmp_path)) > 2
@@ -54,7 +54,7 @@ def test_segments_go_once_they_are_written(tmp_path):
 
 def test_a_segment_stays_while_a_request_runs_that_began_in_it(tmp_path):
     journal = make(tmp_path, segment_bytes=1_000)
-    journal.begin("lease", usage_event(99))
+    journal.begin(usage_event(99))
     positions = [journal.record(usage_event(number)) for number in range(10)]
     journal.release(positions[-1])
     assert len(files(tmp_path)) == 2
@@ -113,11 +113,9 @@ def test_one_orphan_has_one_adopter_at_a_time(tmp_path):
 
 
 def test_interrupted_work_leaves_a_trace_without_cost(tmp_path):
-    clock = SetClock(100.0)
-    journal = Journal(tmp_path, clock=clock)
-    journal.begin("lease-1", usage_event(1, time_s=100.0))
-    clock.now_s = 107.0
-    journal.begin("lease-2", usage_event(2, time_s=107.0))
+    journal = Journal(tmp_path)
+    journal.begin(usage_event(1, time_s=100.0))
+    journal.begin(usage_event(2, time_s=107.0))
     journal.record(usage_event(2, time_s=108.0))
     journal.close()
     ended, interrupted = adopted(tmp_path)
@@ -152,7 +150,7 @@ def test_damage_is_reported_and_kept(tmp_path, caplog):
 
 def test_a_torn_end_is_no_damage(tmp_path, caplog):
     journal = make(tmp_path)
-    journal.begin("lease", usage_event(1))
+    journal.begin(usage_event(1))
     journal.record(usage_event(1))
     journal.close()
     (path,) = tmp_path.rglob("*.segment")
@@ -183,7 +181,7 @@ def test_a_full_disk_refuses_and_takes_half_an_entry_back(tmp_path, file_limit):
         after = path.stat().st_size
         file_limit(size)
         with pytest.raises(StoreUnavailable, match="Make room"):
-            journal.begin("lease", usage_event(3))
+            journal.begin(usage_event(3))
     finally:
         file_limit(resource.RLIM_INFINITY)
     assert after == size
@@ -220,7 +218,7 @@ def test_durable_entries_are_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fdatasync", synced.append)
     journal = make(tmp_path, durable=True)
     journal.record(usage_event(1))
-    journal.begin("lease", usage_event(2))
+    journal.begin(usage_event(2))
     assert len(synced) == 2
 
 

@@ -7,12 +7,12 @@ import pytest
 from maitred.core.errors import StoreUnavailable
 from maitred.store.journal import Journal
 from maitred.store.orphan import adopt, orphans
-from tests.usage_events import SetClock, usage_event
+from tests.usage_events import usage_event
 
 
 @pytest.fixture
 def journal(tmp_path):
-    return Journal(tmp_path, clock=SetClock(), segment_bytes=20_000)
+    return Journal(tmp_path, segment_bytes=20_000)
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import base64
 import struct
 import zlib
 
@@ -7,9 +8,32 @@ from maitred.core.errors import StoreUnavailable
 from maitred.store.segment import Begun, Recorded, Segment, frame
 from tests.usage_events import usage_event
 
+FIRST_FORMAT = zlib.decompress(
+    base64.b85decode(
+        "c-pm)u}=aq6vpp#Ai5e?2R8>IT%yKXz`?}D&4KMw+IP^vwMYAIU_&=o<Kjk?I}l;;KVT;&CT_;K>tEn#;lM;gOdNbu`}+F5@B3}o"
+        "mbHC&a{Sb=)-SDIl+8^lKQ3-r(|Wbmt~vYa_Z2iE(CBd%n`1VgAP>OP<6>zvoxiC;bFfp+`#HJ~d(0sTf*=BW3N#Q!s{^SjL~u=z"
+        "OVJ@TfH;s0>K){w*;NqMIVJ5_$q1o643!K*^ibA7Xc$sLtH5U0)uEXQqxq{Hhl*2Z-%@G(iAb}D<+lXUM^BIXEK<{r#%kdsjn*~a"
+        "sSKd!bK}S8c4?KU3g}jh#3-H)W?{8!LfN~9RK}1xU%7g@u)lM0esXc<Tn?U(HcPGl<>LR!WoZGI_ZgRQ;W1_LCq8HQIt0PoG=V$u"
+        "Y9#N{rpf6#nS}&D0lZ}Rs{"
+    )
+)
+"""`Begun("u-000001", 12.5, usage_event(1, ...))` and `Recorded(usage_event(2, ttft_s=0.25))`."""
+
+
+def test_what_was_written_in_the_first_format_is_read(tmp_path):
+    path = tmp_path / "1.segment"
+    path.write_bytes(FIRST_FORMAT + frame(Recorded(usage_event(3))))
+    segment = Segment(path)
+    assert [entry for entry, _ in segment] == [
+        Begun(usage_event(1, time_s=12.5, charges={})),
+        Recorded(usage_event(2, ttft_s=0.25)),
+        Recorded(usage_event(3)),
+    ]
+    assert segment.damage is None
+
 
 def test_entries_come_back_as_they_were_written(tmp_path):
-    entries = [Begun("lease-1", 12.5, usage_event(1)), Recorded(usage_event(2)), Recorded(usage_event(3, ttft_s=0.25))]
+    entries = [Begun(usage_event(1)), Recorded(usage_event(2)), Recorded(usage_event(3, ttft_s=0.25))]
     path = tmp_path / "1.segment"
     path.write_bytes(b"".join(map(frame, entries)))
     segment = Segment(path)

@@ -43,8 +43,8 @@ class BookSize(msgspec.Struct, frozen=True):
 class _Lease(msgspec.Struct):
     ends_us: int
     claims: Sequence[Claim]
-    taken: list[tuple[str, Tally, int]]
-    """For each claim its counter, and what was taken from it."""
+    tallies: list[Tally]
+    amounts: list[int]
 
 
 class Book:
@@ -99,16 +99,17 @@ class Book:
             ValueError: The lease exists, or two claims are on one counter.
         """
         self._pass_time(now_us, wall_s)
-        claims, lease, output = reservation.claims, reservation.lease, reservation.output
+        claims, lease, output = tuple(reservation.claims), reservation.lease, reservation.output
         prompt_tokens, choices = reservation.size.prompt_tokens, reservation.size.choices
         if lease in self._leases or lease in self._expired:
             raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
 
-        # From here on, `Claim.amount` is spelled out: many calls of it would be a good part of the time of a step.
-        known = self._tallies.get
-        wanted = output * choices
+        # `Claim.amount` is spelled out: a call for every claim would be a good part of the time of a step.
+        known, wanted = self._tallies.get, output * choices
+        tallies: list[Tally] = []
+        rooms: list[int] = []
+        amounts: list[int] = []
         fits, new = True, False
-        taking: list[tuple[Claim, Tally, int, int]] = []
         for claim in claims:
             tally = known(claim.counter)
             if tally is None:
@@ -116,31 +117,27 @@ class Book:
                     return None
                 tally, new = self._begun(claim, now_us), True
             room = tally.room(claim, now_us)
-            fixed = claim.fixed + claim.per_prompt * prompt_tokens
-            taking.append((claim, tally, room, fixed))
-            if claim.hard:
-                amount = -(-(fixed + claim.per_output * wanted) // claim.divisor)
-                if amount > room and amount > 0:
-                    if claim.clamps and claim.per_output:
-                        output = min(output, (max(room, 0) * claim.divisor - fixed) // (claim.per_output * choices))
-                    else:
-                        fits = False
-        if len({id(tally) for _, tally, _, _ in taking}) < len(taking) or (new and _twice(claims)):
+            amount = -(-(claim.fixed + claim.per_prompt * prompt_tokens + claim.per_output * wanted) // claim.divisor)
+            if amount > room and claim.hard and amount > 0:
+                fits = False
+            tallies.append(tally)
+            rooms.append(room)
+            amounts.append(amount)
+        if len(set(tallies)) < len(claims) or (new and len({claim.counter for claim in claims}) < len(claims)):
             raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
-        if not fits or output < reservation.least_output:
-            return _denied(reservation, taking, wall_s)
+        if not fits:
+            output = _clamped(reservation, rooms)
+            amounts = [claim.amount(output, reservation.size) for claim in claims]
+        if output < reservation.least_output:
+            return _denied(reservation, tallies, rooms, wall_s)
 
-        wanted = output * choices
-        taken: list[tuple[str, Tally, int]] = []
         readings: list[Reading] = []
-        for claim, tally, room, fixed in taking:
-            amount = -(-(fixed + claim.per_output * wanted) // claim.divisor)
+        for claim, tally, room, amount in zip(claims, tallies, rooms, amounts, strict=True):
             if new and not tally.holders and claim.counter not in self._tallies:
                 self._keep(claim.counter, tally, now_us)
-            taken.append((claim.counter, tally, amount))
             readings.append(tally.take(claim, amount, room, now_us, wall_s))
         ends_us = now_us + int(reservation.lease_s * 1e6)
-        self._leases[lease] = _Lease(ends_us, claims, taken)
+        self._leases[lease] = _Lease(ends_us, claims, tallies, amounts)
         heappush(self._ends, (ends_us, lease))
         return Granted(output, readings)
 
@@ -194,8 +191,8 @@ class Book:
 
     def _release(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
         used = amounts.get
-        for counter, tally, amount in lease.taken:
-            tally.settle(amount, used(counter, 0), now_us)
+        for claim, tally, amount in zip(lease.claims, lease.tallies, lease.amounts, strict=True):
+            tally.settle(amount, used(claim.counter, 0), now_us)
 
     def _charge_late(self, claims: Sequence[Claim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
@@ -239,16 +236,23 @@ class Book:
                 heappush(due, (now_us + max(idle_in_us, _LOOK_AFTER_US), counter))
 
 
-def _twice(claims: Sequence[Claim]) -> bool:
-    """Whether two of them are on one counter."""
-    return len({claim.counter for claim in claims}) < len(claims)
+def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
+    """The most output that fits; less than nothing if a claim that does not clamp has no room."""
+    output, size = reservation.output, reservation.size
+    for claim, room in zip(reservation.claims, rooms, strict=True):
+        if claim.hard and max(room, 0) < claim.amount(reservation.output, size):
+            if not (claim.clamps and claim.per_output):
+                return -1
+            sized = claim.of(size)
+            output = min(output, (max(room, 0) * claim.divisor - sized.fixed) // sized.per_output)
+    return output
 
 
-def _denied(reservation: Reservation, taking: Sequence[tuple[Claim, Tally, int, int]], wall_s: float) -> Denied:
+def _denied(reservation: Reservation, tallies: list[Tally], rooms: list[int], wall_s: float) -> Denied:
     last = 0
     longest_s = -math.inf
     readings = []
-    for index, (claim, tally, room, _) in enumerate(taking):
+    for index, (claim, tally, room) in enumerate(zip(reservation.claims, tallies, rooms, strict=True)):
         readings.append(tally.reading(claim, room, wall_s))
         output = reservation.least_output if claim.clamps else reservation.output
         amount = claim.amount(output, reservation.size)

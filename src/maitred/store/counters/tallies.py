@@ -64,7 +64,9 @@ class Bucket:
         if amount:
             self._missing = self._missing_now = self._missing_now + amount * UNITS
             self._at_us = now_us
-        return self.reading(claim, room - amount, wall_s)
+            room -= amount
+        reset_s = self._missing_now / self._refill if self._refill else 0.0
+        return Reading(claim.capacity, room, reset_s, claim.capacity - room)
 
     def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
         """What is to be told of it, when `room` is left."""
