@@ -162,6 +162,7 @@ class Pipeline:
                 flow=errand.flow,
                 deadline_in_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s - now_s,
                 expected_tokens=seat.expected_tokens,
+                partial=ask.partial,
             )
             for index, (prompt, room) in enumerate(zip(reading.prompts, reading.rooms, strict=True))
         ]
