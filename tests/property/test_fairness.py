@@ -44,6 +44,8 @@ class Model:
         self.waiting: list[Entry[int]] = []
         self.rank: dict[Entry[int], int] = {}
         self.joined: dict[Entry[int], int] = {}
+        self.since_s: dict[tuple[Any, ...], float] = {}
+        """Of an organisation that waits: when it was last taken from, or began to wait."""
         self.taken: dict[Flow, dict[tuple[Any, ...], int]] = {}
         self.events = 0
 
@@ -62,9 +64,12 @@ class Model:
             return max(floor, min(waiting))
         return max(floor, self.last[parent].counter) if parent in self.last else floor
 
-    def join(self, entry: Entry[int], rank: int) -> None:
+    def join(self, entry: Entry[int], rank: int, now_s: float) -> None:
         self.events += 1
         self.rank[entry] = rank
+        top = self.path(entry.flow, rank)[1]
+        if top not in self.spots or not self.spots[top].waiting:
+            self.since_s[top] = now_s
         weights = [None, *(share.weight for share in entry.flow.path)]
         for name, weight in zip(self.path(entry.flow, rank), weights, strict=True):
             if name not in self.spots:
@@ -102,19 +107,24 @@ class Model:
     def age(self, now_s: float) -> None:
         while True:
             due = [
-                (entry.arrived_s + (entry.flow.priority.rank - rank + 1) * AGEING_S, self.joined[entry], entry)
-                for entry in self.waiting
-                if (rank := self.rank[entry])
+                (self.since_s[name] + AGEING_S, spot.turn, name)
+                for name, spot in self.spots.items()
+                if len(name) == 2 and spot.waiting and name[0] is not PriorityClass.INTERACTIVE
             ]
             if not due or min(due)[0] > now_s:
                 return
-            entry = min(due)[2]
+            due_s, _, top = min(due)
+            entry = self.first(top)
+            assert entry is not None
+            self.since_s[top] = due_s
             self.leave(entry)
-            self.join(entry, self.rank[entry] - 1)
+            self.join(entry, self.rank[entry] - 1, due_s)
 
     def head(self, now_s: float) -> Entry[int] | None:
         self.age(now_s)
-        name: tuple[Any, ...] = ()
+        return self.first(())
+
+    def first(self, name: tuple[Any, ...]) -> Entry[int] | None:
         while True:
             below = [(s.counter, s.turn, n) for n, s in self.spots.items() if n[:-1] == name and s.waiting]
             if not below:
@@ -130,9 +140,10 @@ class Model:
             ),
         )
 
-    def take(self, entry: Entry[int]) -> None:
+    def take(self, entry: Entry[int], now_s: float) -> None:
         self.events += 1
         path = self.path(entry.flow, self.rank[entry])
+        self.since_s[path[1]] = now_s
         for name in path:
             self.floors[name[:-1]] = self.level(name[:-1])
             self.spots[name].running += 1
@@ -188,7 +199,7 @@ class Both:
         self.model.joined[entry] = self.made
         self.made += 1
         self.line.add(entry, self.now_s)
-        self.model.join(entry, flow.priority.rank)
+        self.model.join(entry, flow.priority.rank, self.now_s)
 
     def remove(self, drawn: int) -> None:
         entry = self.model.waiting[drawn % len(self.model.waiting)]
@@ -201,7 +212,7 @@ class Both:
         waiting = self.model.waiting
         entry = self.model.head(self.now_s) if drawn is None else waiting[drawn % len(waiting)]
         self.line.take(entry, self.now_s)
-        self.model.take(entry)
+        self.model.take(entry, self.now_s)
         self.running.append(entry)
 
     def charge(self, drawn: int, service: float) -> None:
@@ -217,7 +228,7 @@ class Both:
     def put_back(self, drawn: int) -> None:
         entry = self.running.pop(drawn % len(self.running))
         self.line.put_back(entry, self.now_s)
-        self.model.join(entry, self.model.rank[entry])
+        self.model.join(entry, self.model.rank[entry], self.now_s)
         self.model.done(entry.flow, self.model.path(entry.flow, self.model.rank[entry])[-1])
 
     def check(self) -> None:

@@ -40,8 +40,9 @@ class LineConfig(Struct, frozen=True, kw_only=True):
     ageing_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="A request that has waited so long in a class competes in the next more urgent one from then "
-            "on, so that nothing waits for ever; null: never. Policies `fair` and `priority`.",
+            description="When an organisation has waited so long in a class and nothing of it began, its next request "
+            "moves up to the next more urgent class, so that nothing waits for ever; null: never. Under policy "
+            "`priority` each request moves up that has waited so long in its class.",
             extra={"unit": "s"},
         ),
     ] = 30.0

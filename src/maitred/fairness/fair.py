@@ -3,23 +3,26 @@
 Three orders, one inside the other:
 
 1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: while interactive requests never
-   stop, background ones still get their part. Of equal counters the more urgent class is first. A request that has
-   waited `ageing_s` in a class competes in the next one, with the flow and the age that it has.
+   stop, background ones still get their part. Of equal counters the more urgent class is first. When an organisation
+   has waited in a class for `ageing_s` and nothing of it was taken, its next request moves up: it competes in the next
+   class, with the flow that it has. Requests that wait because their own tenant sends so many do not age: or else a
+   flood would make itself urgent.
 2. **Tenants** share what their class gets, in a tree for each class, level by level of `Flow.path`.
 3. **Inside a key** the least slack is first: the deadline less the time that the request itself will need. A request
    without a deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do
    not starve its others. Then order of arrival.
 
 **How long a request waits at most.** Whatever its class, after ``rank * ageing_s`` (rank 3: background) it competes in
-the most urgent one, whose weight be *w* of *W* for all classes. If its tenant has nothing else there, it is lifted
-to the least counters, and each of the *n* siblings that wait along its path is taken from at most once before it. With
-*s* for what the largest request costs, and *R* for the most that all that runs may still be charged, it is taken before
+the most urgent one, whose weight be *w* of *W* for all classes. If its organisation has nothing else there, it is
+lifted to the least counters, and each of the *n* siblings that wait along its path is taken from at most once before
+it. With *s* for what the largest request costs, and *R* for the most that all that runs may still be charged, it is
+taken before
 
     (n * s + 2 * R) * W / w + R
 
 service has been handed out since; divided by the rate of the replicas, that is time. (The siblings cost *n s*, what
 already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) For each
-request that its key has before it, as much is added once more.
+request that its organisation has before it, another `ageing_s` and as much service are added.
 
 Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
 classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are
@@ -30,10 +33,10 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
-from maitred.fairness.ageing import Ageing
 from maitred.fairness.config import LineConfig
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.estimate import before_siblings, in_leaf
+from maitred.fairness.heap import Heap
 from maitred.fairness.locality import Locality
 from maitred.fairness.tree import Node, Siblings
 
@@ -69,7 +72,9 @@ class FairLine(Generic[T]):
             weight = config.class_weights.get(priority, 1.0)
             node = self._top.children[priority] = Node(priority, self._top, weight, priority.rank, leaf=False)
             self._classes.append(node)
-        self._ageing = Ageing(config.ageing_s)
+        self._ageing_s = config.ageing_s
+        self._due: Heap[Node] = Heap()
+        """Organisations that wait below the most urgent class, by when something of theirs may move up, or before."""
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, Runs] = {}
         self._waiting = dict.fromkeys(PriorityClass, 0)
@@ -80,7 +85,7 @@ class FairLine(Generic[T]):
         self._numbers += 1
         entry.number = self._numbers
         entry.rank = entry.flow.priority.rank
-        self._join(entry)
+        self._join(entry, now_s)
 
     def remove(self, entry: Entry[T]) -> None:
         """Leaves without having run."""
@@ -88,20 +93,15 @@ class FairLine(Generic[T]):
 
     def head(self, now_s: float) -> Entry[T] | None:
         """Whose turn it is."""
-        while (ripe := self._ageing.ripe(now_s)) is not None:
-            self._leave(ripe)
-            ripe.rank -= 1
-            self._join(ripe)
-        node = self._top.queue.least()
-        while node is not None and node.below is not None:
-            node = node.below.queue.least()
-        first = None if node is None else node.entries.least()
+        self._age(now_s)
+        first = self._first(self._top.queue.least())
         return first if first is None or self._locality is None else self._locality.prefer(first)
 
     def take(self, entry: Entry[T], now_s: float) -> None:
         """Leaves and runs."""
         leaf: Node = entry.place
         self._numbers += 1
+        leaf.path[-2].since_s = now_s
         leaf.start(self._numbers)
         runs = self._runs.get(entry.flow)
         if runs is None:
@@ -127,7 +127,7 @@ class FairLine(Generic[T]):
 
     def put_back(self, entry: Entry[T], now_s: float) -> None:
         """Waits again, with the age it has."""
-        self._join(entry)
+        self._join(entry, now_s)
         self._stop(entry.flow, entry.place)
 
     def ahead(self, entry: Entry[T], now_s: float) -> Ahead:
@@ -195,11 +195,42 @@ class FairLine(Generic[T]):
     def _home(self, flow: Flow) -> Node | None:
         return self._trace(flow, flow.priority.rank)[-1][0]
 
-    def _join(self, entry: Entry[T]) -> None:
+    def _first(self, node: Node | None) -> Entry[T] | None:
+        """Whose turn it is below a node."""
+        while node is not None and node.below is not None:
+            node = node.below.queue.least()
+        return None if node is None else node.entries.least()
+
+    def _age(self, now_s: float) -> None:
+        """Moves up what is due, as if somebody had looked all the time."""
+        if self._ageing_s is None:
+            return
+        while (top := self._due.least()) is not None:
+            due_s, turn, _ = self._due.live[top]
+            if due_s > now_s:
+                break
+            if turn != top.turn:
+                self._wait_for(top, top.since_s)  # something was taken meanwhile
+            elif (entry := self._first(top)) is not None:
+                self._leave(entry)
+                entry.rank -= 1
+                self._join(entry, due_s)
+                if top.waiting:
+                    self._wait_for(top, due_s)
+
+    def _wait_for(self, top: Node, since_s: float) -> None:
+        """An organisation waits with nothing taken since then."""
+        if self._ageing_s is not None:
+            top.since_s = since_s
+            self._due.push(since_s + self._ageing_s, top.turn, top)
+
+    def _join(self, entry: Entry[T], since_s: float) -> None:
         leaf = entry.place = self._leaf(entry.flow, entry.rank)
         leaf.entries.join(_due_s(entry), entry)
         leaf.join(entry.service, self._numbers)
-        self._ageing.watch(entry)
+        top = leaf.path[-2]
+        if entry.rank and top.waiting == 1:
+            self._wait_for(top, since_s)
         self._waiting[entry.flow.priority] += 1
         if self._locality is not None:
             self._locality.join(entry)
@@ -208,7 +239,8 @@ class FairLine(Generic[T]):
         leaf: Node = entry.place
         leaf.entries.leave(entry)
         leaf.leave(entry.service)
-        self._ageing.forget(entry)
+        if not leaf.path[-2].waiting:
+            self._due.discard(leaf.path[-2])
         self._waiting[entry.flow.priority] -= 1
         if self._locality is not None:
             self._locality.leave(entry)

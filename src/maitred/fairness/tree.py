@@ -158,6 +158,7 @@ class Node:
         "rate",
         "running",
         "service",
+        "since_s",
         "turn",
         "waiting",
     )
@@ -174,6 +175,8 @@ class Node:
         self.running = 0
         self.service = 0.0
         """Predicted, of the entries that wait."""
+        self.since_s = 0.0
+        """Of an organisation: when it was last taken from, or began to wait."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
         """From here up to the class."""
         self.below = None if leaf else Siblings(self)

@@ -246,13 +246,49 @@ def test_counts_go_by_the_class_that_was_asked_for():
 
 
 def test_what_has_aged_is_charged_where_it_was_taken():
-    line = make_line(LineConfig(ageing_s=10.0, class_weights=dict.fromkeys(PriorityClass, 1.0)))
-    aged, fresh = flow("old", priority=STANDARD), flow("new", priority=INTERACTIVE)
-    crowd(line, aged, 100, arrived_s=0.0)
-    crowd(line, fresh, 100, arrived_s=10.0)
-    # Both compete in the interactive class now, as equals: waiting long must not become a licence.
-    served = serve(line, 100, 10.0)
-    assert served[aged] == pytest.approx(served[fresh], abs=10)
+    line = make_line(LineConfig(ageing_s=10.0))
+    old, fresh = flow("old", priority=STANDARD), flow("new", priority=INTERACTIVE)
+    crowd(line, old, 1, arrived_s=0.0)
+    line.head(10.0)
+    crowd(line, fresh, 2, arrived_s=10.0)
+    aged = line.head(10.0)
+    assert aged.flow is old
+    assert aged.rank == INTERACTIVE.rank
+    line.take(aged, 10.0)
+    line.charge(old, 100.0)
+    assert line.over_service(old) == 100.0
+    assert line.head(10.0).flow is fresh
+
+
+def test_a_flood_does_not_become_urgent_by_waiting():
+    # Its requests wait long, but only for one another; something of it begins all the time.
+    line = make_line(LineConfig(ageing_s=10.0))
+    flood, light = flow("flood"), flow("light")
+    crowd(line, flood, 500)
+    for second in range(200):
+        serve(line, 1, float(second))
+        if second % 20 == 0:
+            line.add(entry(light, arrived_s=second), second)
+    assert {waiting.rank for waiting in line} == {STANDARD.rank}
+
+
+def test_one_request_of_an_organisation_moves_up_at_a_time():
+    line = make_line(LineConfig(ageing_s=10.0))
+    crowd(line, flow("a", "x", priority=BATCH), 3)
+    crowd(line, flow("a", "y", priority=BATCH), 3)
+    line.head(9.9)
+    assert Counter(waiting.rank for waiting in line) == {2: 6}
+    line.head(10.0)
+    assert Counter(waiting.rank for waiting in line) == {2: 5, 1: 1}
+    line.head(30.0)  # 10 and 20 s later the next ones do, and the first are one class further each.
+    assert Counter(waiting.rank for waiting in line) == {2: 3, 1: 1, 0: 2}
+
+
+def test_without_ageing_nothing_moves_up():
+    line = make_line(LineConfig(ageing_s=None))
+    crowd(line, flow("a", priority=BACKGROUND), 3)
+    line.head(1e9)
+    assert {waiting.rank for waiting in line} == {BACKGROUND.rank}
 
 
 def test_a_flow_that_runs_from_two_classes_is_charged_in_both():
