@@ -6,6 +6,7 @@ computed again after a preemption was charged before. So the charges of a sequen
 service of the tokens that are billed for it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from maitred.core.flow import Flow
@@ -23,7 +24,7 @@ class Account:
         self.flow = flow
         self.sequences = 0
         self.due = 0.0
-        """Service of this step that the line has not heard of."""
+        """Service that the line is about to be told of."""
 
 
 class Accounts:
@@ -41,7 +42,6 @@ class Accounts:
         self.weights = weights
         self._line = line
         self._accounts: dict[Flow, Account] = {}
-        self._due: list[Account] = []
 
     def open(self, flow: Flow) -> Account:
         """The account of a flow, for one more sequence."""
@@ -72,16 +72,16 @@ class Accounts:
         self._line.charge(sequence.account.flow, tokens * (weights.cached if cached else weights.prompt))
         return tokens
 
-    def charge_output(self, account: Account) -> None:
-        """Notes one token of an answer; `settle` tells the line."""
-        if account.due == 0.0:
-            self._due.append(account)
-        account.due += self.weights.output
-
-    def settle(self) -> None:
-        """Charges what was noted."""
-        line = self._line
-        for account in self._due:
-            line.charge(account.flow, account.due)
+    def charge_outputs(self, sequences: Iterable[Sequence]) -> None:
+        """Charges one token of the answer of each sequence: once per flow."""
+        weight = self.weights.output
+        charged: list[Account] = []
+        for sequence in sequences:
+            account = sequence.account
+            if account.due == 0.0:
+                charged.append(account)
+            account.due += weight
+        charge = self._line.charge
+        for account in charged:
+            charge(account.flow, account.due)
             account.due = 0.0
-        self._due.clear()

@@ -292,7 +292,6 @@ class Scheduler:
         """
         advances = []
         tokens = iter(sampled)
-        charge = self._state.accounts.charge_output
         ended = []
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -300,11 +299,10 @@ class Scheduler:
             if end == len(sequence.tokens):
                 token = next(tokens)
                 finish = sequence.append(token)
-                charge(sequence.account)
                 advances.append(Advance(sequence, token, finish))
                 if finish is not None:
                     ended.append(sequence)
-        self._state.accounts.settle()
+        self._state.accounts.charge_outputs(advance.sequence for advance in advances)
         for sequence in ended:
             self._state.end(sequence)
         for chunk in plan.prefills:

@@ -107,11 +107,12 @@ class Sequence:
 
     def append(self, token: int) -> FinishReason | None:
         """Adds the token that was sampled; tells whether it is the last one."""
-        output = len(self.tokens) - self.prompt_tokens
+        tokens = self.tokens
+        output = len(tokens) - self.prompt_tokens
         if output:
-            self.tokens.append(token)
+            tokens.append(token)
         else:
-            self.tokens = [*self.tokens, token]
+            self.tokens = [*tokens, token]
         if token in self.stop_tokens and output >= self.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if output + 1 >= self.max_tokens else None
