@@ -134,7 +134,9 @@ class StepMeter:
         each_s = times.token_s + times.decode_s + times.context_token_s * context_tokens
         known = max(_FIRST_DECODES, 2 * self._most_decodes)
         left_s = seconds - times.fixed_s
-        return known if left_s >= known * each_s else max(0, int(left_s / each_s))
+        if left_s <= 0:
+            return 0
+        return known if left_s >= known * each_s else int(left_s / each_s)
 
     def tokens_within(self, seconds: float, decodes: int, context_tokens: int) -> int:
         """Tokens, decodes included, of a step that takes so long at most, if its prefill is one prompt's first part."""
