@@ -14,6 +14,8 @@ from collections.abc import Hashable, Sequence
 
 _SWEEPS = 30
 _TINY = 1e-12
+_SETTLED = 2e-4
+"""A sweep that changes predictions by less than this, relatively and as a rule, was the last."""
 
 
 class LeastSquares:
@@ -70,7 +72,9 @@ class LeastSquares:
                 before = self.coefficients[i]
                 self.coefficients[i] = max(0.0, before + slope / row[i])
                 moved = max(moved, abs(self.coefficients[i] - before) * row[i] ** 0.5)
-            if moved < _TINY:
+            # Every observation has a weight of one over its square, so this sum is about their number.
+            seen = sum(a * b for a, b in zip(self.coefficients, moments, strict=True))
+            if moved <= _SETTLED * seen**0.5:
                 break
 
     def _unpacked(self, total: Sequence[float]) -> tuple[list[list[float]], list[float]]:
