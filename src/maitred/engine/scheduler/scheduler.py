@@ -34,11 +34,11 @@ from maitred.core.request import FinishReason, Request, WaitCause
 from maitred.core.service import ServiceWeights
 from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.accounts import Accounts
 from maitred.engine.scheduler.batch import Batch
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.decodes import plan_decodes
+from maitred.engine.scheduler.intake import Intake
 from maitred.engine.scheduler.pace import Pace
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.prompts import PromptPlanner, too_late
@@ -97,12 +97,7 @@ class Scheduler:
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
-        if context_tokens > pool.total * block_tokens:
-            raise ValueError("The KV pool must hold at least one sequence of context_tokens.")
         self._block_tokens = block_tokens
-        self._context_tokens = context_tokens
-        self._eos = frozenset(eos_token_ids)
-        self._prefix_cache = prefix_cache
         self._by_class = line.policy in ("fair", "priority")
         self._service_unit = step_tokens * weights.prompt
         self._window = window or BatchingWindow({}, 2)
@@ -114,9 +109,16 @@ class Scheduler:
         )
         order: Line[Sequence] = make_line(line)
         residency = Residency(kv_shares or {}, pool.total)
+        self._intake = Intake(
+            pool,
+            residency,
+            block_tokens=block_tokens,
+            context_tokens=context_tokens,
+            eos_token_ids=eos_token_ids,
+            prefix_cache=prefix_cache,
+        )
         room = WaitingRoom(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
         self._state = State(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency)
-        self._next_key = 0
 
     # --- where things stand ---
 
@@ -193,37 +195,15 @@ class Scheduler:
         Raises:
             ValueError: The request can never run here; the message says why.
         """
-        self._check(request)
         state = self._state
-        scope = f"shared:{request.cache_scope}" if self._prefix_cache else f"request:{self._next_key}"
-        sequences = []
-        for index in range(request.sampling.n):
-            table = BlockTable(state.pool, self._block_tokens, scope)
-            sequence = Sequence(self._next_key, request, index, table, self._eos)
-            self._next_key += 1
+        sequences = self._intake.sequences(request, now_s)
+        for sequence in sequences:
             sequence.account = state.accounts.open(request.flow)
-            sequence.arrived_s = now_s
-            if request.deadline_in_s is not None:
-                sequence.deadline_s = now_s + request.deadline_in_s
+            if sequence.deadline_s is not None:
                 state.deadlines.push(sequence.deadline_s, sequence.key, sequence)
             state.enter(sequence, now_s)
-            sequences.append(sequence)
         self._window.joined(request.flow.priority, now_s)
         return sequences
-
-    def _check(self, request: Request) -> None:
-        sampling = request.sampling
-        if not request.prompt:
-            raise ValueError("The prompt has no tokens.")
-        if sampling.max_tokens < 1 or sampling.n < 1:
-            raise ValueError("max_tokens and n must be at least 1.")
-        total = len(request.prompt) + sampling.max_tokens
-        wish = f"The prompt's {len(request.prompt)} tokens and max_tokens {sampling.max_tokens} exceed"
-        if total > self._context_tokens:
-            raise ValueError(f"{wish} the context of {self._context_tokens} tokens.")
-        most = self._state.residency.most(request.flow) * self._block_tokens
-        if total > most:
-            raise ValueError(f"{wish} the {most} tokens of the KV cache that the tenant may hold.")
 
     def cancel(self, sequence: Sequence, *, wasted: bool = True) -> None:
         """Ends a sequence that was added and has not finished; its blocks are free at once.
