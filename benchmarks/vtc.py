@@ -37,7 +37,7 @@ from maitred.fairness.line import LineConfig
 TRACE = Path(__file__).parent / "data" / "arena_27_clients.csv"
 SEED = 0  # nothing is drawn
 BLOCK_TOKENS, POOL_TOKENS = 16, 10_000
-STRETCH = 1.0
+STRETCH = 1.08
 A10G_7B = StepTimes(fixed_s=0.0225, token_s=0.00023, context_token_s=0.9e-6, decode_s=0.0001, chunk_s=0.0005)
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW_S, TICK_S = 60.0, 6.0

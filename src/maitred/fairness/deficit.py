@@ -17,11 +17,14 @@ from typing import Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
 from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.queue import LAST, SAMPLE, EntryQueue
+from maitred.fairness.queue import LAST, EntryQueue
 
 T = TypeVar("T")
 
 DEFAULT_QUANTUM = 1000.0
+
+_SAMPLE = 128
+"""Flows that an estimate looks at."""
 
 
 class Turns:
@@ -129,7 +132,7 @@ class DeficitLine(Generic[T]):
             waits = entry in turns.entries
             own = turns.entries.before(entry.arrived_s, entry.number if waits else LAST)
             rounds = max(0.0, own.service - turns.deficit) / turns.worth
-        step = -(-len(self._ring) // SAMPLE) or 1
+        step = -(-len(self._ring) // _SAMPLE) or 1
         entries, service = 0, 0.0
         for other in islice(self._ring, 0, None, step):
             if other is turns:

@@ -6,15 +6,18 @@ or until it has nothing left, in whole entries. What the siblings get is before 
 asked one level up with a larger *D*.
 
 The estimate takes predictions for truth, and lets everything that runs be charged already. It looks at every sibling up
-to 128 and of more at so many, so its cost has a bound.
+to 64 and of more at about so many, so its cost has a bound.
 """
 
+from itertools import islice
 from math import ceil
 from typing import Any
 
 from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.queue import LAST, SAMPLE
+from maitred.fairness.queue import LAST
 from maitred.fairness.tree import Node, Siblings
+
+_SIBLINGS = 64
 
 
 def before_siblings(node: Node | None, among: Siblings, weight: float, own: Ahead) -> Ahead:
@@ -30,24 +33,22 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Ahea
     counter = level if node is None else node.counter if node.waiting else max(node.counter, level)
     turn = node.turn if node is not None and (node.waiting or among.parent is None) else LAST
     target = counter + own.service / weight
-    records = among.queue.records
-    step = -(-len(records) // SAMPLE) or 1
-    sampled = entries = 0
-    service = 0.0
-    for record in records[::step]:
-        sibling = record[2]
-        if among.queue.live.get(sibling) is not record:
+    waiting = among.queue.live
+    step = -(-len(waiting) // _SIBLINGS) or 1
+    entries, service = 0.0, 0.0
+    for sibling in islice(waiting, 0, None, step):
+        lag = target - sibling.counter
+        if lag < 0 or (lag == 0 and sibling.turn > turn) or sibling is node:
             continue
-        sampled += 1
-        if sibling is node or sibling.counter > target or (sibling.counter == target and sibling.turn > turn):
-            continue
-        mean = sibling.service / sibling.waiting
-        due = (target - sibling.counter) / sibling.rate
-        turns = min(sibling.waiting, max(1, ceil(due / mean)) if mean else sibling.waiting)
-        entries += turns
-        service += turns * mean
-    scale = len(among.queue) / sampled if step > 1 and sampled else 1.0
-    return Ahead(own.entries + round(entries * scale), own.service + service * scale)
+        count, left = sibling.waiting, sibling.service
+        # In whole entries, of the mean size of those that it has.
+        taken = min(float(count), max(1.0, ceil(lag / sibling.rate * count / left))) if left else float(count)
+        entries += taken
+        service += taken * left / count
+    if step > 1:
+        scale = len(waiting) / -(-len(waiting) // step)
+        entries, service = entries * scale, service * scale
+    return Ahead(own.entries + round(entries), own.service + service)
 
 
 def in_leaf(leaf: Node | None, entry: Entry[Any], key: float) -> Ahead:

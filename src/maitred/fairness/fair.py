@@ -52,11 +52,21 @@ SECONDS_PER_SERVICE = 0.001
 class Runs:
     """What one flow runs, by the leaf that it was taken from: several when some of it had aged."""
 
-    __slots__ = ("leaves", "total")
+    __slots__ = ("leaves", "only", "total")
 
-    def __init__(self) -> None:
-        self.leaves: dict[Node, int] = {}
+    def __init__(self, leaf: Node) -> None:
+        self.leaves = {leaf: 0}
+        self.only: Node | None = leaf
+        """The leaf, if there is but one."""
         self.total = 0
+
+    def count(self, leaf: Node, runs: int) -> None:
+        """So many more of a leaf; negative: fewer."""
+        self.total += runs
+        self.leaves[leaf] = self.leaves.get(leaf, 0) + runs
+        if not self.leaves[leaf]:
+            del self.leaves[leaf]
+        self.only = next(iter(self.leaves)) if len(self.leaves) == 1 else None
 
 
 class FairLine(Generic[T]):
@@ -105,9 +115,8 @@ class FairLine(Generic[T]):
         leaf.start(self._numbers)
         runs = self._runs.get(entry.flow)
         if runs is None:
-            runs = self._runs[entry.flow] = Runs()
-        runs.total += 1
-        runs.leaves[leaf] = runs.leaves.get(leaf, 0) + 1
+            runs = self._runs[entry.flow] = Runs(leaf)
+        runs.count(leaf, 1)
         self._leave(entry)
         if self._locality is not None:
             self._locality.took(entry)
@@ -116,8 +125,11 @@ class FairLine(Generic[T]):
         """Books service on every level of the flow's path; of a flow that is forgotten, nothing."""
         runs = self._runs.get(flow)
         if runs is not None:
+            if runs.only is not None:
+                runs.only.charge(service)
+                return
             for leaf, count in runs.leaves.items():
-                leaf.charge(service if count == runs.total else service * count / runs.total)
+                leaf.charge(service * count / runs.total)
         elif (home := self._home(flow)) is not None:
             home.charge(service)
 
@@ -250,10 +262,7 @@ class FairLine(Generic[T]):
         runs = self._runs[flow]
         if leaf is None or leaf not in runs.leaves:
             leaf = next(iter(runs.leaves))
-        runs.total -= 1
-        runs.leaves[leaf] -= 1
-        if not runs.leaves[leaf]:
-            del runs.leaves[leaf]
+        runs.count(leaf, -1)
         if not runs.total:
             del self._runs[flow]
         leaf.stop()

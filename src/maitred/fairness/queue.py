@@ -5,7 +5,7 @@ from typing import Any
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.heap import Heap
 
-SAMPLE = 128
+_SAMPLE = 128
 """How many of those who wait an estimate looks at; of more, it takes so many from all over and scales what it finds."""
 
 LAST = 1 << 62
@@ -38,7 +38,7 @@ class EntryQueue(Heap[Entry[Any]]):
     def before(self, key: float, number: int) -> Ahead:
         """What stands before this key."""
         records = self.records
-        step = -(-len(records) // SAMPLE) or 1
+        step = -(-len(records) // _SAMPLE) or 1
         sampled = entries = 0
         service = 0.0
         for record in records[::step]:
