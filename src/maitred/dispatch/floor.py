@@ -16,13 +16,15 @@ from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailab
 from maitred.core.flow import Share
 from maitred.core.request import WaitCause
 from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.contest import Contest, playable
 from maitred.dispatch.counts import Counts
 from maitred.dispatch.errand import Errand, Post
-from maitred.dispatch.outlook import Outlook
+from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.credits import NOTHING, Cost, cost_of, sum_of
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
 from maitred.dispatch.policy.quotas import Holdings, Quota, Quotas
+from maitred.dispatch.policy.race import Joins
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Grip, State, Ticket
@@ -57,8 +59,11 @@ class Floor:
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
         self._at_work: dict[Ticket, None] = {}
-        self._left: tuple[list[float], list[float]] | None = None
+        self._left: Left | None = None
         """What `Outlook.left` said of them, while it holds."""
+        self._joins = Joins()
+        self._contests: dict[Room, Contest] = {}
+        """Set up, while they hold."""
 
     # --- what is known ---
 
@@ -84,6 +89,7 @@ class Floor:
             station.refresh(now_s)
             if station.load is not load:
                 self._left = None
+                self._contests.clear()
         return [station for station in self.stations if station.ready]
 
     def ticket(self, errand: Errand) -> Ticket:
@@ -113,7 +119,8 @@ class Floor:
         if not ticket.cost.within(free) or (ahead.entries and not (self._headroom and self._may_lead(ticket, above))):
             if self._left is None:
                 self._left = self.outlook.left(self._at_work)
-            wait = self.outlook.wait(ticket, ahead, free, ready, self._left)
+            turn_steps = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
+            wait = self.outlook.wait(ticket, ahead, free, ready, self._left, turn_steps)
         station = max(ready, key=_ease)
         return ahead, wait, self.outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
 
@@ -130,6 +137,8 @@ class Floor:
         ticket.joined_s = now_s
         self.holdings.saw(tenant_of(ticket), now_s)
         ticket.room.join(ticket, now_s)
+        self._joins.saw(ticket.errand.flow, now_s)
+        self._contests.clear()
         if ticket.deadline_s is not None:
             heapq.heappush(self._due, (ticket.deadline_s, next(self._numbers), ticket))
 
@@ -173,6 +182,7 @@ class Floor:
         state, ticket.state = ticket.state, State.GONE
         if state is State.WAITING:
             ticket.room.remove(ticket, now_s)
+            self._contests.clear()
             self.counts.left_waiting += 1
         elif state is State.RELEASED:
             grip = ticket.grip
@@ -184,6 +194,7 @@ class Floor:
             self.holdings.give(tenant_of(ticket), ticket.cost.slots)
             del self._at_work[ticket]
             self._left = None
+            self._contests.clear()
             told = ticket.told_prompt_tokens
             if not ticket.begun or told:
                 # What of the prompt was never computed is not owed.
@@ -315,6 +326,21 @@ class Floor:
             free = free.at_most(self.quotas.room(quota, total))
         return free
 
+    def _play(
+        self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], left: Left, free: int, now_s: float
+    ) -> float | None:
+        """Steps until a request's turn, where the line shares among tenants and can be played through."""
+        if self._config.line.policy != "fair" or not playable(ticket.room, ticket, ahead):
+            return None
+        contest = self._contests.get(ticket.room)
+        if contest is None:
+            steps_per_s = self.outlook.steps_per_s(ready)
+            if not steps_per_s:
+                return None
+            contest = Contest(ticket.room, self._joins, self.outlook, steps_per_s, now_s)
+            self._contests[ticket.room] = contest
+        return contest.steps(ticket, left, free, self.weights.output)
+
     def _may_lead(self, ticket: Ticket, above_share: bool) -> bool:
         """Whether it may be taken before its turn into the headroom."""
         if above_share or ticket.room.quota is not self.quotas.common:
@@ -330,6 +356,7 @@ class Floor:
 
     def _release(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
         ticket.room.take(ticket, now_s)
+        self._contests.clear()
         ticket.state = State.RELEASED
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs), quota)
@@ -344,6 +371,7 @@ class Floor:
 
     def _fail(self, ticket: Ticket, failure: MaitredError, now_s: float) -> None:
         ticket.room.remove(ticket, now_s)
+        self._contests.clear()
         ticket.state = State.FAILED
         ticket.failure = failure
         self.outlook.waited(ticket, now_s)

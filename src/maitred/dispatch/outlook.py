@@ -15,6 +15,7 @@ from maitred.fairness.entry import Ahead
 
 _GOLDEN = 0.6180339887
 """Multiples of it, modulo 1, are spread evenly however many there are."""
+Left = tuple[list[tuple[float, str]], list[tuple[float, str]]]
 _FOLLOW = 0.05
 """Weight of the newest request in what is typical."""
 
@@ -78,9 +79,9 @@ class Outlook:
         ]
         return self._steps.per_s(sum(computed) / len(computed) if computed else None)
 
-    def left(self, tickets: Collection[Ticket]) -> tuple[list[float], list[float]]:
-        """Steps that each running answer still takes, the fewest first; as it may turn out, in two opposite ways."""
-        ways: tuple[list[float], list[float]] = ([], [])
+    def left(self, tickets: Collection[Ticket]) -> Left:
+        """Steps that each running answer still takes, and whose it is; as it may turn out, in two opposite ways."""
+        ways: Left = ([], [])
         draw = 0.0
         for ticket in tickets:
             errand = ticket.errand
@@ -88,29 +89,51 @@ class Outlook:
             draw = (draw + _GOLDEN) % 1.0
             for left, drawn in zip(ways, (draw, 1.0 - draw), strict=True):
                 tokens = self.outputs.left(errand.principal_org, produced, errand.max_tokens, drawn)
-                left += [tokens if ticket.begun else tokens + 1.0] * ticket.cost.slots
+                left += [(tokens if ticket.begun else tokens + 1.0, errand.flow.path[0].id)] * ticket.cost.slots
         for left in ways:
             left.sort()
         return ways
 
     def wait(
-        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Sequence[Sequence[float]]
+        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Left, turn_steps: float | None
     ) -> Wait:
-        """Until it is released, before any correction."""
-        weights = self._weights
-        service = ahead.service / ahead.entries if ahead.entries else 0.0
+        """Until it is released, before any correction.
+
+        Args:
+            ticket: The request.
+            ahead: What the line says is before it.
+            free: What it may use.
+            ready: The replicas.
+            left: See `left`.
+            turn_steps: Until its turn, where the line was played through.
+        """
         queue = Queue(
             entries=ahead.entries,
             service=ahead.service,
             free=free,
-            left=left,
-            service_per_place=self._typical.service(weights),
+            left=[[steps for steps, _ in way] for way in left],
+            steps_until_turn=turn_steps,
+            service_per_place=self.typical_service,
             blocks_per_place=self._blocks.value,
-            steps_per_entry=max(1.0, (service - weights.prompt * self._prompt.value) / weights.output) + 1.0,
+            steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
             steps_per_s=self.steps_per_s(ready),
         )
         return wait_of(queue, ticket.cost)
+
+    def steps(self, ticket: Ticket) -> float:
+        """For how many steps it will keep its places, counted when it joined."""
+        service = ticket.entry.service - self._weights.prompt * ticket.errand.prompt_tokens
+        return max(1.0, service / self._weights.output / ticket.errand.choices) + 1.0
+
+    def steps_of(self, service: float) -> float:
+        """For how many steps a request of so much service keeps its place."""
+        return max(1.0, (service - self.prompt_service) / self._weights.output) + 1.0
+
+    @property
+    def prompt_service(self) -> float:
+        """What a typical prompt counts."""
+        return self._weights.prompt * self._prompt.value
 
     def full(self, steps: int, now_s: float) -> None:
         """Requests wait, and there is no room for them."""
@@ -121,6 +144,11 @@ class Outlook:
         """There is room."""
         self._served.slack()
         self._steps.slack()
+
+    @property
+    def typical_service(self) -> float:
+        """Of a request."""
+        return self._typical.service(self._weights)
 
     @property
     def _typical(self) -> Typical:

@@ -83,7 +83,7 @@ class Caution:
     short enough.
     """
 
-    def __init__(self, kept: float = 0.85, most: int = 256) -> None:
+    def __init__(self, kept: float = 0.97, most: int = 256) -> None:
         self._kept = kept
         self._ratios = Quantiles(most)
 

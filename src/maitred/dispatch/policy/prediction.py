@@ -32,6 +32,8 @@ class Queue:
     """That it and they may use; below zero when the engine is overcommitted."""
     left: Sequence[Sequence[float]]
     """Steps that the running answers still take, the fewest first; in several ways in which it may turn out."""
+    steps_until_turn: float | None
+    """Until the request is released, where the line was played through."""
     service_per_place: float
     """Of a typical request."""
     blocks_per_place: float
@@ -62,7 +64,9 @@ def wait_of(queue: Queue, own: Cost) -> Wait:
     if slots <= 0 and blocks <= 0:
         return AT_ONCE
     seconds = 0.0
-    if slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
+    if slots > 0 and queue.steps_per_s and queue.steps_until_turn is not None:
+        seconds = queue.steps_until_turn / queue.steps_per_s
+    elif slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
         free, entries = queue.free.slots, queue.entries
         steps = sum(steps_until_place(left, free, entries, queue.steps_per_entry, own.slots) for left in queue.left)
         seconds = steps / len(queue.left) / queue.steps_per_s

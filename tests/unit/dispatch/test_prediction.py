@@ -1,0 +1,156 @@
+"""When a request is released, and when its first token comes."""
+
+import pytest
+
+from maitred.core.flow import Flow, Share
+from maitred.core.ports import LoadReport, StepTimes
+from maitred.core.service import ServiceWeights
+from maitred.dispatch.policy.credits import Cost
+from maitred.dispatch.policy.prediction import Queue, prefill_of, wait_of
+from maitred.dispatch.policy.race import Joins, Runner, steps_until_turn
+from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps
+from maitred.dispatch.policy.turnover import steps_until_place
+
+ONE = Cost(1, 5)
+
+
+def queue(entries=0, free=(0, 100), **fields):
+    known = {
+        "service": entries * 100.0,
+        "left": [[10.0, 20.0, 30.0, 40.0]],
+        "steps_until_turn": None,
+        "service_per_place": 100.0,
+        "blocks_per_place": 5.0,
+        "steps_per_entry": 50.0,
+        "per_s": 200.0,
+        "steps_per_s": 10.0,
+    }
+    return Queue(entries=entries, free=Cost(*free), **(known | fields))
+
+
+def test_a_place_that_is_free_is_there_at_once():
+    assert wait_of(queue(free=(1, 5)), ONE).at_once
+    assert wait_of(queue(entries=2, free=(3, 15)), ONE).at_once
+    assert not wait_of(queue(entries=3, free=(3, 100)), ONE).at_once
+
+
+def test_places_come_free_in_the_order_in_which_answers_end():
+    assert wait_of(queue(), ONE).seconds == 1.0
+    assert wait_of(queue(entries=2), ONE).seconds == 3.0
+    assert wait_of(queue(entries=2, free=(2, 100)), ONE).seconds == 1.0
+
+
+def test_a_line_that_was_played_through_is_believed():
+    assert wait_of(queue(entries=2, steps_until_turn=70.0), ONE).seconds == 7.0
+
+
+def test_blocks_come_free_as_service_is_done():
+    assert wait_of(queue(free=(4, 0)), ONE).seconds == pytest.approx(0.25)
+    assert wait_of(queue(entries=4, free=(8, 0)), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
+
+
+def test_who_cannot_tell_says_nothing():
+    wait = wait_of(queue(steps_per_s=None, per_s=None), ONE)
+    assert not wait.at_once
+    assert wait.seconds == 0.0
+
+
+def test_those_ahead_keep_their_places():
+    assert steps_until_place([10, 20], 0, 0, 5, 1) == 10
+    assert steps_until_place([10, 20], 0, 1, 5, 1) == 15
+    assert steps_until_place([10, 20], 0, 1, 50, 1) == 20
+    assert steps_until_place([10, 20], 1, 0, 50, 3) == 20
+    assert steps_until_place([10, 20], -1, 0, 50, 1) == 20
+    assert steps_until_place([], 0, 3, 50, 1) == 0
+    assert steps_until_place([10.0] * 4, 0, 1000, 20.0, 1) == pytest.approx(1000 / 4 * 20, rel=0.1)
+
+
+def runner(counter=0.0, waiting=0, *, weight=1.0, joins=0.0):
+    return Runner(counter, weight, waiting, 10.0, 100.0, joins)
+
+
+def test_the_least_served_goes_first():
+    places = [(10.0, 0), (20.0, 0), (30.0, 1)]
+    assert steps_until_turn([runner(), runner(500.0, 3)], 0, 0, places, 0, 2.0) == 10
+    assert steps_until_turn([runner(500.0), runner(0.0, 2)], 0, 0, places, 0, 2.0) == 30
+    assert steps_until_turn([runner(), runner(500.0, 3)], 0, 2, places, 0, 2.0) == 30
+
+
+def test_counters_rise_with_the_answers_that_run():
+    # Both begin level; the one with three running answers is behind by the time that a place comes free.
+    assert steps_until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 0)] * 3 + [(20.0, 1)], 0, 2.0) == 20
+    assert steps_until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0) == 10
+
+
+def test_who_will_send_something_is_reckoned_with():
+    places = [(10.0, -1), (20.0, -1), (30.0, -1)]
+    others = [runner(0.0, 0, joins=0.1) for _ in range(2)]
+    alone = steps_until_turn([runner(50.0)], 0, 2, places, 0, 2.0)
+    assert steps_until_turn([runner(50.0), *others], 0, 2, places, 0, 2.0) >= alone
+
+
+def test_far_away_is_guessed_in_proportion():
+    near = steps_until_turn([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0)
+    far = steps_until_turn([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0)
+    assert far > 1.5 * near
+
+
+def test_joins_fade():
+    joins = Joins()
+    flow = Flow((Share("acme"),))
+    for second in range(100):
+        joins.saw(flow, float(second))
+    assert joins.per_s("acme", 100.0) == pytest.approx(1.0, rel=0.1)
+    assert joins.per_s("acme", 130.0) < 0.06
+    assert joins.per_s("other", 100.0) == 0.0
+    for number in range(500):
+        joins.saw(Flow((Share(f"t{number}"),)), 100.0)
+    assert len(joins) < 100
+
+
+TIMES = StepTimes(fixed_s=0.01, token_s=0.001, context_token_s=0.0)
+
+
+def test_a_prompt_takes_the_steps_that_it_needs():
+    idle = LoadReport(step_tokens=100, times=TIMES)
+    assert prefill_of(idle, 50, 0, 16, 9.0) == pytest.approx(0.01 + 0.05)
+    assert prefill_of(idle, 250, 0, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
+    assert prefill_of(idle, 50, 60, 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
+    assert prefill_of(LoadReport(), 50, 0, 16, 0.0) == 0.0
+
+
+def test_the_step_under_way_ends_first():
+    busy = LoadReport(running=10, step_tokens=110, times=TIMES, waiting_prompt_tokens=150)
+    step_s = 0.01 + 0.01
+    assert prefill_of(busy, 50, 0, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
+    assert prefill_of(busy, 50, 0, 16, 0.05) == pytest.approx((step_s + 0.1) + (step_s + 0.1) - 0.05)
+    assert prefill_of(busy, 50, 0, 16, 9.0) == pytest.approx(step_s + 0.1)
+
+
+def test_the_pace_is_measured_while_it_is_full():
+    pace = Pace()
+    assert pace.per_s(None) is None
+    assert pace.per_s(7.0) == 7.0
+    pace.full(0.0, 0.0)
+    pace.full(100.0, 1.0)
+    assert pace.per_s(None) == 100.0
+    assert pace.per_s(50.0) == 75.0, "half believed after a second"
+    pace.slack()
+    pace.full(1000.0, 50.0)
+    assert pace.per_s(None) == 100.0, "what was done in between says nothing"
+    pace.full(3.0, 51.0)
+    assert pace.per_s(None) == 100.0, "another beginning"
+    for second in range(60):
+        pace.full(3.0 + 40.0 * second, 52.0 + second)
+    assert pace.per_s(None) == pytest.approx(40.0, rel=0.05)
+
+
+def test_the_rate_of_a_full_batch():
+    typical, weights = Typical(100.0, 50.0), ServiceWeights()
+    assert computed_rate(StepTimes(), typical, 8, weights) is None
+    seconds = 0.001 * 100 + 50 * (0.001 + 0.01 / 8)
+    assert computed_rate(TIMES, typical, 8, weights) == pytest.approx(200 / seconds)
+    assert computed_rate(TIMES, typical, 16, weights) > computed_rate(TIMES, typical, 8, weights)
+    steps = computed_steps(TIMES, typical, 8)
+    assert steps == pytest.approx(1 / (0.01 + 0.008 + 0.1 * 8 / 50))
+    assert computed_steps(StepTimes(), typical, 8) is None

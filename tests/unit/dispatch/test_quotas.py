@@ -1,0 +1,78 @@
+"""Who may use which part, and who is above its fair share."""
+
+import pytest
+
+from maitred.core.flow import Share
+from maitred.dispatch.policy.credits import Cost
+from maitred.dispatch.policy.quotas import Holdings, Quotas
+
+TOTAL = Cost(10, 1000)
+
+
+def test_the_narrowest_tenant_that_is_named_counts():
+    quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
+    assert quotas.of((Share("acme"), Share("team"), Share("key"))).name == "gold"
+    assert quotas.of((Share("acme"), Share("other"), Share("key"))).name == "acme"
+    assert quotas.of((Share("else"), Share("key"))) is quotas.common
+
+
+def test_the_common_part_is_what_the_others_leave():
+    quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
+    assert quotas.limit(quotas.common, TOTAL) == Cost(5, 500)
+    acme = quotas.of((Share("acme"),))
+    acme.take(Cost(1, 50))
+    assert quotas.room(acme, TOTAL) == Cost(1, 150)
+    acme.give(Cost(1, 50))
+    assert quotas.room(acme, TOTAL) == Cost(2, 200)
+
+
+def test_a_small_part_has_a_place_at_least():
+    quotas = Quotas({"acme": 0.01}, {})
+    assert quotas.limit(quotas.all[0], TOTAL) == Cost(1, 10)
+
+
+def test_the_fair_share_is_by_weight_among_those_seen_lately():
+    holdings = Holdings()
+    light, heavy = Share("light"), Share("heavy", 3.0)
+    holdings.saw(heavy, 0.0)
+    holdings.take(heavy, 7)
+    assert not holdings.above_share(heavy, 1, 8, 0.0), "alone"
+    holdings.saw(light, 1.0)
+    assert holdings.above_share(heavy, 1, 8, 1.0)
+    holdings.give(heavy, 2)
+    assert not holdings.above_share(heavy, 1, 8, 1.0)
+    assert holdings.above_share(heavy, 2, 8, 1.0)
+
+
+def test_who_holds_nothing_is_never_above():
+    holdings = Holdings()
+    for number in range(20):
+        holdings.saw(Share(f"t{number}"), 0.0)
+    assert not holdings.above_share(Share("t3"), 4, 8, 0.0)
+
+
+def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
+    holdings = Holdings()
+    one, two = Share("one"), Share("two")
+    holdings.saw(one, 0.0)
+    holdings.saw(two, 0.0)
+    holdings.take(one, 5)
+    assert holdings.above_share(one, 1, 8, 59.0)
+    assert not holdings.above_share(one, 1, 8, 61.0)
+    assert len(holdings) == 1
+    holdings.give(one, 5)
+    holdings.saw(two, 200.0)
+    assert len(holdings) == 1
+    assert holdings.slots == 0
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_a_weight_may_change(weight):
+    holdings = Holdings()
+    holdings.saw(Share("one"), 0.0)
+    holdings.saw(Share("two"), 0.0)
+    holdings.saw(Share("one", weight), 1.0)
+    holdings.take(Share("one"), 1)
+    share = 12 * weight / (1 + weight)
+    assert not holdings.above_share(Share("one", weight), int(share) - 1, 12, 1.0)
+    assert holdings.above_share(Share("one", weight), int(share), 12, 1.0)
