@@ -1,5 +1,6 @@
 """Starts an engine: reads the model, sizes the KV cache, warms the kernels up, and serves until told to stop."""
 
+import gc
 import logging
 import socket
 import time
@@ -83,6 +84,10 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
     listener = _listen(address)
     try:
         engine, card = build(model, config)
+        # What the model and its libraries brought stays for good. The collector would walk over all of it again and
+        # again, between two tokens of somebody's answer.
+        gc.collect()
+        gc.freeze()
         server = EngineServer(engine, card, listener, SystemClock())
         server.watch_signals()
         listener.listen(128)
