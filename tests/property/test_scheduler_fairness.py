@@ -446,7 +446,8 @@ def test_shares_of_any_kind_never_bring_it_to_a_halt(data):
                 output = data.draw(st.integers(1, min(30, 4 * blocks - prompt)))
                 whose = flow(data.draw(st.sampled_from(names)))
                 if prompt + output <= 4 * machine.scheduler._state.residency.most(whose):
-                    machine.add(whose, prompt=prompt, output=output)
+                    within_s = data.draw(st.none() | st.floats(0.01, 1.0))
+                    machine.add(whose, prompt=prompt, output=output, deadline_in_s=within_s)
             case "step":
                 machine.step()
             case "cancel" if machine.live:
