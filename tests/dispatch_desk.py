@@ -106,10 +106,10 @@ class Desk:
     def assert_empty(self):
         assert self.floor.waiting == 0
         assert self.floor.running == 0
-        assert self.floor.holdings.slots == 0
+        assert self.floor.allotment.holdings.slots == 0
         assert not self.dispatcher._seats
         assert not self.dispatcher._by_id
-        for quota in self.floor.quotas.all:
+        for quota in self.floor.allotment.quotas.all:
             assert quota.used == (0, 0, 0)
         for room in self.floor.rooms:
             assert len(room.waits) == 0

@@ -174,7 +174,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.floor.waiting == len(self.waiting)
         assert self.floor.running == len(self.running)
         assert self.floor.stations[0].credits.held == len(self.running)
-        assert self.floor.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
+        assert self.floor.allotment.holdings.slots == sum(ticket.cost.slots for ticket in self.running)
 
     @invariant()
     def nobody_waits_beside_an_empty_replica(self):
@@ -191,8 +191,8 @@ class DispatchMachine(RuleBasedStateMachine):
             self.floor.leave(ticket, self.now_s, finished=False)
         account = self.floor.stations[0].credits
         assert account.uncounted == account.outstanding == (0, 0, 0)
-        assert account.held == self.floor.running == self.floor.waiting == self.floor.holdings.slots == 0
-        assert all(quota.used == (0, 0, 0) for quota in self.floor.quotas.all)
+        assert account.held == self.floor.running == self.floor.waiting == self.floor.allotment.holdings.slots == 0
+        assert all(quota.used == (0, 0, 0) for quota in self.floor.allotment.quotas.all)
         assert all(len(room.waits) == 0 and room.waits.weight == 0 for room in self.floor.rooms)
         assert CARD.max_sequences == SLOTS
 

@@ -13,7 +13,7 @@ def playable(room: Room, ticket: Ticket, ahead: Ahead) -> bool:
     return (
         ahead.entries <= MOST_AHEAD
         and len(room.tenants) < MOST_TENANTS
-        and len(room) == room.waiting_in(ticket.errand.flow.priority)
+        and len(room) == room.waiting_in(ticket.flow.priority)
     )
 
 
@@ -36,7 +36,7 @@ class Contest:
         self._played: dict[tuple[str, int, int], float] = {}
         for tickets in room.tenants.values():
             first = next(iter(tickets))
-            self._add(first, len(tickets), joins.per_s(first.errand.flow.path[0].id, now_s) / steps_per_s)
+            self._add(first, len(tickets), joins.per_s(first.tenant.id, now_s) / steps_per_s)
         self._level = min((runner.counter for runner in self._runners), default=0.0)
         for tenant, flow in joins:
             if len(self._runners) == MOST_TENANTS:
@@ -58,7 +58,7 @@ class Contest:
             free: Places that it may use.
             output: Service of a token of an answer.
         """
-        tenant = ticket.errand.flow.path[0].id
+        tenant = ticket.tenant.id
         due_s = _due_s(ticket)
         before = sum(_due_s(other) <= due_s for other in self._room.tenants.get(tenant, ()) if other is not ticket)
         known = self._played.get((tenant, before, free))
@@ -83,11 +83,11 @@ class Contest:
         return played
 
     def _add(self, ticket: Ticket, waiting: int, joins_per_step: float) -> None:
-        share = ticket.errand.flow.path[0]
+        share = ticket.tenant
         self._index[share.id] = len(self._runners)
         self._runners.append(
             Runner(
-                self._room.line.over_service(ticket.errand.flow),
+                self._room.line.over_service(ticket.flow),
                 share.weight,
                 waiting,
                 self._outlook.prompt_service,
@@ -99,4 +99,4 @@ class Contest:
 
 def _due_s(ticket: Ticket) -> float:
     """What orders the requests of one key."""
-    return ticket.errand.arrived_s + PATIENCE_S if ticket.deadline_s is None else ticket.deadline_s
+    return ticket.arrived_s + PATIENCE_S if ticket.first_token_by_s is None else ticket.first_token_by_s

@@ -87,8 +87,8 @@ class Dispatcher:
         if ticket.state is not State.WAITING:
             return None
         now_s = self._clock.monotonic_s()
-        ahead, wait, prefill_s = self.floor.forecast(ticket, self.floor.refresh(now_s), now_s)
-        return self.floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
+        forecast = self.floor.forecaster.of(ticket, self.floor.refresh(now_s), now_s)
+        return self.floor.place(forecast, now_s)
 
     def state(self) -> DispatchState:
         """For metrics."""

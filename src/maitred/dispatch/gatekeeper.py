@@ -9,7 +9,7 @@ from maitred.core.answer import Place
 from maitred.core.errors import DeadlineUnmeetable, QueueFull, ReplicaUnavailable
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Errand
-from maitred.dispatch.floor import Floor, tenant_of
+from maitred.dispatch.floor import Floor
 from maitred.dispatch.policy.comeback import Comebacks
 from maitred.dispatch.ticket import Ticket
 
@@ -43,9 +43,9 @@ class Gatekeeper:
             floor.counts.refused(ReplicaUnavailable.code)
             raise ReplicaUnavailable(retry_after_s=floor.retry_after_s)
         ticket = floor.ticket(errand)
-        ahead, wait, prefill_s = floor.forecast(ticket, ready, now_s)
-        place = floor.outlook.place(ahead.entries, wait.seconds, prefill_s, now_s)
-        if wait.at_once and ticket.deadline_s is None:
+        forecast = floor.forecaster.of(ticket, ready, now_s)
+        wait, place = forecast.wait, floor.place(forecast, now_s)
+        if wait.at_once and ticket.first_token_by_s is None:
             return place
         priority = errand.flow.priority
         most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
@@ -68,8 +68,8 @@ class Gatekeeper:
                 )
         # A wait is not certain; what was promised should be kept mostly.
         late_s = place.ttft_s + (floor.outlook.caution.factor - 1.0) * place.wait_s
-        if ticket.deadline_s is not None and now_s + late_s > ticket.deadline_s:
-            allowed_s = max(0.0, ticket.deadline_s - now_s)
+        if ticket.first_token_by_s is not None and now_s + late_s > ticket.first_token_by_s:
+            allowed_s = max(0.0, ticket.first_token_by_s - now_s)
             raise self._refusal(
                 DeadlineUnmeetable,
                 f"The first token is expected in {place.ttft_s:.2f} s and must come within {allowed_s:.2f} s",
@@ -89,10 +89,10 @@ class Gatekeeper:
     ) -> QueueFull | DeadlineUnmeetable:
         floor = self._floor
         floor.counts.refused(kind.code)
-        tenant, waits = tenant_of(ticket), ticket.room.waits
+        tenant, waits = ticket.tenant, ticket.room.waits
         others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
         per_s = floor.outlook.per_s([station for station in floor.stations if station.ready])
         share = (per_s or 0.0) * tenant.weight / (tenant.weight + others)
-        takes_s = ticket.entry.service / share if share else 0.0
+        takes_s = ticket.service / share if share else 0.0
         retry_s = self._comebacks.take(tenant.id, place.wait_s, takes_s, now_s, self._draw())
         return kind(f"{reason}. Try again after the time in Retry-After.", retry_after_s=retry_s)

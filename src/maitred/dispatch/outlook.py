@@ -50,7 +50,7 @@ class Outlook:
         self.served = 0.0
         self.caution = Caution()
         self.calibration = Calibration()
-        self._weights = weights
+        self.weights = weights
         self._served = Pace()
         self._steps = Pace(memory_s=5.0)
         self._wait = Correction()
@@ -65,7 +65,7 @@ class Outlook:
     def per_s(self, stations: Sequence[Station]) -> float | None:
         """Service per second of all that are ready together."""
         computed = sum(
-            computed_rate(station.load.times, self._typical, self._places(station), self._weights) or 0.0
+            computed_rate(station.load.times, self._typical, self._places(station), self.weights) or 0.0
             for station in stations
         )
         return self._served.per_s(computed or None)
@@ -89,7 +89,7 @@ class Outlook:
             draw = (draw + _GOLDEN) % 1.0
             for left, drawn in zip(ways, (draw, 1.0 - draw), strict=True):
                 tokens = self.outputs.left(errand.principal_org, produced, errand.max_tokens, drawn)
-                left += [(tokens if ticket.begun else tokens + 1.0, errand.flow.path[0].id)] * ticket.cost.slots
+                left += [(tokens if ticket.begun else tokens + 1.0, ticket.tenant.id)] * ticket.cost.slots
         for left in ways:
             left.sort()
         return ways
@@ -123,17 +123,17 @@ class Outlook:
 
     def steps(self, ticket: Ticket) -> float:
         """For how many steps it will keep its places, counted when it joined."""
-        service = ticket.entry.service - self._weights.prompt * ticket.errand.prompt_tokens
-        return max(1.0, service / self._weights.output / ticket.errand.choices) + 1.0
+        service = ticket.service - self.weights.prompt * ticket.errand.prompt_tokens
+        return max(1.0, service / self.weights.output / ticket.errand.choices) + 1.0
 
     def steps_of(self, service: float) -> float:
         """For how many steps a request of so much service keeps its place."""
-        return max(1.0, (service - self.prompt_service) / self._weights.output) + 1.0
+        return max(1.0, (service - self.prompt_service) / self.weights.output) + 1.0
 
     @property
     def prompt_service(self) -> float:
         """What a typical prompt counts."""
-        return self._weights.prompt * self._prompt.value
+        return self.weights.prompt * self._prompt.value
 
     def full(self, steps: int, now_s: float) -> None:
         """Requests wait, and there is no room for them."""
@@ -148,7 +148,7 @@ class Outlook:
     @property
     def typical_service(self) -> float:
         """Of a request."""
-        return self._typical.service(self._weights)
+        return self._typical.service(self.weights)
 
     @property
     def _typical(self) -> Typical:

@@ -32,7 +32,7 @@ class Room:
 
     def __init__(self, quota: Quota, config: LineConfig) -> None:
         self.quota = quota
-        self.line: Line[Ticket] = make_line(config)
+        self.line: Line[None] = make_line(config)
         self.waits = WaitAccount()
         self.tenants: dict[str, dict[Ticket, None]] = {}
         """Whose requests wait here, each tenant's in the order in which they joined."""
@@ -43,23 +43,23 @@ class Room:
 
     def join(self, ticket: Ticket, now_s: float) -> None:
         """A request begins to wait."""
-        tenant = ticket.errand.flow.path[0]
-        self.line.add(ticket.entry, now_s)
+        tenant = ticket.tenant
+        self.line.add(ticket, now_s)
         self.tenants.setdefault(tenant.id, {})[ticket] = None
         ticket.waited = self.waits.join(tenant, now_s)
 
     def take(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and runs."""
-        self.line.take(ticket.entry, now_s)
+        self.line.take(ticket, now_s)
         self._left(ticket, now_s)
 
     def remove(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and has not run."""
-        self.line.remove(ticket.entry)
+        self.line.remove(ticket)
         self._left(ticket, now_s)
 
     def _left(self, ticket: Ticket, now_s: float) -> None:
-        tenant = ticket.errand.flow.path[0].id
+        tenant = ticket.tenant.id
         of_tenant = self.tenants[tenant]
         del of_tenant[ticket]
         if not of_tenant:

@@ -62,8 +62,7 @@ def state_of(floor: Floor, now_s: float) -> DispatchState:
                 arrived_s=now_s,
             )
         )
-        _, wait, prefill_s = floor.forecast(newcomer, ready, now_s)
-        predicted[priority.value] = outlook.place(0, wait.seconds, prefill_s, now_s).wait_s
+        predicted[priority.value] = floor.place(floor.forecaster.of(newcomer, ready, now_s), now_s).wait_s
     credits_left: dict[tuple[str, str], Credit] = {}
     for station in floor.stations:
         name, free, total = station.post.name, station.free, station.total

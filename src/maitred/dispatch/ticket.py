@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from maitred.core.answer import Place
 from maitred.core.errors import MaitredError
+from maitred.core.flow import Share
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.policy.credits import Cost, Hold, sum_of
 from maitred.dispatch.policy.quotas import Quota
@@ -44,18 +45,17 @@ class Grip:
         self.quota = quota
 
 
-class Ticket:
-    """See the module. Its fields are written by `Floor` alone."""
+class Ticket(Entry[None]):
+    """See the module. It is itself what waits in the line. Its fields are written by `Floor` and its room alone."""
 
     __slots__ = (
         "begun",
         "cost",
         "costs",
-        "deadline_s",
-        "entry",
         "errand",
         "expected_tokens",
         "failure",
+        "first_token_by_s",
         "grip",
         "in_advance",
         "joined_s",
@@ -78,23 +78,23 @@ class Ticket:
         costs: list[Cost],
         expected_tokens: int,
         service: float,
-        deadline_s: float | None,
+        first_token_by_s: float | None,
     ) -> None:
+        super().__init__(
+            None,
+            errand.flow,
+            arrived_s=errand.arrived_s,
+            service=service,
+            # The line takes off what the whole request needs; this deadline is for its first token.
+            deadline_s=None if first_token_by_s is None else first_token_by_s + SECONDS_PER_SERVICE * service,
+            locality=room.locality(errand),
+        )
         self.errand = errand
         self.room = room
         self.costs = costs
         self.cost = sum_of(costs)
         self.expected_tokens = expected_tokens
-        self.deadline_s = deadline_s
-        self.entry: Entry[Ticket] = Entry(
-            self,
-            errand.flow,
-            arrived_s=errand.arrived_s,
-            service=service,
-            # The line takes off what the whole request needs; this deadline is for its first token.
-            deadline_s=None if deadline_s is None else deadline_s + SECONDS_PER_SERVICE * service,
-            locality=room.locality(errand),
-        )
+        self.first_token_by_s = first_token_by_s
         self.state = State.NEW
         self.failure: MaitredError | None = None
         self.grip: Grip | None = None
@@ -109,3 +109,8 @@ class Ticket:
         self.begun = False
         self.told_prompt_tokens = 0
         self.output_tokens = 0
+
+    @property
+    def tenant(self) -> Share:
+        """The organisation, with its weight."""
+        return self.flow.path[0]

@@ -34,6 +34,10 @@ class Cost(NamedTuple):
         """Cut to the limit, in both."""
         return Cost(min(self.slots, limit.slots), min(self.blocks, limit.blocks), self.prompt_tokens)
 
+    def at_least(self, limit: "Cost") -> "Cost":
+        """Raised to the limit, in both."""
+        return Cost(max(self.slots, limit.slots), max(self.blocks, limit.blocks), self.prompt_tokens)
+
     def plus(self, other: "Cost") -> "Cost":
         """Both together."""
         return Cost(self.slots + other.slots, self.blocks + other.blocks, self.prompt_tokens + other.prompt_tokens)

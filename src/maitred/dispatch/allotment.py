@@ -1,0 +1,134 @@
+"""Who may have which place: the parts of the replicas, the headroom, and what is free now."""
+
+from collections.abc import Sequence
+
+from maitred.core.request import WaitCause
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.policy.credits import NOTHING, Cost, sum_of
+from maitred.dispatch.policy.quotas import Holdings, Quota, Quotas
+from maitred.dispatch.room import Room
+from maitred.dispatch.station import Station
+from maitred.dispatch.ticket import Ticket
+
+_ONE = Cost(1, 1)
+
+
+class Allotment:
+    """What is held, and who may hold more.
+
+    Args:
+        config: The settings.
+
+    Attributes:
+        quotas: The parts.
+        holdings: What each tenant holds.
+        headroom: The part of everything that is kept for those below their share.
+    """
+
+    def __init__(self, config: DispatchConfig) -> None:
+        self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
+        self.holdings = Holdings()
+        self.headroom = config.headroom if config.line.policy == "fair" else 0.0
+
+    def take(self, ticket: Ticket, quota: Quota) -> None:
+        """It has got its places."""
+        quota.take(ticket.cost)
+        self.holdings.take(ticket.tenant, ticket.cost.slots)
+
+    def give(self, ticket: Ticket, quota: Quota) -> None:
+        """It gives them back."""
+        quota.give(ticket.cost)
+        self.holdings.give(ticket.tenant, ticket.cost.slots)
+
+    def station_for(
+        self, ticket: Ticket, quota: Quota, ready: Sequence[Station], *, above_share: bool
+    ) -> Station | WaitCause:
+        """The replica that has room for it and the most left; else what is lacking."""
+        headroom = self.headroom if above_share else 0.0
+        if len(self.quotas.all) > 1:
+            limit = _less(self.quotas.limit(quota, total_of(ready)), headroom)
+            need = ticket.cost.at_most(limit).at_least(_ONE)
+            room = limit.minus(quota.used)
+            if not need.within(room) and quota.used != NOTHING:
+                return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
+        best: Station | None = None
+        slots = False
+        for station in ready:
+            limit = _less(station.total, headroom)
+            need = ticket.cost.at_most(limit).at_least(_ONE)
+            free = station.free.minus(station.total.minus(limit))
+            if need.within(free) or station.credits.idle:
+                if best is None or ease_of(station) > ease_of(best):
+                    best = station
+            elif need.slots > free.slots:
+                slots = True
+        return best or (WaitCause.SLOTS if slots else WaitCause.KV_FULL)
+
+    def below_share(
+        self, room: Room, quota: Quota, ready: Sequence[Station], now_s: float
+    ) -> tuple[Ticket, Station] | None:
+        """Whom the headroom is for: the most urgent of those who hold least, and a replica for it.
+
+        The head of the line may not use the headroom. Whoever may is not taken more than one request before its turn,
+        so that the bound of the fair line grows by that and no more.
+        """
+        if not any(station.free.slots > 0 for station in ready):
+            return None
+        best: Ticket | None = None
+        best_key = (0, 0.0, 0.0)
+        for tickets in room.tenants.values():
+            ticket = next(iter(tickets))
+            tenant = ticket.tenant
+            key = (
+                ticket.errand.flow.priority.rank,
+                self.holdings.held_by(tenant) / tenant.weight,
+                ticket.errand.arrived_s,
+            )
+            if (best is None or key < best_key) and self.may_lead(
+                ticket, self.above_share(ticket, quota, ready, now_s)
+            ):
+                best, best_key = ticket, key
+        if best is None:
+            return None
+        station = self.station_for(best, quota, ready, above_share=False)
+        return None if isinstance(station, WaitCause) else (best, station)
+
+    def free(self, ticket: Ticket, ready: Sequence[Station], *, above_share: bool) -> Cost:
+        """What of all replicas' credits it may use now."""
+        quota = ticket.room.quota
+        total = total_of(ready)
+        free = sum_of([station.free for station in ready])
+        if above_share:
+            free = free.minus(total.minus(_less(total, self.headroom)))
+        if len(self.quotas.all) > 1:
+            free = free.at_most(self.quotas.room(quota, total))
+        return free
+
+    def may_lead(self, ticket: Ticket, above_share: bool) -> bool:
+        """Whether it may be taken before its turn into the headroom."""
+        if above_share or ticket.room.quota is not self.quotas.common:
+            return False
+        lead = ticket.room.line.over_service(ticket.errand.flow)
+        return lead * ticket.tenant.weight <= ticket.service
+
+    def above_share(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> bool:
+        """Whether it is not for its tenant that the headroom is kept."""
+        if not self.headroom or quota is not self.quotas.common:
+            return False
+        slots = self.quotas.limit(quota, total_of(ready)).slots
+        return self.holdings.above_share(ticket.tenant, ticket.cost.slots, slots, now_s)
+
+
+def total_of(stations: Sequence[Station]) -> Cost:
+    """What several replicas have together."""
+    return sum_of([station.total for station in stations])
+
+
+def _less(cost: Cost, headroom: float) -> Cost:
+    """What is left of it for those who may not use the headroom."""
+    return cost.minus(cost.part(headroom)) if headroom else cost
+
+
+def ease_of(station: Station) -> float:
+    """How much of a replica is free."""
+    return station.free.slots / max(1, station.total.slots)

@@ -1,0 +1,91 @@
+"""What would become of a request that waits, or might join."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maitred.core.flow import Flow
+from maitred.dispatch.allotment import Allotment, ease_of
+from maitred.dispatch.contest import Contest, playable
+from maitred.dispatch.outlook import Left, Outlook
+from maitred.dispatch.policy.prediction import AT_ONCE, Wait
+from maitred.dispatch.policy.race import Joins
+from maitred.dispatch.room import Room
+from maitred.dispatch.station import Station
+from maitred.dispatch.ticket import Ticket
+from maitred.fairness.entry import Ahead
+
+_NOBODY = Ahead(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Before any correction."""
+
+    ahead: Ahead
+    wait: Wait
+    prefill_s: float
+
+
+class Forecaster:
+    """Keeps what forecasts have in common until something changes: most requests of an overload are only asked about.
+
+    Args:
+        allotment: Who may have what.
+        outlook: How long things take.
+        played: Whether lines share among tenants, so that they have to be played through.
+    """
+
+    def __init__(self, allotment: Allotment, outlook: Outlook, *, played: bool) -> None:
+        self.at_work: dict[Ticket, None] = {}
+        """Those that were released and have not left; to be followed by `changed`."""
+        self._allotment = allotment
+        self._outlook = outlook
+        self._played = played
+        self._joins = Joins()
+        self._left: Left | None = None
+        self._contests: dict[Room, Contest] = {}
+
+    def changed(self) -> None:
+        """Something joined, left, was released or advanced."""
+        self._left = None
+        self._contests.clear()
+
+    def joined(self, flow: Flow, now_s: float) -> None:
+        """A request of a flow has begun to wait."""
+        self._joins.saw(flow, now_s)
+        self._contests.clear()
+
+    def of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
+        """What is ahead of it, when it is released, and how long its prefill takes then."""
+        line = ticket.room.line
+        ahead = line.ahead(ticket, now_s) if len(line) else _NOBODY
+        if not ready:
+            return Forecast(ahead, Wait(False, 0.0), 0.0)
+        allotment = self._allotment
+        above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
+        free = allotment.free(ticket, ready, above_share=above)
+        wait = AT_ONCE
+        leads = not ahead.entries or (allotment.headroom > 0 and allotment.may_lead(ticket, above))
+        if not leads or not ticket.cost.within(free):
+            if self._left is None:
+                self._left = self._outlook.left(self.at_work)
+            turn_steps = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
+            wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_steps)
+        station = max(ready, key=ease_of)
+        beside = ahead.entries if wait.at_once else 0
+        return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))
+
+    def _play(
+        self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], left: Left, free: int, now_s: float
+    ) -> float | None:
+        """Steps until a request's turn, where the line shares among tenants and can be played through."""
+        if not self._played or not playable(ticket.room, ticket, ahead):
+            return None
+        contest = self._contests.get(ticket.room)
+        if contest is None:
+            steps_per_s = self._outlook.steps_per_s(ready)
+            if not steps_per_s:
+                return None
+            contest = Contest(ticket.room, self._joins, self._outlook, steps_per_s, now_s)
+            self._contests[ticket.room] = contest
+        return contest.steps(ticket, left, free, self._outlook.weights.output)
