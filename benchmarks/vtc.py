@@ -7,13 +7,17 @@ model on an A10G (reading the weights, reading the KV, computing a prompt), stre
 arrival as long as it took theirs, some 757 s for what comes in 600 s.
 
 The *gap*, as in the paper: at every moment, of each client the lesser of what the best served client got more and of
-what it asked for and did not get (in windows of 60 s, service per second), summed over the clients; the average over
-the moments at which requests arrive. As theirs estimates from first and last token when a request was served, and
-counts what a client gets of an earlier backlog as a deviation too, both forms are given. The bar holds the gap of those
-who got less than they asked for, backlog included: that is what a fair order can do something about.
+what it wanted and did not get (in windows of 60 s, service per second), summed over the clients; averaged over the
+moments while requests come. The paper's own figures take a request to be served evenly from its first token to its
+last, and count it as a deviation, too, when a client gets what it had asked for earlier; `gap_as_published` is worked
+out that way (theirs: 434 for order of arrival, 252 for virtual token counters). The bar holds the gap without these
+two: what those lack who got less than they wanted is what a fair order can do something about.
 
 The *lead* is the theorem's measure: among clients that waited through all of a window, the most that one of them got
 more than another.
+
+Throughput is tokens over the time to the end of the last answer. Fair shares leave the long backlogs of few for the
+end, where they fill the batch less well, which is most of the difference; `service_per_s_while_they_come` is without.
 """
 
 import argparse
@@ -37,7 +41,7 @@ from maitred.fairness.line import LineConfig
 TRACE = Path(__file__).parent / "data" / "arena_27_clients.csv"
 SEED = 0  # nothing is drawn
 BLOCK_TOKENS, POOL_TOKENS = 16, 10_000
-STRETCH = 1.08
+STRETCH = 1.1
 A10G_7B = StepTimes(fixed_s=0.0225, token_s=0.00023, context_token_s=0.9e-6, decode_s=0.0001, chunk_s=0.0005)
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW_S, TICK_S = 60.0, 6.0
@@ -82,10 +86,10 @@ class Run:
 def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first quarter of the trace, FIFO and fair alone")
+    parser.add_argument("--quick", action="store_true", help="FIFO and fair alone")
     arguments = parser.parse_args()
     report = Report("vtc", seed=SEED, quick=arguments.quick)
-    trace = read_trace(150.0 if arguments.quick else 1e9)
+    trace = read_trace()
     for name in ("fifo", "fair") if arguments.quick else LINES:
         figures = report.figures[name] = describe(trace, play(trace, LINES[name]))
         print(name, figures, flush=True)
@@ -95,14 +99,13 @@ def main() -> int:
     return report.finish()
 
 
-def read_trace(until_s: float) -> list[Arrival]:
-    """The trace up to a time."""
+def read_trace() -> list[Arrival]:
+    """The trace, in order of arrival."""
     with TRACE.open() as file:
-        rows = [
+        return [
             Arrival(float(row["at_s"]), int(row["client"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
             for row in csv.DictReader(file)
         ]
-    return [row for row in rows if row.at_s <= until_s]
 
 
 def play(trace: list[Arrival], line: LineConfig) -> Run:
@@ -187,6 +190,7 @@ def describe(trace: list[Arrival], run: Run) -> dict[str, Any]:
     return {
         "seconds": round(run.finished_s, 1),
         "tokens_per_s": round(run.tokens / run.finished_s, 1),
+        "service_per_s_while_they_come": round(sum(_at(run.served[client], last_s) for client in clients) / last_s, 1),
         "preemptions": run.preemptions,
         "gap": _spread([_gap(run, asked, clients, tick_s) for tick_s in ticks]),
         "gap_as_published": _spread([_published_gap(trace, run, clients, tick_s) for tick_s in ticks]),
@@ -199,6 +203,8 @@ def describe(trace: list[Arrival], run: Run) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {"mean": 0.0, "max": 0.0, "moments": 0}
     return {"mean": round(statistics.fmean(values), 1), "max": round(max(values), 1), "moments": len(values)}
 
 
