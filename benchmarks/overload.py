@@ -17,6 +17,7 @@ and as long as they get: there good answers are those that would have been good.
 
 import argparse
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -134,6 +135,8 @@ class Part:
 
     visits: list[Visit]
     generated_tokens: float
+    tester_share: float
+    """Of a core, that the callers took while they came."""
 
 
 async def once(server: Server, rate_per_s: float, size: Size, number: int) -> Part:
@@ -144,10 +147,12 @@ async def once(server: Server, rate_per_s: float, size: Size, number: int) -> Pa
         for sort in server.sorts
         for visit in poisson(sort, rate_per_s / TENANTS, size.seconds, f"{SEED}:{number}:{sort.name}")
     ]
+    wall_s, busy_s = time.perf_counter(), time.process_time()
     await play(server.client, visits, until_s=size.seconds + DRAIN_S)
+    share = (time.process_time() - busy_s) / (time.perf_counter() - wall_s)
     after = await settled(server.process)
     name = "maitred_engine_output_tokens_total"
-    return Part(visits, after[name] - before[name])
+    return Part(visits, after[name] - before[name], share)
 
 
 def figures_of(rounds: list[Part], size: Size) -> dict[str, Any]:
@@ -167,6 +172,7 @@ def figures_of(rounds: list[Part], size: Size) -> dict[str, Any]:
         "wasted_share": round(1 - delivered / generated, 4) if generated else 0.0,
         "late_share": round(late / generated, 4) if generated else 0.0,
         "expired_share": round(sum(visit.reply.code == EXPIRED for visit in visits) / len(visits), 4),
+        "tester_cpu_share": round(max(part.tester_share for part in rounds), 3),
         "endings": endings(visits),
         "prediction": prediction(visits),
     }
