@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
 from maitred.config.tree import Config
+from maitred.dispatch.faults import dispatch_faults
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
@@ -31,6 +32,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
         *engine_faults(engine),
+        *dispatch_faults(config.dispatch),
         *ladder_faults(config.model.degradation, "model.degradation"),
     ):
         yield Conflict((key,), message)
