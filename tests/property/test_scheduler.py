@@ -21,8 +21,7 @@ from maitred.core.service import ServiceWeights
 from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
+from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 from maitred.fairness.line import LineConfig
 
 EOS = 7

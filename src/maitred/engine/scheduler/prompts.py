@@ -6,7 +6,6 @@ from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.prefill import Claims, PrefillBudget
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import State
-from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
 
 _CERTAINLY = 0.5
 """Of the time that a prompt is predicted to take. A prediction that is off by more than this is worth a try."""
@@ -91,7 +90,7 @@ class PromptPlanner:
         refused = self._admit(head)
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
-            if residency.capped(head.account.flow, head.table.blocks_for(len(head.tokens))):
+            if residency.capped(head.account.flow, head.table.blocks_for(head.room_tokens)):
                 self._state.room.set_aside(head)
                 return
             if len(self._passed) < _PASSES:
@@ -110,15 +109,11 @@ class PromptPlanner:
         running = len(state.batch)
         if running >= self._slots:
             return WaitCause.SLOTS
-        final = sequence.preemptions >= MAX_PREEMPTIONS
-        room_tokens = sequence.prompt_tokens + sequence.max_tokens if final else 0
         flow = sequence.account.flow
-        if self._passed and not state.residency.entitled(
-            flow, table.blocks_for(max(len(sequence.tokens), room_tokens))
-        ):
+        if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.room_tokens)):
             return WaitCause.KV_FULL
         spare = max(running, state.residency.spare(flow, state.pool.idle))
-        cached = table.open(sequence.tokens, room_tokens=room_tokens, spare=spare)
+        cached = table.open(sequence.tokens, room_tokens=sequence.room_tokens, spare=spare)
         if cached is None:
             return WaitCause.KV_FULL
         length = self._budget.take(cached, len(sequence.tokens) - cached)

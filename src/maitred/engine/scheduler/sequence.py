@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from maitred.engine.scheduler.accounts import Account
     from maitred.engine.scheduler.wait_clock import Arrival
 
+MAX_PREEMPTIONS = 3
+"""Per sequence. When it runs for the fourth time it has all the blocks that it can ever need, so that it neither is
+preempted again nor makes others be."""
+
 
 class Sequence:
     """One choice of a request, as the scheduler tracks it.
@@ -98,6 +102,13 @@ class Sequence:
     def output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens for which it takes blocks when it is admitted."""
+        if self.preemptions < MAX_PREEMPTIONS:
+            return len(self.tokens)
+        return self.prompt_tokens + self.max_tokens
 
     @property
     def expected_output(self) -> int:

@@ -8,11 +8,7 @@ computed is therefore the first to go; a long one near its end the last.
 from collections.abc import Callable, Iterable
 
 from maitred.core.flow import Flow
-from maitred.engine.scheduler.sequence import Sequence
-
-MAX_PREEMPTIONS = 3
-"""Per sequence. When it runs for the fourth time it has all the blocks that it can ever need, so that it neither is
-preempted again nor makes others be."""
+from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 
 
 def choose_victim(

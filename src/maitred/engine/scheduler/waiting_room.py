@@ -95,7 +95,7 @@ class WaitingRoom:
         """Lets the first of each flow that stands aside into the line again, if there is room for it now."""
         for account, own in list(self._aside.items()):
             first = next(iter(own.values()))
-            if not self._residency.capped(account.flow, first.table.blocks_for(len(first.tokens))):
+            if not self._residency.capped(account.flow, first.table.blocks_for(first.room_tokens)):
                 self.leave(first)
                 self.enter(first, now_s)
 

@@ -9,8 +9,8 @@ from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.engine.scheduler.victims import MAX_PREEMPTIONS
 from maitred.fairness.line import LineConfig
 
 

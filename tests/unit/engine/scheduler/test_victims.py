@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
-from maitred.engine.scheduler.victims import MAX_PREEMPTIONS, choose_victim
+from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
+from maitred.engine.scheduler.victims import choose_victim
 
 
 def running(key, *, blocks=4, shared=0, computed=16, preemptions=0, tenant="a"):
