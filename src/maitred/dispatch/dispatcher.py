@@ -8,9 +8,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from maitred.core.answer import Place
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.core.place import Place
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Errand, Post
 from maitred.dispatch.floor import Floor
@@ -21,7 +21,7 @@ from maitred.dispatch.ticket import State, Ticket
 
 __all__ = ["Dispatcher", "Errand", "Post", "Seat"]
 
-_TICK_S = 0.25
+_TICK_S = 0.1
 """How late a deadline may be noticed while nothing else happens."""
 
 

@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Sequence
 from typing import cast
 
-from maitred.core.answer import Place
 from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
+from maitred.core.place import Place
 from maitred.core.request import WaitCause
 from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.config import DispatchConfig

@@ -5,8 +5,8 @@ Refusing is the cheap path: at ten times the capacity nine of ten requests end h
 
 from collections.abc import Callable
 
-from maitred.core.answer import Place
 from maitred.core.errors import DeadlineUnmeetable, QueueFull, ReplicaUnavailable
+from maitred.core.place import Place
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.floor import Floor
@@ -95,4 +95,4 @@ class Gatekeeper:
         share = (per_s or 0.0) * tenant.weight / (tenant.weight + others)
         takes_s = ticket.service / share if share else 0.0
         retry_s = self._comebacks.take(tenant.id, place.wait_s, takes_s, now_s, self._draw())
-        return kind(f"{reason}. Try again after the time in Retry-After.", retry_after_s=retry_s)
+        return kind(f"{reason}. Try again after the time in Retry-After.", place=place, retry_after_s=retry_s)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from maitred.core.answer import Place
+from maitred.core.place import Place
 from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
 from maitred.dispatch.policy.credits import Cost

@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from maitred.core.answer import Place
+from maitred.core.place import Place
 from maitred.dispatch.errand import Post
 from maitred.dispatch.ticket import State, Ticket
 

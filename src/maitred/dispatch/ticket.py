@@ -11,9 +11,9 @@ What it holds, and thus what has to be given back, follows from the state alone,
 
 from enum import Enum, auto
 
-from maitred.core.answer import Place
 from maitred.core.errors import MaitredError
 from maitred.core.flow import Share
+from maitred.core.place import Place
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.policy.credits import Cost, Hold, sum_of
 from maitred.dispatch.policy.quotas import Quota

@@ -75,3 +75,11 @@ def test_without_reports_places_are_counted_here():
     credits_left.estimate(8)
     assert credits_left.free.slots == 8
     assert credits_left.idle
+
+
+def test_an_engine_may_take_fewer_for_a_while():
+    credits_left = Credits()
+    credits_left.heard(REPORT, 0, 16)
+    assert credits_left.total == Cost(8, 100)
+    credits_left.heard(LoadReport(running=9, total_blocks=100), 0, 8)
+    assert credits_left.total == Cost(8, 100)

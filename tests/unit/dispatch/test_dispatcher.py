@@ -416,3 +416,77 @@ async def test_real_tokens_are_charged_and_the_rest_is_given_back():
             raise RuntimeError
     assert sum(charged) == 0
     assert desk.floor.counts.wasted_tokens == 0
+
+
+async def test_a_replica_without_reports_gets_as_many_as_its_window():
+    desk = Desk(exact=False)
+    guests = [Guest(desk, number) for number in range(12)]
+    await turn()
+    assert sum(guest.post is not None for guest in guests) == 8
+    guests[0].seat.first_token()
+    for guest in guests[:4]:
+        await guest.go()
+    await turn()
+    assert all(guest.post is not None for guest in guests)
+    for guest in guests[4:]:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_granted_can_be_asked_again_after_it_was_cancelled():
+    desk = Desk()
+    first = [Guest(desk, number) for number in range(4)]
+    await turn()
+    async with desk.seat(9) as seat:
+        asking = asyncio.create_task(seat.granted())
+        await turn()
+        asking.cancel()
+        await turn()
+        assert asking.cancelled()
+        await first[0].go()
+        assert (await seat.granted()).name == "post-0"
+    for guest in first:
+        await guest.go()
+    desk.assert_empty()
+
+
+async def test_a_seat_is_for_one_task_and_one_entering():
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(5)]
+    await turn()
+    with pytest.raises(RuntimeError, match="Another task"):
+        await guests[4].seat.granted()
+    with pytest.raises(RuntimeError, match="entered once"):
+        await guests[0].seat.__aenter__()
+    for guest in guests:
+        await guest.go()
+        await turn()
+    with pytest.raises(RuntimeError, match="outside its context"):
+        await guests[0].seat.granted()
+    desk.assert_empty()
+
+
+async def test_what_is_due_does_not_pile_up():
+    desk = Desk()
+    for number in range(1000):
+        async with desk.seat(number, deadline_s=desk.clock.now_s + 3600) as seat:
+            await seat.granted()
+    assert len(desk.floor._due) < 100
+    desk.assert_empty()
+
+
+async def test_the_background_notices_deadlines(monkeypatch):
+    desk = Desk()
+    guests = [Guest(desk, number) for number in range(4)]
+    await turn()
+    late = Guest(desk, 9, deadline_s=desk.clock.now_s + 5)
+    await turn()
+    monkeypatch.setattr("maitred.dispatch.dispatcher._TICK_S", 0)
+    running = asyncio.create_task(desk.dispatcher.run())
+    desk.clock.now_s += 6
+    await late.task
+    assert isinstance(late.error, DeadlineExceeded)
+    running.cancel()
+    for guest in guests:
+        await guest.go()
+    desk.assert_empty()

@@ -131,7 +131,9 @@ class Credits:
         while len(self._sent) > unheard:
             hold, cost = self._sent.popleft()
             self._count(hold, cost)
-        self._total = Cost(max_sequences, load.total_blocks)
+        # An engine may take fewer for a while than it could, for the sake of the time between tokens.
+        taken_now = load.running + load.waiting + load.free_sequences
+        self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks)
         self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
         self._busy = load.running + load.waiting > 0
 
