@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from maitred.core.place import Place
+from maitred.core.request import WaitCause
 from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
 from maitred.dispatch.policy.credits import Cost
@@ -189,7 +190,7 @@ class Outlook:
     def waited(self, ticket: Ticket, now_s: float) -> None:
         """A request has been released, or has given up waiting, which it would have had to do for longer."""
         predicted = ticket.predicted
-        if predicted is None or ticket.raw_wait_s <= 0:
+        if predicted is None or ticket.raw_wait_s <= 0 or _was_cold(ticket):
             return
         waited_s = now_s - ticket.joined_s
         if ticket.state is State.RELEASED or waited_s > predicted.wait_s:
@@ -198,7 +199,7 @@ class Outlook:
 
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """The first token of a released request came."""
-        if ticket.predicted is None:
+        if ticket.predicted is None or _was_cold(ticket):
             return
         if ticket.prefill_s > 0:
             self._prefill.compare(ticket.prefill_s, now_s - ticket.released_s, now_s)
@@ -216,3 +217,8 @@ class Outlook:
         errand = ticket.errand
         if ticket.output_tokens:
             self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)
+
+
+def _was_cold(ticket: Ticket) -> bool:
+    """Whether it waited for a replica to come back, which nobody can predict, and nothing is to be learnt from."""
+    return WaitCause.COLD_START in ticket.waited_ms

@@ -490,3 +490,22 @@ async def test_the_background_notices_deadlines(monkeypatch):
     for guest in guests:
         await guest.go()
     desk.assert_empty()
+
+
+async def test_nothing_is_learnt_from_an_outage():
+    desk = Desk()
+    desk.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
+    guests = [Guest(desk, number) for number in range(5)]
+    await turn()
+    assert guests[4].seat.ticket.predicted.wait_s > 0
+    desk.replica.set_up(False)
+    for guest in guests[:4]:
+        await guest.cancel()
+    desk.clock.now_s += 50.0
+    desk.replica.set_up(True)
+    await turn()
+    guests[4].seat.first_token()
+    assert desk.floor.outlook.caution.factor == 1.0
+    assert desk.floor.outlook.calibration.compared == 0
+    await guests[4].go()
+    desk.assert_empty()
