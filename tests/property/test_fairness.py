@@ -44,8 +44,10 @@ class Model:
         self.waiting: list[Entry[int]] = []
         self.rank: dict[Entry[int], int] = {}
         self.joined: dict[Entry[int], int] = {}
-        self.since_s: dict[tuple[Any, ...], float] = {}
-        """Of an organisation that waits: when it was last taken from, or began to wait."""
+        self.since: dict[Entry[int], tuple[int, float]] = {}
+        """When each joined the class that it waits in."""
+        self.taken_s: dict[tuple[Any, ...], float] = {}
+        """When each organisation was last taken from, while there is something of it."""
         self.taken: dict[Flow, dict[tuple[Any, ...], int]] = {}
         self.events = 0
 
@@ -67,9 +69,7 @@ class Model:
     def join(self, entry: Entry[int], rank: int, now_s: float) -> None:
         self.events += 1
         self.rank[entry] = rank
-        top = self.path(entry.flow, rank)[1]
-        if top not in self.spots or not self.spots[top].waiting:
-            self.since_s[top] = now_s
+        self.since[entry] = self.events, now_s
         weights = [None, *(share.weight for share in entry.flow.path)]
         for name, weight in zip(self.path(entry.flow, rank), weights, strict=True):
             if name not in self.spots:
@@ -98,7 +98,7 @@ class Model:
     def rest(self, path: list[tuple[Any, ...]]) -> None:
         for name in path:
             if not self.spots[name].waiting and not self.spots[name].running:
-                for memory in (self.spots, self.floors, self.last):
+                for memory in (self.spots, self.floors, self.last, self.taken_s):
                     for below in [other for other in memory if other[: len(name)] == name]:
                         if below != name or memory is not self.spots:
                             del memory[below]
@@ -106,17 +106,15 @@ class Model:
 
     def age(self, now_s: float) -> None:
         while True:
-            due = [
-                (self.since_s[name] + AGEING_S, spot.turn, name)
-                for name, spot in self.spots.items()
-                if len(name) == 2 and spot.waiting and name[0] is not PriorityClass.INTERACTIVE
-            ]
+            due = []
+            for name, spot in self.spots.items():
+                if len(name) == 2 and spot.waiting and name[0] is not PriorityClass.INTERACTIVE:
+                    oldest = min(spot.waiting, key=lambda entry: self.since[entry])
+                    event, since_s = self.since[oldest]
+                    due.append((max(since_s, self.taken_s.get(name, 0.0)) + AGEING_S, event, oldest))
             if not due or min(due)[0] > now_s:
                 return
-            due_s, _, top = min(due)
-            entry = self.first(top)
-            assert entry is not None
-            self.since_s[top] = due_s
+            due_s, _, entry = min(due)
             self.leave(entry)
             self.join(entry, self.rank[entry] - 1, due_s)
 
@@ -143,7 +141,7 @@ class Model:
     def take(self, entry: Entry[int], now_s: float) -> None:
         self.events += 1
         path = self.path(entry.flow, self.rank[entry])
-        self.since_s[path[1]] = now_s
+        self.taken_s[path[1]] = now_s
         for name in path:
             self.floors[name[:-1]] = self.level(name[:-1])
             self.spots[name].running += 1

@@ -40,9 +40,9 @@ class LineConfig(Struct, frozen=True, kw_only=True):
     ageing_s: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="When an organisation has waited so long in a class and nothing of it began, its next request "
-            "moves up to the next more urgent class, so that nothing waits for ever; null: never. Under policy "
-            "`priority` each request moves up that has waited so long in its class.",
+            description="A request that has waited so long in a class competes in the next more urgent one from then "
+            "on, so that nothing waits for ever; null: never. Under policy `fair` only if nothing of its organisation "
+            "began in that time: whoever waits for requests of his own does not become more urgent by it.",
             extra={"unit": "s"},
         ),
     ] = 30.0

@@ -3,10 +3,10 @@
 Three orders, one inside the other:
 
 1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: while interactive requests never
-   stop, background ones still get their part. Of equal counters the more urgent class is first. When an organisation
-   has waited in a class for `ageing_s` and nothing of it was taken, its next request moves up: it competes in the next
-   class, with the flow that it has. Requests that wait because their own tenant sends so many do not age: or else a
-   flood would make itself urgent.
+   stop, background ones still get their part. Of equal counters the more urgent class is first. A request that has
+   waited in a class for `ageing_s`, during which nothing of its organisation was taken there, moves up: it competes in
+   the next class, with the flow that it has. So what waits for others ages, and what waits because its own tenant
+   sends so much does not: or else a flood would make itself urgent.
 2. **Tenants** share what their class gets, in a tree for each class, level by level of `Flow.path`.
 3. **Inside a key** the least slack is first: the deadline less the time that the request itself will need. A request
    without a deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do
@@ -22,7 +22,7 @@ taken before
 
 service has been handed out since; divided by the rate of the replicas, that is time. (The siblings cost *n s*, what
 already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) For each
-request that its organisation has before it, another `ageing_s` and as much service are added.
+request that its organisation has before it, as much is added again, and another `ageing_s` if it is taken meanwhile.
 
 Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
 classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are
@@ -30,6 +30,7 @@ exact.
 """
 
 from collections.abc import Iterator
+from math import inf
 from typing import Generic, TypeVar
 
 from maitred.core.flow import Flow, PriorityClass
@@ -82,7 +83,7 @@ class FairLine(Generic[T]):
             weight = config.class_weights.get(priority, 1.0)
             node = self._top.children[priority] = Node(priority, self._top, weight, priority.rank, leaf=False)
             self._classes.append(node)
-        self._ageing_s = config.ageing_s
+        self._ageing_s = inf if config.ageing_s is None else config.ageing_s
         self._due: Heap[Node] = Heap()
         """Organisations that wait below the most urgent class, by when something of theirs may move up, or before."""
         self._locality = Locality(config.quantum) if config.quantum else None
@@ -111,7 +112,7 @@ class FairLine(Generic[T]):
         """Leaves and runs."""
         leaf: Node = entry.place
         self._numbers += 1
-        leaf.path[-2].since_s = now_s
+        leaf.path[-2].taken_s = now_s
         leaf.start(self._numbers)
         runs = self._runs.get(entry.flow)
         if runs is None:
@@ -215,34 +216,32 @@ class FairLine(Generic[T]):
 
     def _age(self, now_s: float) -> None:
         """Moves up what is due, as if somebody had looked all the time."""
-        if self._ageing_s is None:
-            return
         while (top := self._due.least()) is not None:
-            due_s, turn, _ = self._due.live[top]
-            if due_s > now_s:
+            record_s, number, _ = self._due.live[top]
+            if record_s > now_s:
                 break
-            if turn != top.turn:
-                self._wait_for(top, top.since_s)  # something was taken meanwhile
-            elif (entry := self._first(top)) is not None:
+            due = self._due_of(top)
+            if due == (record_s, number):
+                entry = next(iter(top.joined))
                 self._leave(entry)
                 entry.rank -= 1
-                self._join(entry, due_s)
-                if top.waiting:
-                    self._wait_for(top, due_s)
+                self._join(entry, record_s)
+            if top.waiting:
+                self._due.push(*self._due_of(top), top)
 
-    def _wait_for(self, top: Node, since_s: float) -> None:
-        """An organisation waits with nothing taken since then."""
-        if self._ageing_s is not None:
-            top.since_s = since_s
-            self._due.push(since_s + self._ageing_s, top.turn, top)
+    def _due_of(self, top: Node) -> tuple[float, int]:
+        """When the entry of an organisation moves up that has waited longest, and its number."""
+        since_s, number = next(iter(top.joined.values()))
+        return max(since_s, top.taken_s) + self._ageing_s, number
 
     def _join(self, entry: Entry[T], since_s: float) -> None:
         leaf = entry.place = self._leaf(entry.flow, entry.rank)
         leaf.entries.join(_due_s(entry), entry)
         leaf.join(entry.service, self._numbers)
         top = leaf.path[-2]
+        top.joined[entry] = since_s, self._numbers
         if entry.rank and top.waiting == 1:
-            self._wait_for(top, since_s)
+            self._due.push(*self._due_of(top), top)
         self._waiting[entry.flow.priority] += 1
         if self._locality is not None:
             self._locality.join(entry)
@@ -251,8 +250,10 @@ class FairLine(Generic[T]):
         leaf: Node = entry.place
         leaf.entries.leave(entry)
         leaf.leave(entry.service)
-        if not leaf.path[-2].waiting:
-            self._due.discard(leaf.path[-2])
+        top = leaf.path[-2]
+        del top.joined[entry]
+        if not top.waiting:
+            self._due.discard(top)
         self._waiting[entry.flow.priority] -= 1
         if self._locality is not None:
             self._locality.leave(entry)

@@ -22,7 +22,10 @@ where they would be lifted to. A node that neither waits nor runs has no childre
 """
 
 from heapq import heappop, heapreplace
+from math import inf
+from typing import Any
 
+from maitred.fairness.entry import Entry
 from maitred.fairness.heap import Heap
 from maitred.fairness.queue import EntryQueue
 
@@ -153,12 +156,13 @@ class Node:
         "below",
         "counter",
         "entries",
+        "joined",
         "name",
         "path",
         "rate",
         "running",
         "service",
-        "since_s",
+        "taken_s",
         "turn",
         "waiting",
     )
@@ -175,8 +179,10 @@ class Node:
         self.running = 0
         self.service = 0.0
         """Predicted, of the entries that wait."""
-        self.since_s = 0.0
-        """Of an organisation: when it was last taken from, or began to wait."""
+        self.taken_s = -inf
+        """Of an organisation: when it was last taken from..."""
+        self.joined: dict[Entry[Any], tuple[float, int]] = {}
+        """...and its entries in the order in which they joined, with when that was."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
         """From here up to the class."""
         self.below = None if leaf else Siblings(self)

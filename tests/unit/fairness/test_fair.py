@@ -272,16 +272,42 @@ def test_a_flood_does_not_become_urgent_by_waiting():
     assert {waiting.rank for waiting in line} == {STANDARD.rank}
 
 
-def test_one_request_of_an_organisation_moves_up_at_a_time():
+def test_every_request_moves_up_in_its_own_time_while_nothing_of_its_organisation_begins():
     line = make_line(LineConfig(ageing_s=10.0))
-    crowd(line, flow("a", "x", priority=BATCH), 3)
-    crowd(line, flow("a", "y", priority=BATCH), 3)
-    line.head(9.9)
-    assert Counter(waiting.rank for waiting in line) == {2: 6}
-    line.head(10.0)
-    assert Counter(waiting.rank for waiting in line) == {2: 5, 1: 1}
-    line.head(30.0)  # 10 and 20 s later the next ones do, and the first are one class further each.
-    assert Counter(waiting.rank for waiting in line) == {2: 3, 1: 1, 0: 2}
+    line.add(entry(flow("a", "x", priority=BATCH), "first"), 0.0)
+    line.add(entry(flow("a", "y", priority=BATCH), "second"), 4.0)
+    moves = {}
+    for tenths in range(300):
+        line.head(tenths / 10)
+        for waiting in line:
+            moves.setdefault((waiting.value, waiting.rank), tenths / 10)
+    assert moves == {
+        ("first", 2): 0.0,
+        ("first", 1): 10.0,
+        ("first", 0): 20.0,
+        ("second", 2): 0.0,
+        ("second", 1): 14.0,
+        ("second", 0): 24.0,
+    }
+
+
+def test_what_begins_sets_the_clock_of_its_organisation_back():
+    line = make_line(LineConfig(ageing_s=10.0))
+    crowd(line, flow("a", "x", priority=BATCH), 2)
+    crowd(line, flow("a", "y", priority=BATCH), 2)
+    crowd(line, flow("b", "z", priority=BATCH), 1)
+    line.take(next(waiting for waiting in line if waiting.flow.path[1].id == "x"), 6.0)
+    line.head(15.9)
+    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 2, "b": 1}
+    line.head(16.0)
+    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 1, "b": 1}
+
+
+def test_looking_late_is_as_good_as_looking_all_the_time():
+    line = make_line(LineConfig(ageing_s=10.0))
+    crowd(line, flow("a", priority=BACKGROUND), 2)
+    line.head(1000.0)
+    assert {waiting.rank for waiting in line} == {INTERACTIVE.rank}
 
 
 def test_without_ageing_nothing_moves_up():
