@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from maitred.engine.scheduler.sequence import Sequence
 
 
-@dataclass(slots=True)
-class Chunk:
-    """A run of one sequence's tokens to compute: positions ``start … start + length - 1``."""
+class Chunk(Struct, gc=False):
+    """A run of one sequence's tokens to compute: positions ``start … start + length - 1``.
+
+    Made for every sequence in every step, which is why it is a struct: made in a third of a dataclass's time, and
+    nothing that the garbage collector has to look at.
+    """
 
     sequence: Sequence
     start: int

@@ -27,7 +27,8 @@ The scheduler is a pure function of what it was told: times are arguments; no ra
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from maitred.core.ports import StepTimes
 from maitred.core.request import FinishReason, Request, WaitCause
@@ -50,9 +51,8 @@ from maitred.engine.scheduler.waiting_room import WaitingRoom
 from maitred.fairness.line import Line, LineConfig, make_line
 
 
-@dataclass(slots=True)
-class Advance:
-    """One new token of one sequence, and whether it was the last."""
+class Advance(Struct, gc=False):
+    """One new token of one sequence, and whether it was the last. A struct for the reasons of `Chunk`."""
 
     sequence: Sequence
     token: int
