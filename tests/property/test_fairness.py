@@ -47,7 +47,7 @@ class Model:
         self.since: dict[Entry[int], tuple[int, float]] = {}
         """When each joined the class that it waits in."""
         self.taken_s: dict[tuple[Any, ...], float] = {}
-        """When each organisation was last taken from, while there is something of it."""
+        """When each class was last taken from."""
         self.taken: dict[Flow, dict[tuple[Any, ...], int]] = {}
         self.events = 0
 
@@ -98,7 +98,7 @@ class Model:
     def rest(self, path: list[tuple[Any, ...]]) -> None:
         for name in path:
             if not self.spots[name].waiting and not self.spots[name].running:
-                for memory in (self.spots, self.floors, self.last, self.taken_s):
+                for memory in (self.spots, self.floors, self.last):
                     for below in [other for other in memory if other[: len(name)] == name]:
                         if below != name or memory is not self.spots:
                             del memory[below]
@@ -107,11 +107,12 @@ class Model:
     def age(self, now_s: float) -> None:
         while True:
             due = []
-            for name, spot in self.spots.items():
-                if len(name) == 2 and spot.waiting and name[0] is not PriorityClass.INTERACTIVE:
-                    oldest = min(spot.waiting, key=lambda entry: self.since[entry])
-                    event, since_s = self.since[oldest]
-                    due.append((max(since_s, self.taken_s.get(name, 0.0)) + AGEING_S, event, oldest))
+            for rank, priority in enumerate(PriorityClass):
+                waiting = self.spots[priority,].waiting
+                if rank and waiting:
+                    oldest = min(waiting, key=lambda entry: self.since[entry])
+                    since_s = max(self.since[oldest][1], self.taken_s.get((priority,), 0.0))
+                    due.append((since_s + AGEING_S, rank, oldest))
             if not due or min(due)[0] > now_s:
                 return
             due_s, _, entry = min(due)
@@ -141,7 +142,7 @@ class Model:
     def take(self, entry: Entry[int], now_s: float) -> None:
         self.events += 1
         path = self.path(entry.flow, self.rank[entry])
-        self.taken_s[path[1]] = now_s
+        self.taken_s[path[0]] = now_s
         for name in path:
             self.floors[name[:-1]] = self.level(name[:-1])
             self.spots[name].running += 1

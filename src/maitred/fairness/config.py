@@ -41,8 +41,8 @@ class LineConfig(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(
             description="A request that has waited so long in a class competes in the next more urgent one from then "
-            "on, so that nothing waits for ever; null: never. Under policy `fair` only if nothing of its organisation "
-            "began in that time: whoever waits for requests of his own does not become more urgent by it.",
+            "on, so that nothing waits for ever; null: never. Under policy `fair` only if nothing of the class began "
+            "in that time: what waits for others of its class, or of its own tenant, does not become more urgent.",
             extra={"unit": "s"},
         ),
     ] = 30.0

@@ -4,25 +4,26 @@ Three orders, one inside the other:
 
 1. **Classes** share by their weights, with the counters of `maitred.fairness.tree`: while interactive requests never
    stop, background ones still get their part. Of equal counters the more urgent class is first. A request that has
-   waited in a class for `ageing_s`, during which nothing of its organisation was taken there, moves up: it competes in
-   the next class, with the flow that it has. So what waits for others ages, and what waits because its own tenant
-   sends so much does not: or else a flood would make itself urgent.
+   waited in a class for `ageing_s`, during which nothing of the class was taken, moves up: it competes in the next
+   class, with the flow that it has. So what waits because its class is passed over ages, and what waits for others of
+   its class, or for its own tenant's, does not: or else a flood would make itself urgent.
 2. **Tenants** share what their class gets, in a tree for each class, level by level of `Flow.path`.
 3. **Inside a key** the least slack is first: the deadline less the time that the request itself will need. A request
    without a deadline counts as if it had one 30 seconds after its arrival, so that a key's requests with deadlines do
    not starve its others. Then order of arrival.
 
-**How long a request waits at most.** Whatever its class, after ``rank * ageing_s`` (rank 3: background) it competes in
-the most urgent one, whose weight be *w* of *W* for all classes. If its organisation has nothing else there, it is
-lifted to the least counters, and each of the *n* siblings that wait along its path is taken from at most once before
-it. With *s* for what the largest request costs, and *R* for the most that all that runs may still be charged, it is
-taken before
+**How long a request waits at most.** While its class is passed over it moves up every `ageing_s`, so after ``rank *
+ageing_s`` (rank 3: background) it competes in the most urgent one, whose weight be *w* of *W* for all classes. If its
+tenant has nothing else there, it is lifted to the least counters, and each of the *n* siblings that wait along its path
+is taken from at most once before it. With *s* for what the largest request costs, and *R* for the most that all that
+runs may still be charged, it is taken before
 
     (n * s + 2 * R) * W / w + R
 
 service has been handed out since; divided by the rate of the replicas, that is time. (The siblings cost *n s*, what
-already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) For each
-request that its organisation has before it, as much is added again, and another `ageing_s` if it is taken meanwhile.
+already ran *R*; the other classes get at most their weights' part beside that, and are ahead by *R* at most.) Where its
+class is taken from now and then, each time puts its moving up off by at most `ageing_s`, and at most *n* times until it
+is its turn there. For each request that its key has before it, as much is added again.
 
 Aged requests are charged where they were taken from. `charge` and `done` name only a flow, so what a flow runs from two
 classes at a time is charged to both in proportion, and the end counts for the class that was taken from first. Sums are
@@ -37,7 +38,6 @@ from maitred.core.flow import Flow, PriorityClass
 from maitred.fairness.config import LineConfig
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.estimate import before_siblings, in_leaf
-from maitred.fairness.heap import Heap
 from maitred.fairness.locality import Locality
 from maitred.fairness.tree import Node, Siblings
 
@@ -84,8 +84,6 @@ class FairLine(Generic[T]):
             node = self._top.children[priority] = Node(priority, self._top, weight, priority.rank, leaf=False)
             self._classes.append(node)
         self._ageing_s = inf if config.ageing_s is None else config.ageing_s
-        self._due: Heap[Node] = Heap()
-        """Organisations that wait below the most urgent class, by when something of theirs may move up, or before."""
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, Runs] = {}
         self._waiting = dict.fromkeys(PriorityClass, 0)
@@ -112,7 +110,7 @@ class FairLine(Generic[T]):
         """Leaves and runs."""
         leaf: Node = entry.place
         self._numbers += 1
-        leaf.path[-2].taken_s = now_s
+        leaf.path[-1].taken_s = now_s
         leaf.start(self._numbers)
         runs = self._runs.get(entry.flow)
         if runs is None:
@@ -216,32 +214,27 @@ class FairLine(Generic[T]):
 
     def _age(self, now_s: float) -> None:
         """Moves up what is due, as if somebody had looked all the time."""
-        while (top := self._due.least()) is not None:
-            record_s, number, _ = self._due.live[top]
-            if record_s > now_s:
-                break
-            due = self._due_of(top)
-            if due == (record_s, number):
-                entry = next(iter(top.joined))
-                self._leave(entry)
-                entry.rank -= 1
-                self._join(entry, record_s)
-            if top.waiting:
-                self._due.push(*self._due_of(top), top)
+        while True:
+            node = min(self._classes[1:], key=self._due_s)
+            due_s = self._due_s(node)
+            if due_s > now_s:
+                return
+            entry = next(iter(node.joined))
+            self._leave(entry)
+            entry.rank -= 1
+            self._join(entry, due_s)
 
-    def _due_of(self, top: Node) -> tuple[float, int]:
-        """When the entry of an organisation moves up that has waited longest, and its number."""
-        since_s, number = next(iter(top.joined.values()))
-        return max(since_s, top.taken_s) + self._ageing_s, number
+    def _due_s(self, node: Node) -> float:
+        """When the request of a class moves up that has waited there longest."""
+        if not node.joined:
+            return inf
+        return max(next(iter(node.joined.values())), node.taken_s) + self._ageing_s
 
     def _join(self, entry: Entry[T], since_s: float) -> None:
         leaf = entry.place = self._leaf(entry.flow, entry.rank)
         leaf.entries.join(_due_s(entry), entry)
         leaf.join(entry.service, self._numbers)
-        top = leaf.path[-2]
-        top.joined[entry] = since_s, self._numbers
-        if entry.rank and top.waiting == 1:
-            self._due.push(*self._due_of(top), top)
+        leaf.path[-1].joined[entry] = since_s
         self._waiting[entry.flow.priority] += 1
         if self._locality is not None:
             self._locality.join(entry)
@@ -250,10 +243,7 @@ class FairLine(Generic[T]):
         leaf: Node = entry.place
         leaf.entries.leave(entry)
         leaf.leave(entry.service)
-        top = leaf.path[-2]
-        del top.joined[entry]
-        if not top.waiting:
-            self._due.discard(top)
+        del leaf.path[-1].joined[entry]
         self._waiting[entry.flow.priority] -= 1
         if self._locality is not None:
             self._locality.leave(entry)

@@ -180,8 +180,8 @@ class Node:
         self.service = 0.0
         """Predicted, of the entries that wait."""
         self.taken_s = -inf
-        """Of an organisation: when it was last taken from..."""
-        self.joined: dict[Entry[Any], tuple[float, int]] = {}
+        """Of a class: when it was last taken from..."""
+        self.joined: dict[Entry[Any], float] = {}
         """...and its entries in the order in which they joined, with when that was."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
         """From here up to the class."""

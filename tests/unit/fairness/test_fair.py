@@ -272,7 +272,7 @@ def test_a_flood_does_not_become_urgent_by_waiting():
     assert {waiting.rank for waiting in line} == {STANDARD.rank}
 
 
-def test_every_request_moves_up_in_its_own_time_while_nothing_of_its_organisation_begins():
+def test_every_request_moves_up_in_its_own_time_while_its_class_is_passed_over():
     line = make_line(LineConfig(ageing_s=10.0))
     line.add(entry(flow("a", "x", priority=BATCH), "first"), 0.0)
     line.add(entry(flow("a", "y", priority=BATCH), "second"), 4.0)
@@ -291,16 +291,15 @@ def test_every_request_moves_up_in_its_own_time_while_nothing_of_its_organisatio
     }
 
 
-def test_what_begins_sets_the_clock_of_its_organisation_back():
+def test_what_begins_sets_the_clock_of_its_class_back():
     line = make_line(LineConfig(ageing_s=10.0))
-    crowd(line, flow("a", "x", priority=BATCH), 2)
-    crowd(line, flow("a", "y", priority=BATCH), 2)
-    crowd(line, flow("b", "z", priority=BATCH), 1)
-    line.take(next(waiting for waiting in line if waiting.flow.path[1].id == "x"), 6.0)
+    crowd(line, flow("a", priority=BATCH), 2)
+    crowd(line, flow("b", priority=BACKGROUND), 1)
+    line.take(next(waiting for waiting in line if waiting.flow.path[0].id == "a"), 6.0)
     line.head(15.9)
-    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 2, "b": 1}
+    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 2, "b": 2}
     line.head(16.0)
-    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 1, "b": 1}
+    assert {waiting.flow.path[0].id: waiting.rank for waiting in line} == {"a": 1, "b": 2}
 
 
 def test_looking_late_is_as_good_as_looking_all_the_time():
