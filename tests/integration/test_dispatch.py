@@ -14,7 +14,7 @@ from maitred.testing.server_process import serving
 CONFIG = """
 server: {allow_unauthenticated: false}
 engine: {max_sequences: 2, step_tokens: 64, kv_memory_bytes: 64MiB}
-dispatch: {headroom: 0}
+dispatch: {headroom: 0, max_wait_s: {standard: 600, batch: 600, background: 600}}
 model:
   degradation:
     - {step: shorten, to_tokens: 4}
@@ -191,6 +191,7 @@ async def test_who_would_be_served_too_late_is_told_at_once_when_to_come_back(ca
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "deadline_unmeetable"
     assert int(refused.headers["retry-after-ms"]) > 0
+    assert int(refused.headers["x-maitred-predicted-ttft-ms"]) > 5
     assert took_s < 2
 
 
@@ -205,14 +206,23 @@ async def test_an_answer_ends_at_its_deadline_with_what_there_is_if_that_is_welc
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
-async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(callers):
-    crowd, light, _ = callers
-    async with asyncio.TaskGroup() as tasks, full(crowd):
-        whole = {"x-maitred-no-degradation": "false"}
-        kept = tasks.create_task(light.ask("kept", tokens=30, headers=whole))
-        await light.waits("kept")
-    assert "x-maitred-degraded" not in kept.result().headers
-    assert kept.result().json()["usage"]["completion_tokens"] == 30
+async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(keys, tmp_path):
+    config = CONFIG.replace("max_sequences: 2", "max_sequences: 8").replace("64MiB", "10MiB")
+    path = tmp_path / "maitred.yaml"
+    path.write_text(config)
+    with serving("--config", str(path), environment=keys) as server:
+        headers = {"authorization": f"Bearer {keys['CROWD_KEY']}"}
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
+            crowd = Caller(client)
+            async with full(crowd):
+                soon = {"x-maitred-ttft-ms": "1000"}
+                refused = await crowd.ask("declined", tokens=1_500, headers=soon)
+                given = await crowd.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "deadline_unmeetable")
+        assert given.status_code == 200, given.text
+        assert given.headers["x-maitred-degraded"] == "max_tokens=4"
+        assert given.json()["usage"]["completion_tokens"] == 4
+        assert server.stop() == 0
 
 
 async def test_who_leaves_the_queue_leaves_nothing(callers):

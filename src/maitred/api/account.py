@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from maitred.api.errors import Header
-from maitred.core.answer import Place, Tally
+from maitred.core.answer import Tally
+from maitred.core.place import Place
 
 _UNFIT = re.compile(rb"[^ -~]")
 """What a header's value cannot hold. A model's name can."""

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from maitred.api.call import Call
-from maitred.core.answer import Place, Tally
+from maitred.core.answer import Tally
+from maitred.core.place import Place
 from maitred.wire.sse import encode_comment
 
 

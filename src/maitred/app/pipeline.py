@@ -20,10 +20,11 @@ from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_sampling, check_size
 from maitred.app.prompts import tokens_of
 from maitred.app.reading import Reading
-from maitred.core.answer import Answer, Ask, Place, Prompt, Standing, Tally
+from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import InvalidRequest, MaitredError, ResourceNotFound
+from maitred.core.errors import InvalidRequest, MaitredError, Overloaded, ResourceNotFound
 from maitred.core.flow import Flow, PriorityClass, Share, class_of
+from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.request import Request
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -84,7 +85,6 @@ class Pipeline:
         except DEGRADABLE as refusal:
             reading, errand, tally.forecast = await self._degraded(reading, principal, tally, refusal)
         ask, dispatcher = reading.ask, self._dispatchers[reading.model.name]
-        tally.priority = errand.flow.priority
         # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
         # not finished and gives up its place; only then is settled what has not been settled.
         work = _work(principal, tally, reading)
@@ -119,6 +119,7 @@ class Pipeline:
     def _plan(self, reading: Reading, principal: Principal, tally: Tally) -> tuple[Reading, Errand, Place]:
         """How it would wait; raises what refuses it for the load."""
         errand = _errand(principal, tally, reading, self._length(reading))
+        tally.priority = errand.flow.priority
         return reading, errand, self._dispatchers[reading.model.name].check(errand)
 
     def _length(self, reading: Reading) -> int:
@@ -140,6 +141,7 @@ class Pipeline:
         except MaitredError:
             # An attempt may have been at another model.
             tally.model, tally.prompt_tokens = reading.model.name, reading.prompt_tokens
+            tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
             raise
         tally.degraded = list(variant.degraded)
         return planned

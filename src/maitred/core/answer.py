@@ -15,6 +15,7 @@ import msgspec
 
 from maitred.core.counters import Reading
 from maitred.core.flow import PriorityClass
+from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import Principal
@@ -100,17 +101,6 @@ class Standing(msgspec.Struct, frozen=True):
 
     requests: Reading | None = None
     tokens: Reading | None = None
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a request stands in the queue, and what is predicted for it."""
-
-    position: int
-    """Requests that are expected to be released before it."""
-    wait_s: float
-    """From now until it is released to a replica."""
-    ttft_s: float
-    """From now until its first token."""
 
 
 class Outcome(StrEnum):

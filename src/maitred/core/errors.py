@@ -19,8 +19,9 @@
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
     │   ├── Saturated                 429  more requests are in flight than this server takes
-    │   ├── QueueFull                 429  as many wait, or as long, as the queue takes
-    │   ├── DeadlineUnmeetable        429  the caller's deadline will have passed before its turn
+    │   ├── Overloaded                429
+    │   │   ├── QueueFull             429  as many wait, or as long, as the queue takes
+    │   │   └── DeadlineUnmeetable    429  the caller's deadline will have passed before its turn
     │   └── LimitReached              429
     │       ├── RateLimited           429  a rate or a concurrency limit has no room now
     │       └── QuotaExceeded         429  a budget has no room until its window ends
@@ -40,6 +41,7 @@ what to do. Only `maitred.api.errors` turns an error into HTTP.
 from typing import ClassVar
 
 from maitred.core.counters import Reading
+from maitred.core.place import Place
 
 
 class MaitredError(Exception):
@@ -188,14 +190,38 @@ class Saturated(Refused):
     default_message = "The server has as many requests as it can hold. Try again after the time in Retry-After."
 
 
-class QueueFull(Refused):
+class Overloaded(Refused):
+    """Others are owed service first, and its turn would come too late.
+
+    Args:
+        message: Says why.
+        param: See `MaitredError`.
+        retry_after_s: When this caller's share has room.
+        place: What is predicted for it.
+    """
+
+    code = "overloaded"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        place: Place | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.place = place
+
+
+class QueueFull(Overloaded):
     """The queue takes no more of this class: it is too long, or whoever joined it now would wait too long."""
 
     code = "queue_full"
     default_message = "The queue is full. Try again after the time in Retry-After."
 
 
-class DeadlineUnmeetable(Refused):
+class DeadlineUnmeetable(Overloaded):
     """The first token is predicted for after the deadline; `retry_after_s` says when this caller's share has room."""
 
     code = "deadline_unmeetable"

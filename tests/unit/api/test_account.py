@@ -1,8 +1,9 @@
 """What the headers of an answer tell of its request."""
 
 from maitred.api.account import account_headers
-from maitred.core.answer import Place, Tally
+from maitred.core.answer import Tally
 from maitred.core.flow import PriorityClass
+from maitred.core.place import Place
 
 
 def told(tally, *, explain=False):

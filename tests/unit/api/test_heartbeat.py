@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from maitred.api.call import Call
 from maitred.api.connection import EXTENSION
 from maitred.api.heartbeat import Heartbeat
-from maitred.core.answer import Place
+from maitred.core.place import Place
 
 
 class Client:

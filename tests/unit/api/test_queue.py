@@ -9,7 +9,7 @@ import pytest
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
-from maitred.core.answer import Outcome, Place
+from maitred.core.answer import Outcome
 from maitred.core.counters import Reading
 from maitred.core.errors import (
     DeadlineUnmeetable,
@@ -21,6 +21,7 @@ from maitred.core.errors import (
     ResourceNotFound,
 )
 from maitred.core.flow import PriorityClass
+from maitred.core.place import Place
 from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock
 

@@ -44,9 +44,14 @@ def test_a_line_that_was_played_through_is_believed():
     assert wait_of(queue(entries=2, steps_until_turn=70.0), ONE).seconds == 7.0
 
 
-def test_blocks_come_free_as_service_is_done():
-    assert wait_of(queue(free=(4, 0)), ONE).seconds == pytest.approx(0.25)
-    assert wait_of(queue(entries=4, free=(8, 0)), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
+def test_blocks_come_free_with_the_answers_that_hold_them():
+    assert wait_of(queue(free=(4, 0)), ONE).seconds == 1.0
+    assert wait_of(queue(free=(4, 0), entries=2), ONE).seconds == 3.0
+
+
+def test_while_nothing_is_known_of_them_blocks_come_free_as_service_is_done():
+    assert wait_of(queue(free=(4, 0), left=[[]]), ONE).seconds == pytest.approx(0.25)
+    assert wait_of(queue(entries=4, free=(8, 0), left=[[]]), ONE).seconds == pytest.approx(400 / 200 * 1 + 0.25)
 
 
 def test_who_cannot_tell_says_nothing():

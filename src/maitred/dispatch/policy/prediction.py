@@ -1,8 +1,9 @@
 """When a request will be released, and when its first token will come.
 
 **The wait.** A request is released when what is ahead of it has been released and there is room for itself. Places come
-free as the running answers end (`turnover`). KV blocks come free as fast as service is done: where they are what is
-lacking, the wait is the service ahead, and half a request's more, over the service per second. The longer wait counts.
+free as the running answers end (`turnover`), and KV blocks with them: as many answers have to end as hold what is
+lacking. While nothing is known of them, the wait is the service ahead, and half a request's more, over the service per
+second. The longer wait counts.
 
 **The prefill.** A released request is computed in the engine's next steps, each of which takes at most so many tokens:
 first a token for each sequence that runs there, then the prompts before it, then its own. The engine's model of its
@@ -67,17 +68,27 @@ def wait_of(queue: Queue, own: Cost) -> Wait:
     if slots > 0 and queue.steps_per_s and queue.steps_until_turn is not None:
         seconds = queue.steps_until_turn / queue.steps_per_s
     elif slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
-        free, entries = queue.free.slots, queue.entries
-        steps = sum(steps_until_place(left, free, entries, queue.steps_per_entry, own.slots) for left in queue.left)
-        seconds = steps / len(queue.left) / queue.steps_per_s
+        seconds = _until_places(queue, queue.free.slots, queue.entries, own.slots)
     elif slots > 0:
-        seconds = _until(queue, slots, own)
+        seconds = _until_served(queue, slots, own)
     if blocks > 0:
-        seconds = max(seconds, _until(queue, blocks / max(1.0, queue.blocks_per_place), own))
+        lacking = blocks / max(1.0, queue.blocks_per_place)
+        if queue.steps_per_s and queue.left and queue.left[0]:
+            # Those ahead are counted in what is lacking: nothing is free until so many answers have ended.
+            seconds = max(seconds, _until_places(queue, 0, math.ceil(lacking) - 1, 1))
+        else:
+            seconds = max(seconds, _until_served(queue, lacking, own))
     return Wait(False, seconds)
 
 
-def _until(queue: Queue, lacking: float, own: Cost) -> float:
+def _until_places(queue: Queue, free: int, ahead: int, own: int) -> float:
+    """Seconds until so many places have come free in turn, by what each running answer has left."""
+    assert queue.steps_per_s
+    steps = sum(steps_until_place(left, free, ahead, queue.steps_per_entry, own) for left in queue.left)
+    return steps / len(queue.left) / queue.steps_per_s
+
+
+def _until_served(queue: Queue, lacking: float, own: Cost) -> float:
     """Seconds until so many places' worth of service is done."""
     if not queue.per_s:
         return 0.0
