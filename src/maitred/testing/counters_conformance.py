@@ -27,7 +27,7 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
-from maitred.core.counters import Claim, CounterKind, Counters, Denied, Granted, Reading, Reservation
+from maitred.core.counters import Claim, CounterKind, Counters, Denied, Granted, Reading, Reservation, Size
 
 LIMIT_S = 30.0
 """For each check; counters that hang fail."""
@@ -125,6 +125,25 @@ async def rounds_amounts_up(subject: CountersUnderTest) -> None:
     claim = _budget(10, 1, per_output=1, divisor=4)
     assert (await _granted(subject, "a", [claim], output=4)).readings[0].reserved == 2
     assert (await _granted(subject, "b", [claim], output=3)).readings[0].reserved == 3
+
+
+async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
+    """A claim that names no size counts the tokens of the prompt, and the output of every choice."""
+    claims = [msgspec.structs.replace(_bucket(100, 1, per_output=2), per_prompt=3)]
+    claims.append(msgspec.structs.replace(_budget(100, 0, per_output=1, divisor=4, clamps=True), per_prompt=2))
+    size = Size(prompt_tokens=4, choices=3)
+    granted = await subject.counters.reserve(Reservation("a", claims, 5, 5, LEASE_S, size))
+    assert isinstance(granted, Granted)
+    assert [reading.remaining for reading in granted.readings] == [100 - (1 + 3 * 4 + 2 * 3 * 5), 100 - 6]
+    claim = msgspec.structs.replace(_pool(50, 0, per_output=1, clamps=True), per_prompt=1)
+    granted = await subject.counters.reserve(Reservation("b", [claim], 100, 1, LEASE_S, size))
+    assert isinstance(granted, Granted)
+    assert granted.output == (50 - 4) // 3
+    assert granted.readings[0].remaining == 1
+    denied = await subject.counters.reserve(Reservation("c", [claim], 100, 1, LEASE_S, size))
+    assert isinstance(denied, Denied)
+    await subject.counters.settle("b", {})
+    assert (await _read(subject, claim)).remaining == 50
 
 
 async def counts_large_amounts_exactly(subject: CountersUnderTest) -> None:
@@ -528,6 +547,7 @@ CHECKS: tuple[Check, ...] = (
     a_denied_lease_does_not_exist,
     grants_without_claims,
     rounds_amounts_up,
+    counts_the_size_of_a_request,
     counts_large_amounts_exactly,
     never_overshoots_under_concurrency,
     clamps_to_the_largest_output_that_fits,

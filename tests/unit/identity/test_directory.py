@@ -1,6 +1,7 @@
 import pytest
 
 from maitred.core.directory import DirectoryChanges
+from maitred.core.flow import Share
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.identity.directory import Directory
@@ -49,7 +50,7 @@ def test_what_the_tenants_say_is_combined_on_the_way_up():
     assert found.regions == {"us"}
     assert found.tags == {"audited", "local-only"}
     assert found.priority_ceiling == 7
-    assert found.weight == 2.0
+    assert found.shares == (Share("acme", 3.0), Share("lab", 2.0), Share("k1"))
 
 
 def test_tenants_that_say_nothing_allow_everything():
@@ -144,6 +145,20 @@ def test_limits_keep_the_order_in_which_they_were_made():
     directory.apply(changes_of(limit(1, "*"), version=3, deleted_limits=["l3", "l4", "never"]))
     assert list(directory.limits_of("tenant:acme")) == []
     assert [each.id for each in directory.limits_of("*")] == ["l2", "l1"]
+
+
+def test_limits_have_another_edition_after_every_change_of_them_and_only_then():
+    directory = directory_of(limit(1, "tenant:acme"), version=9)
+    editions = [directory.edition]
+    for changes in (changes_of(limit(1, "tenant:acme", value=5)), changes_of(deleted_limits=["l1"], version=11)):
+        directory.apply(changes)
+        editions.append(directory.edition)
+    directory.replace(changes_of(limit(2, "*"), version=4))  # a source that has gone back in time
+    directory.apply(changes_of(limit(2, "*", value=7), version=5))
+    editions.append(directory.edition)
+    assert len(set(editions)) == len(editions)
+    directory.apply(changes_of(ORGANISATION, TEAM, KEY, version=6))
+    assert directory.edition == editions[-1]
 
 
 def test_a_replacement_forgets_what_is_not_in_it():
