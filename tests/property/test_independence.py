@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.engine.config import EngineConfig
 from maitred.engine.process import build
@@ -60,12 +61,21 @@ def engines(tmp_path_factory):
     return Engines(folder)
 
 
-def run(engine, requests):
-    """Per (request, choice): tokens, log-probabilities, finish reason."""
+def run(engine, requests, between=lambda engine, step: None):
+    """Per (request, choice): tokens, log-probabilities, finish reason.
+
+    Args:
+        engine: Where they run.
+        requests: All at once.
+        between: Called before each step with the engine and the step's number.
+    """
     for request in requests:
         engine.submit("owner", request)
+    step = 0
     answers: dict[tuple[str, int], tuple[list[int], list[float], list[FinishReason]]] = {}
-    while engine.busy:
+    while engine.occupied:
+        between(engine, step)
+        step += 1
         for output in engine.step().get("owner", []):
             tokens, logprobs, finishes = answers.setdefault((output.request_id, output.delta.index), ([], [], []))
             tokens += output.delta.tokens
@@ -76,8 +86,8 @@ def run(engine, requests):
     return answers
 
 
-def check(engines, requests):
-    together = run(engines.crowded, requests)
+def check(engines, requests, between=lambda engine, step: None):
+    together = run(engines.crowded, requests, between)
     alone = {}
     for request in requests:
         alone |= run(engines.calm, [request])
@@ -115,3 +125,25 @@ def test_alone_or_among_sixty_four(engines, temperature):
 def test_a_prompt_longer_than_a_step_is_chunked_even_with_nobody_else_there(engines):
     prompt = [4 + position % 120 for position in range(250)]
     check(engines, [Request(id="long", prompt=prompt, sampling=SamplingParams(max_tokens=5, seed=1))])
+
+
+def test_alone_or_among_tenants_while_readers_stop_and_go_on(engines):
+    requests = [
+        Request(
+            id=str(i),
+            prompt=SHARED_PREFIX[: i % 41] + [4 + (5 * i + j) % 120 for j in range(1 + (7 * i) % 80)],
+            sampling=SamplingParams(max_tokens=30, seed=i, temperature=0.8, ignore_eos=True, n=1 + i % 2),
+            flow=Flow((Share(f"tenant-{i % 5}", 1.0 + i % 3),), list(PriorityClass)[i % 4]),
+        )
+        for i in range(24)
+    ]
+
+    def stop_and_go(engine, step):
+        for i in range(len(requests)):
+            # Each of them stands still for 5 steps in 17, never all at once, and at the end they all go on.
+            if (step + 3 * i) % 17 == 0 and step < 200:
+                engine.pause("owner", str(i), paused=True)
+            elif (step + 3 * i) % 17 == 5 or step == 200:
+                engine.pause("owner", str(i), paused=False)
+
+    check(engines, requests, stop_and_go)

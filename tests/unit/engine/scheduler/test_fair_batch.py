@@ -78,7 +78,10 @@ def computed(plan):
 # --- admission ---
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("fair", ["a", "b", "a", "a"]), ("fifo", ["a", "a", "a", "b"])])
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("fair", ["a", "b", "a", "a"]), ("fifo", ["a", "a", "a", "b"]), ("priority", ["a", "a", "a", "b"])],
+)
 def test_a_flood_does_not_go_before_a_tenant_that_is_owed_service(policy, expected):
     scheduler = make_scheduler(max_sequences=1, policy=policy)
     for _ in range(3):
