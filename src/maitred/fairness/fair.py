@@ -84,6 +84,8 @@ class FairLine(Generic[T]):
             node = self._top.children[priority] = Node(priority, self._top, weight, priority.rank, leaf=False)
             self._classes.append(node)
         self._ageing_s = inf if config.ageing_s is None else config.ageing_s
+        self._look_s = inf
+        """Nothing is due before."""
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, Runs] = {}
         self._waiting = dict.fromkeys(PriorityClass, 0)
@@ -214,9 +216,9 @@ class FairLine(Generic[T]):
 
     def _age(self, now_s: float) -> None:
         """Moves up what is due, as if somebody had looked all the time."""
-        while True:
+        while now_s >= self._look_s:
             node = min(self._classes[1:], key=self._due_s)
-            due_s = self._due_s(node)
+            due_s = self._look_s = self._due_s(node)
             if due_s > now_s:
                 return
             entry = next(iter(node.joined))
@@ -235,6 +237,7 @@ class FairLine(Generic[T]):
         leaf.entries.join(_due_s(entry), entry)
         leaf.join(entry.service, self._numbers)
         leaf.path[-1].joined[entry] = since_s
+        self._look_s = min(self._look_s, since_s + self._ageing_s)
         self._waiting[entry.flow.priority] += 1
         if self._locality is not None:
             self._locality.join(entry)
