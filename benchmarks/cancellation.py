@@ -6,8 +6,9 @@ block, sequence, place in the queue, credit, lease or request may be left.
 
 Then, while patient readers keep the engine computing, single callers hang up, and a connection to the engine that hears
 of every step tells which of them freed the sequence. A step may be under way when the caller leaves, and that one
-cannot know; the *next* must. So the steps that end between the hang-up and the news are counted, less the one under
-way. The time includes the gateway's, which has to notice that the connection is closed.
+cannot know; the engine frees a sequence between two steps, and says so in its report of the second, which already runs
+without it. So of the steps that end between the hang-up and the news two do not count, and the others are whole steps
+that the sequence was held in vain. The time includes the gateway's, which has to notice that the connection is closed.
 """
 
 import argparse
@@ -52,7 +53,7 @@ class Freed:
     """How long a sequence was held after its caller had left."""
 
     steps: int
-    """That were begun after the hang-up and ended with it still there."""
+    """That were begun after the hang-up with the sequence still there."""
     seconds: float
 
 
@@ -165,7 +166,7 @@ async def one_by_one(installation: Installation, client: Client, key: str, probe
                 while link.load().cancelled == cancelled:
                     news.clear()
                     await news.wait()
-            freed.append(Freed(max(0, link.load().steps - steps - 1), client.clock.now_s() - left_s))
+            freed.append(Freed(max(0, link.load().steps - steps - 2), client.clock.now_s() - left_s))
         patience.set()
         for reader in readers:
             reader.cancel()
@@ -194,7 +195,7 @@ def left_of(samples: Mapping[str, float]) -> dict[str, float]:
         sums[name] = sums.get(name, 0.0) + value
         if name == "maitred_dispatch_credits":
             credit["free" if 'state="free"' in sample else "total"] += value
-    held: dict[str, Any] = {words: sums[name] for name, words in LEFT.items() if name in sums}
+    held: dict[str, Any] = {words: sums[name] for name, words in LEFT.items()}
     held["KV blocks"] = sums["maitred_engine_kv_blocks_total"] - sums["maitred_engine_kv_blocks_free"]
     held["credits"] = credit["total"] - credit["free"]
     return held

@@ -184,18 +184,23 @@ def is_good(visit: Visit) -> bool:
 
 
 def prediction(visits: list[Visit]) -> dict[str, float]:
-    """How far the predicted time to first token was from what came; also over the objective, which forgives more."""
-    errors, of_objective = [], []
+    """How far the predicted time to first token was from what came, and the one over the other.
+
+    The error over the objective forgives more where the time is short.
+    """
+    errors, of_objective, ratios = [], [], []
     for visit in visits:
         told = visit.reply.headers.get(PREDICTED)
         if told is not None and visit.reply.arrivals_s:
             seen_s = visit.reply.arrivals_s[0] - visit.reply.sent_s
             error_s = abs(float(told) / 1e3 - seen_s)
             errors.append(error_s / seen_s)
+            ratios.append(float(told) / 1e3 / seen_s)
             of_objective.append(error_s / OBJECTIVE_S)
     return {
         "requests": len(errors),
         **{f"error_{rank}": value for rank, value in _ranks(errors).items()},
+        **{f"ratio_{rank}": value for rank, value in _ranks(ratios).items()},
         **{f"error_over_objective_{rank}": value for rank, value in _ranks(of_objective).items()},
     }
 
