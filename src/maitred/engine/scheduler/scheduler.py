@@ -242,6 +242,7 @@ class Scheduler:
         state.room.call_back(now_s)
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
+        pass  # X
         plan_decodes(state, plan, now_s, service_unit=self._service_unit)
         hold = None
         if plan.preempted:

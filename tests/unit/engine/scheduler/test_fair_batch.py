@@ -470,3 +470,16 @@ def test_stop_and_length_are_told_from_a_deadline():
     assert advance.finish is FinishReason.LENGTH
     plan, _ = step(scheduler, 1.0)
     assert plan.expired == []
+
+
+def test_who_stood_aside_runs_in_the_step_that_ends_what_it_waited_for():
+    scheduler = make_scheduler(
+        blocks=16, block_tokens=4, step_tokens=64, kv_shares={"capped": KVShareConfig(ceiling=0.25)}
+    )
+    add(scheduler, "capped", prompt=12, output=4, deadline_in_s=5.0)
+    second = add(scheduler, "capped", prompt=12, output=4)
+    step(scheduler)
+    step(scheduler, 1.0)
+    plan, _ = step(scheduler, 5.0)
+    assert len(plan.expired) == 1
+    assert [chunk.sequence for chunk in plan.chunks] == [second]
