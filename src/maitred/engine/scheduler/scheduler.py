@@ -239,10 +239,9 @@ class Scheduler:
         state, batch = self._state, self._state.batch
         plan = StepPlan()
         state.waits.advance(now_s)
-        state.room.call_back(now_s)
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
-        pass  # X
+        state.room.call_back(now_s)
         plan_decodes(state, plan, now_s, service_unit=self._service_unit)
         hold = None
         if plan.preempted:
