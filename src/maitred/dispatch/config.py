@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from maitred.core.flow import PriorityClass
+from maitred.core.flow import Flow, PriorityClass
 from maitred.core.service import ServiceWeights
 from maitred.fairness.config import LineConfig
 
@@ -78,6 +78,14 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    tenant_ttft_s: Annotated[
+        dict[str, _Seconds],
+        Meta(
+            description="Tenant (organisation, team or key) -> the same for its requests, whatever their class. The "
+            "narrowest one that is named counts.",
+            extra={"unit": "seconds"},
+        ),
+    ] = {}
     headroom: Annotated[
         float,
         Meta(
@@ -112,3 +120,10 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=1, description="Part of `max_tokens` that an answer is predicted to use before any was seen."),
     ] = 0.5
+
+    def first_token_within_s(self, flow: Flow) -> float | None:
+        """By when the first token must come of a request that does not say it; None: whenever."""
+        for level in reversed(flow.path):
+            if level.id in self.tenant_ttft_s:
+                return self.tenant_ttft_s[level.id]
+        return self.ttft_s.get(flow.priority)

@@ -90,7 +90,7 @@ class Floor:
         mean = outputs.expect(errand.principal_org, errand.max_tokens)
         service = self.weights.prompt * errand.prompt_tokens + self.weights.output * mean * errand.choices
         deadline_s = errand.deadline_s
-        if deadline_s is None and (ttft_s := self._config.ttft_s.get(errand.flow.priority)) is not None:
+        if deadline_s is None and (ttft_s := self._config.first_token_within_s(errand.flow)) is not None:
             deadline_s = errand.arrived_s + ttft_s
         return Ticket(errand, room, costs, expected, service, deadline_s)
 
