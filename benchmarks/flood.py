@@ -89,7 +89,7 @@ class Size:
 
 
 BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=10, rounds=3, seconds=18, warmup_s=3, backlog_s=16)
-QWEN = Size(8, (6, 16), (4, 10), capacity_s=15, rounds=1, seconds=36, warmup_s=5)
+QWEN = Size(8, (6, 16), (4, 10), capacity_s=15, rounds=3, seconds=36, warmup_s=5)
 QUICK = Size(SLOTS, (50, 150), (20, 80), capacity_s=2, rounds=1, seconds=4, warmup_s=0.5, backlog_s=3)
 
 

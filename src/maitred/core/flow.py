@@ -64,7 +64,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     """Of what the level above gets, relative to its siblings."""
 
 
-class Flow(msgspec.Struct, frozen=True, array_like=True):
+class Flow(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """Whose request it is, and how urgent."""
 
     path: tuple[Share, ...]

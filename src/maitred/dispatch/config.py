@@ -92,7 +92,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             ge=0,
             le=0.5,
             description="Part of the slots and KV blocks that is kept for tenants who hold less than their fair share, "
-            "so that a light one finds a place at once in the middle of a flood. Rounded down to whole slots. Has no "
+            "so that a light one finds a place at once in the middle of a flood. To the nearest whole slot. Has no "
             "effect while only one tenant sends requests, nor under policies other than `fair`.",
         ),
     ] = 0.07

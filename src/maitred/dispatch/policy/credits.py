@@ -47,8 +47,8 @@ class Cost(NamedTuple):
         return Cost(self.slots - other.slots, self.blocks - other.blocks, self.prompt_tokens - other.prompt_tokens)
 
     def part(self, share: float) -> "Cost":
-        """A share of it, rounded down."""
-        return Cost(int(self.slots * share + 1e-9), int(self.blocks * share + 1e-9))
+        """A share of it, to the nearest whole."""
+        return Cost(round(self.slots * share), round(self.blocks * share))
 
 
 NOTHING = Cost(0, 0)
