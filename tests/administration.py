@@ -106,7 +106,7 @@ class Administered:
     async def record(self, events: Sequence[UsageEvent]) -> None:
         """Writes usage to the ledger."""
         for event in events:
-            self.ledger.begin(event.id, event)
+            self.ledger.begin(event)
             self.ledger.record(event)
         await self.ledger.flush()
 
