@@ -74,7 +74,6 @@ def errand(number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choice
     priority = fields.pop("priority", PriorityClass.STANDARD)
     fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
     return Errand(
-        key=f"key-{number}",
         principal_org=org,
         flow=Flow((Share(org, weight), Share(f"{org}-key")), priority),
         prompt_tokens=tokens * prompts,

@@ -90,7 +90,7 @@ class Pipeline:
         work = _work(principal, tally, reading)
         async with self._admission.admit(work) as grant, AsyncExitStack() as running:
             # Wait in line, and run it where there is room: both happen when the answer is read.
-            errand = replace(errand, key=grant.lease, max_tokens=grant.max_tokens)
+            errand = replace(errand, max_tokens=grant.max_tokens)
             seat = await running.enter_async_context(dispatcher.seat(errand))
             tally.place = seat.place
             yield Generation(
@@ -218,7 +218,6 @@ def _errand(principal: Principal, tally: Tally, reading: Reading, max_tokens: in
     asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
     return Errand(
         id=tally.request_id,
-        key=tally.request_id,
         principal_org=principal.tenants[-1],
         flow=Flow(principal.shares or (Share(principal.key),), class_of(min(asked, principal.priority_ceiling))),
         prompt_tokens=reading.prompt_tokens,

@@ -13,8 +13,6 @@ class Errand:
 
     id: str
     """The request id that the client knows; clients may repeat it."""
-    key: str
-    """Unique among all errands."""
     principal_org: str
     """Who may ask for its place by its id."""
     flow: Flow

@@ -52,7 +52,6 @@ def state_of(floor: Floor, now_s: float) -> DispatchState:
         newcomer = floor.ticket(
             Errand(
                 id="",
-                key="",
                 principal_org="",
                 flow=Flow(_NEWCOMER, priority),
                 prompt_tokens=1,

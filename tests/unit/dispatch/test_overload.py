@@ -133,7 +133,6 @@ class Day:
         tokens = self.draw.randint(40, 80)
         made = Errand(
             id=str(self.arrived),
-            key=str(self.arrived),
             principal_org=f"org-{tenant}",
             flow=Flow((Share(f"org-{tenant}"), Share("key"))),
             prompt_tokens=tokens,
