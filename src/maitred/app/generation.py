@@ -4,7 +4,7 @@ Reading it for the first time is what makes it wait: until then the request has 
 else, so whoever reads can tell the caller where it stands.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -90,6 +90,7 @@ class Generation:
         post = await self._seat.granted()
         tally = self._tally
         tally.place, tally.released_s = None, self._clock.monotonic_s()
+        tally.waited_ms = dict(self._seat.waited_ms)
         self._grant.replica = post.name
         streams = []
         for request in self._requests(tally.released_s):
@@ -105,29 +106,32 @@ class Generation:
             raise ReplicaLost("The replica gave up the answer before it was complete. Send the request again.")
         if delta.finish is FinishReason.DEADLINE and not self._partial:
             raise DeadlineExceeded
-        if delta.index == 0 and not choice.tokens:
+        if not delta.begun:
+            if delta.index == 0:
+                self._tally.prompt_tokens -= choice.prompt_tokens  # nobody pays for what was not computed
+        elif delta.index == 0 and not choice.tokens:
             # The further choices of a prompt find it in the cache because of the first: no merit of an earlier request.
             self._tally.cached_tokens += delta.cached_tokens
             self._seat.took(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
         before = choice.tokens
         choice.take(delta)
         self._tally.completion_tokens += choice.tokens - before
-        self._seat.took(output_tokens=len(delta.tokens))
+        if delta.tokens:
+            self._seat.took(output_tokens=len(delta.tokens))
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():
                 # Choices wait beside each other, so the longest wait is what the caller noticed.
-                self._tally.waited_ms[cause] = max(self._tally.waited_ms.get(cause, 0.0), waited_ms)
+                in_all_ms = self._seat.waited_ms.get(cause, 0.0) + waited_ms
+                self._tally.waited_ms[cause] = max(self._tally.waited_ms.get(cause, 0.0), in_all_ms)
         if choice.finish is not None:
             self._unfinished -= 1
             if delta.finish is None:
                 # A stop string came up, of which the replica knows nothing.
                 self._streams[source].cancel(delta.index)
 
-    def _time(self, choices: Iterable[Choice], now_s: float) -> None:
-        if self._tally.first_token_s is None:
+    def _time(self, choices: Collection[Choice], now_s: float) -> None:
+        if self._tally.first_token_s is None and any(choice.tokens for choice in choices):
             self._tally.first_token_s = now_s
-            for cause, waited_ms in self._seat.waited_ms.items():
-                self._tally.waited_ms[cause] = self._tally.waited_ms.get(cause, 0.0) + waited_ms
             self._seat.first_token()
         for choice in choices:
             if choice.last_token_s is not None:

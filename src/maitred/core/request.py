@@ -127,6 +127,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Prompt tokens whose KV was found in the prefix cache; on a choice's first delta."""
     waited_ms: dict[str, float] | None = None
     """Milliseconds that the engine let the choice wait, by cause (see `WaitCause`); on its first delta, if any."""
+    begun: bool = True
+    """False on the only delta of a choice that ended before anything of its prompt was computed: it cost nothing."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -216,4 +216,12 @@ def _delta(
     if not first:
         return Delta(sequence.index, tokens, finish, logprobs)
     waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
-    return Delta(sequence.index, tokens, finish, logprobs, sequence.cached_tokens or 0, waited_ms or None)
+    return Delta(
+        sequence.index,
+        tokens,
+        finish,
+        logprobs,
+        sequence.cached_tokens or 0,
+        waited_ms or None,
+        begun=sequence.cached_tokens is not None,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from maitred.app.pipeline import Pipeline
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Ask, Conversation, Part, Tally
+from maitred.core.answer import Ask, Conversation, Outcome, Part, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard
@@ -34,7 +34,7 @@ CARD = ModelCard(
     dtype="none",
     device="none",
 )
-STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+STOP, LENGTH, DEADLINE = FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE
 
 
 class FrozenClock:
@@ -261,6 +261,26 @@ async def test_a_prompt_is_counted_once_however_many_choices_find_it_in_the_cach
     first, last = Delta(0, ids("x"), LENGTH, cached_tokens=16), Delta(1, ids("x"), LENGTH, cached_tokens=32)
     _, tally = await run(MemoryReplica([last, first]), ask(prompt=[[5] * 40], n=2))
     assert tally.usage == Usage(40, 2, 16)
+
+
+@pytest.mark.parametrize(("begun", "billed_tokens"), [(False, 0), (True, 40)])
+async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(begun, billed_tokens):
+    replica = MemoryReplica([Delta(index, [], DEADLINE, begun=begun) for index in range(2)])
+    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
+    desk, tally = Desk(), Tally("req", 0.0)
+    spine = Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), {"m": dispatcher}, desk.admission)
+    asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
+    async with spine.answer(asked, tally) as answer:
+        parts = [part async for batch in answer for part in batch]
+    assert [(part.text, part.finish) for part in parts] == [("", DEADLINE), ("", DEADLINE)]
+    assert (tally.usage, tally.first_token_s) == (Usage(billed_tokens, 0), None)
+    (event,) = desk.ledger.events
+    assert (event.outcome, event.prompt_tokens, event.cost_nusd) == (
+        Outcome.FINISHED,
+        billed_tokens,
+        billed_tokens * 1000,
+    )
+    assert dispatcher.floor.outlook.served == billed_tokens
 
 
 async def test_a_chat_is_rendered_with_the_models_template():

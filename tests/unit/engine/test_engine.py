@@ -65,7 +65,7 @@ def test_a_deadline_ends_an_answer_with_what_there_is():
     assert [delta.tokens for _, delta in bench.step()] == [[5]]
     bench.clock.now_s += 2.0
     [(_, delta)] = bench.step()
-    assert (delta.tokens, delta.finish) == ([], FinishReason.DEADLINE)
+    assert (delta.tokens, delta.finish, delta.begun) == ([], FinishReason.DEADLINE, True)
     assert bench.runner.executed == 1, "there was nothing left to compute"
     bench.check_idle()
 
@@ -77,7 +77,8 @@ def test_a_deadline_before_the_first_token_says_what_was_waited_for():
     bench.submit("b", deadline_in_s=2.0)
     bench.step()
     bench.clock.now_s += 3.0
-    assert [delta.finish for name, delta in bench.step() if name == "b"] == [FinishReason.DEADLINE]
+    (late,) = [delta for name, delta in bench.step() if name == "b"]
+    assert (late.finish, late.begun) == (FinishReason.DEADLINE, False)
 
 
 def test_a_paused_request_meets_its_deadline_though_nothing_else_is_to_do():
