@@ -1,6 +1,7 @@
 """The whole system on the bundled model: real processes, the real engine, the official SDK."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ BLOCK_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+    with serving(settings={"engine.kv_memory_bytes": "64MiB", "dispatch.service.output": "2.5"}) as server:
         yield server
         assert server.stop() == 0
 
@@ -49,6 +50,12 @@ def ask(client, **fields):
     return client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Tell me about the rabbit."}], **fields
     )
+
+
+def test_the_engine_counts_tokens_as_the_queue_does(server):
+    (engine,) = psutil.Process(server.process.pid).children()
+    (passed,) = [word for word in engine.cmdline() if word.startswith("--settings=")]
+    assert json.loads(passed.partition("=")[2])["service"] == [1.0, 0.1, 2.5]
 
 
 def test_streamed_and_whole_answers_are_the_same(client):

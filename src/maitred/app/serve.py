@@ -16,6 +16,7 @@ probe sees the process alive but not ready.
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import uvloop
 from rich.console import Console
@@ -80,7 +81,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
-        _engine(config, command or engine_command(folder, config.engine), clock) as engine,
+        _engine(config, command or _command(config, folder), clock) as engine,
     ):
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
@@ -145,6 +146,10 @@ async def _serve(config: Config, command: Command | None) -> int:
                     await asyncio.wait([serving])
         serving.result()
     return 0
+
+
+def _command(config: Config, folder: Path) -> Command:
+    return engine_command(folder, config.engine, config.dispatch.service.weights)
 
 
 def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | AttachedEngine:

@@ -23,7 +23,7 @@ from maitred.core.lifeline import follow_parent
 from maitred.engine.threads import sleep_at_barriers
 
 if TYPE_CHECKING:
-    from maitred.engine.config import EngineConfig
+    from maitred.engine.config import PassedSettings
 
 EXAMPLES = """
 Examples:
@@ -50,7 +50,7 @@ def engine(
     passed: Annotated[
         str | None,
         typer.Option(
-            "--settings", metavar="JSON", help="The whole section, from a gateway; no file, variable or flag is read."
+            "--settings", metavar="JSON", help="Everything, from a gateway; no file, variable or flag is read."
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -67,7 +67,8 @@ def engine(
 
     follow_parent()
     if passed is not None:
-        folder, engine_config = Path(model) if model else BUNDLED_MODEL, _decoded(passed)
+        folder, settled = Path(model) if model else BUNDLED_MODEL, _decoded(passed)
+        engine_config, weights = settled.engine, settled.service
     else:
         loaded = load_settings(
             config,
@@ -81,27 +82,29 @@ def engine(
                 "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
                 "engine.max_sequences": ("--max-sequences", max_sequences),
             },
-            sections=("model", "engine"),
+            # What a token counts is said where requests wait, and has to be the same here.
+            sections=("model", "engine", "dispatch"),
         )
         folder, engine_config = require_model(loaded), loaded.config.engine
+        weights = loaded.config.dispatch.service.weights
     parse_address(listen)
     sleep_at_barriers()
     with needing("engine", "The engine"):
         from maitred.engine.process import serve
-    serve(folder, engine_config, listen)
+    serve(folder, engine_config, listen, weights)
 
 
-def _decoded(passed: str) -> "EngineConfig":
-    """The section as a gateway passes it: whole, and sound already.
+def _decoded(passed: str) -> "PassedSettings":
+    """The settings as a gateway passes them: whole, and sound already.
 
     Raises:
-        ConfigInvalid: It is not.
+        ConfigInvalid: They are not.
     """
     import msgspec
 
-    from maitred.engine.config import EngineConfig
+    from maitred.engine.config import PassedSettings
 
     try:
-        return msgspec.json.decode(passed, type=EngineConfig)
+        return msgspec.json.decode(passed, type=PassedSettings)
     except msgspec.MsgspecError as error:
         raise ConfigInvalid(f"--settings: {error}. It is for gateways to pass; use --set for your own.") from None

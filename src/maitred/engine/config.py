@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
+from maitred.core.service import ServiceWeights
 from maitred.fairness.config import LineConfig
 
 
@@ -150,3 +151,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "sequences"},
         ),
     ] = 8
+
+
+class PassedSettings(Struct, frozen=True, kw_only=True):
+    """All that a gateway tells the engine that it starts."""
+
+    engine: EngineConfig
+    service: ServiceWeights
+    """What the gateway's own queue counts a token as: two fair orders that count differently undo each other."""

@@ -13,6 +13,7 @@ import torch
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.ports import ModelCard
+from maitred.core.service import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
@@ -68,13 +69,14 @@ def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_
     return KVPlan(blocks, min(context, capacity))
 
 
-def serve(model: Path, config: EngineConfig, listen: str) -> None:
+def serve(model: Path, config: EngineConfig, listen: str, weights: ServiceWeights) -> None:
     """Runs an engine in this process until SIGTERM, or until the parent is gone.
 
     Args:
         model: Folder with the model.
         config: The `engine` section.
         listen: ``unix:/path`` or ``tcp:host:port``.
+        weights: What a token counts when service is shared out.
 
     Raises:
         ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
@@ -83,7 +85,7 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
     address = parse_address(listen)
     listener = _listen(address)
     try:
-        engine, card = build(model, config)
+        engine, card = build(model, config, weights)
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
         gc.collect()
@@ -103,7 +105,11 @@ def serve(model: Path, config: EngineConfig, listen: str) -> None:
             Path(address.path).unlink(missing_ok=True)
 
 
-def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
+def build(
+    model: Path,
+    config: EngineConfig,
+    weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
+) -> tuple[Engine, ModelCard]:
     """Everything but the socket."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -123,6 +129,7 @@ def build(model: Path, config: EngineConfig) -> tuple[Engine, ModelCard]:
         eos_token_ids=eos,
         prefix_cache=config.prefix_cache,
         line=config.line,
+        weights=weights,
         itl_objective_s=config.itl_objective_s,
         min_sequences=config.min_sequences,
         kv_shares=config.kv_shares,

@@ -22,7 +22,8 @@ import msgspec
 
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ReplicaUnavailable
-from maitred.engine.config import EngineConfig
+from maitred.core.service import ServiceWeights
+from maitred.engine.config import EngineConfig, PassedSettings
 from maitred.fleet.backoff import Backoff
 from maitred.fleet.process import EngineProcess
 from maitred.replica.engine_link import EngineLink
@@ -43,13 +44,18 @@ Command = Callable[[str], Sequence[str]]
 """From the address to listen at to the program and its arguments."""
 
 
-def engine_command(model: Path, config: EngineConfig) -> Command:
+def engine_command(
+    model: Path,
+    config: EngineConfig,
+    weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
+) -> Command:
     """The engine of this installation.
 
     Every setting is passed, so that the engine runs with what the gateway has settled on, whatever a file or the
     environment says to a program that reads them again.
     """
-    settings = f"--settings={msgspec.json.encode(config).decode()}"
+    passed = PassedSettings(engine=config, service=weights)
+    settings = f"--settings={msgspec.json.encode(passed).decode()}"
     return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", settings]
 
 

@@ -15,6 +15,7 @@ from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug
 from maitred.core.flow import PriorityClass
+from maitred.core.service import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import engine_command
 
@@ -126,7 +127,7 @@ def test_a_model_that_is_not_there_is_not_downloaded(command: list[str]) -> None
 
 
 def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[Path, EngineConfig, str]] = []
+    given: list[tuple[Path, EngineConfig, str, ServiceWeights]] = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: given.append(arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
@@ -134,7 +135,7 @@ def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest
         "engine", "", "--listen", "tcp:127.0.0.1:9", "--threads", "3", env={"MAITRED__SERVER__HOST": "0.0.0.0"}
     )
     assert result.exit_code == 0, result.output
-    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9")]
+    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9", ServiceWeights())]
 
 
 def test_engine_checks_its_address_before_it_loads_anything() -> None:
@@ -186,7 +187,8 @@ def test_a_bug_keeps_its_exit_code_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with settings that no flag can write, whatever the file and the environment say to a second reader."""
     passed = EngineConfig(max_sequences=3, itl_objective_s=0.05, batching_window_s={PriorityClass.BATCH: 0.2})
-    command = engine_command(BUNDLED_MODEL, passed)("tcp:127.0.0.1:9")
+    weights = ServiceWeights(prompt=1.0, cached=0.5, output=3.0)
+    command = engine_command(BUNDLED_MODEL, passed, weights)("tcp:127.0.0.1:9")
     served = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
@@ -194,11 +196,22 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     Path("maitred.yaml").write_text("engine: [broken")
     result = run(*command[3:], env={"MAITRED__ENGINE__MAX_SEQUENCES": "9"})
     assert result.exit_code == 0, result.output
-    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9")]
+    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights)]
+
+
+def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    process = ModuleType("maitred.engine.process")
+    process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
+    Path("maitred.yaml").write_text("dispatch: {service: {output: 7}}")
+    result = run("engine", "--listen", "tcp:127.0.0.1:9")
+    assert result.exit_code == 0, result.output
+    assert [weights for *_, weights in served] == [ServiceWeights(output=7.0)]
 
 
 def test_an_engine_is_passed_nothing_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run("engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"threads": -1}')
+    result = run("engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"engine": {"threads": -1}, "service": []}')
     assert result.exit_code == 2
     assert "--settings: " in result.stderr
     assert "threads" in result.stderr
