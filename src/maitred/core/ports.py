@@ -119,6 +119,10 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     step_tokens: int = 0
     """Tokens that the next step may compute at most."""
     times: StepTimes = StepTimes()
+    guests: int = 0
+    """Of those that run: how many do so beyond the places, because their tenants held fewer of them than others."""
+    guest_places: int = 0
+    """For further guests."""
 
 
 class TokenStream(Protocol):

@@ -23,40 +23,48 @@ class Allotment:
         quotas: The parts.
         holdings: What each tenant holds.
         headroom: The part of everything that is kept for those below their share.
+        shared: Whether tenants have shares at all.
     """
 
     def __init__(self, config: DispatchConfig) -> None:
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
         self.holdings = Holdings()
-        self.headroom = config.headroom if config.line.policy == "fair" else 0.0
+        self.shared = config.line.policy == "fair"
+        self.headroom = config.headroom if self.shared else 0.0
 
     def take(self, ticket: Ticket, quota: Quota) -> None:
         """It has got its places."""
         quota.take(ticket.cost)
-        self.holdings.take(ticket.tenant, ticket.cost.slots)
+        self.holdings.take(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
 
     def give(self, ticket: Ticket, quota: Quota) -> None:
         """It gives them back."""
         quota.give(ticket.cost)
-        self.holdings.give(ticket.tenant, ticket.cost.slots)
+        self.holdings.give(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
 
     def station_for(
         self, ticket: Ticket, quota: Quota, ready: Sequence[Station], *, above_share: bool
     ) -> Station | WaitCause:
         """The replica that has room for it and the most left; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
+        guest = not above_share and self._may_be_guest(ticket)
         if len(self.quotas.all) > 1:
-            limit = _less(self.quotas.limit(quota, total_of(ready)), headroom)
+            whole = self.quotas.limit(quota, total_of(ready))
+            limit = whole.minus(_kept(whole, headroom, ready))
             need = ticket.cost.at_most(limit).at_least(_ONE)
             room = limit.minus(quota.used)
+            if guest and quota is self.quotas.common:
+                room = room.plus(Cost(sum(station.guest_places for station in ready), 0))
             if not need.within(room) and quota.used != NOTHING:
                 return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
         best: Station | None = None
         slots = False
         for station in ready:
-            limit = _less(station.total, headroom)
-            need = ticket.cost.at_most(limit).at_least(_ONE)
-            free = station.free.minus(station.total.minus(limit))
+            kept = _kept(station.total, headroom, [station])
+            need = ticket.cost.at_most(station.total.minus(kept)).at_least(_ONE)
+            free = station.free.minus(kept)
+            if guest:
+                free = free.plus(Cost(station.guest_places, 0))
             if need.within(free) or station.credits.idle:
                 if best is None or ease_of(station) > ease_of(best):
                     best = station
@@ -72,7 +80,7 @@ class Allotment:
         The head of the line may not use the headroom. Whoever may is not taken more than one request before its turn,
         so that the bound of the fair line grows by that and no more.
         """
-        if not any(station.free.slots > 0 for station in ready):
+        if not any(station.free.slots + station.guest_places > 0 for station in ready):
             return None
         best: Ticket | None = None
         best_key = (0, 0.0, 0.0)
@@ -99,13 +107,15 @@ class Allotment:
         total = total_of(ready)
         free = sum_of([station.free for station in ready])
         if above_share:
-            free = free.minus(total.minus(_less(total, self.headroom)))
+            free = free.minus(_kept(total, self.headroom, ready))
+        elif self._may_be_guest(ticket):
+            free = free.plus(Cost(sum(station.guest_places for station in ready), 0))
         if len(self.quotas.all) > 1:
             free = free.at_most(self.quotas.room(quota, total))
         return free
 
     def may_lead(self, ticket: Ticket, above_share: bool) -> bool:
-        """Whether it may be taken before its turn into the headroom."""
+        """Whether it may be taken before its turn, into the headroom or as a guest."""
         if above_share or ticket.room.quota is not self.quotas.common:
             return False
         lead = ticket.room.line.over_service(ticket.errand.flow)
@@ -118,15 +128,19 @@ class Allotment:
         slots = self.quotas.limit(quota, total_of(ready)).slots
         return self.holdings.above_share(ticket.tenant, ticket.cost.slots, slots, now_s)
 
+    def _may_be_guest(self, ticket: Ticket) -> bool:
+        return self.shared and self.holdings.may_be_guest(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
+
 
 def total_of(stations: Sequence[Station]) -> Cost:
     """What several replicas have together."""
     return sum_of([station.total for station in stations])
 
 
-def _less(cost: Cost, headroom: float) -> Cost:
-    """What is left of it for those who may not use the headroom."""
-    return cost.minus(cost.part(headroom)) if headroom else cost
+def _kept(whole: Cost, headroom: float, stations: Sequence[Station]) -> Cost:
+    """What is kept for those below their share: no places where these can come as guests, only blocks."""
+    kept = whole.part(headroom)
+    return Cost(0, kept.blocks) if all(station.credits.takes_guests for station in stations) else kept
 
 
 def ease_of(station: Station) -> float:

@@ -91,9 +91,10 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=0.5,
-            description="Part of the slots and KV blocks that is kept for tenants who hold less than their fair share, "
-            "so that a light one finds a place at once in the middle of a flood. To the nearest whole slot. Has no "
-            "effect while only one tenant sends requests, nor under policies other than `fair`.",
+            description="Part of the KV blocks that is kept for tenants who hold less than their fair share, so that a "
+            "light one finds room at once in the middle of a flood; of replicas without guests (see `engine.guests`) "
+            "also part of the slots, to the nearest whole one. Has no effect while only one tenant sends requests, "
+            "nor under policies other than `fair`.",
         ),
     ] = 0.07
     reserved: Annotated[

@@ -8,6 +8,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.place import Place
@@ -60,14 +62,16 @@ class Dispatcher:
             post.replica.watch(self._news)
 
     def check(self, errand: Errand) -> Place:
-        """What is predicted for a request that would join now. Changes nothing for anybody.
+        """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
 
         Raises:
             ReplicaUnavailable: No replica is ready.
             QueueFull: Too many of its class wait, or it would wait too long.
             DeadlineUnmeetable: Its first token would come too late.
         """
-        return self._gatekeeper.check(errand, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        place = self._gatekeeper.check(errand, now_s)
+        return replace(place, ttft_s=place.ttft_s + max(0.0, now_s - errand.arrived_s))
 
     def seat(self, errand: Errand) -> Seat:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""

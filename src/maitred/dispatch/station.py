@@ -58,6 +58,11 @@ class Station:
         return self.credits.free if self.ready else NOTHING
 
     @property
+    def guest_places(self) -> int:
+        """What can be released to it beyond that, to tenants that hold few places (see `LoadReport.guests`)."""
+        return self.credits.guest_places if self.ready else 0
+
+    @property
     def total(self) -> Cost:
         """What it has, free or not."""
         return self.credits.total if self.ready else NOTHING

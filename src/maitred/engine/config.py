@@ -85,6 +85,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "sequences"},
         ),
     ] = 128
+    guests: Annotated[
+        Annotated[int, Meta(ge=0, le=65536)] | None,
+        Meta(
+            description="Sequences that may run beyond `max_sequences` when all places are taken, of tenants that hold "
+            "fewer places than others; these then leave sequences out of a step in turn. Null: half of "
+            "`max_sequences` if the line is fair, otherwise none.",
+            extra={"unit": "sequences"},
+        ),
+    ] = None
     step_tokens: Annotated[
         int,
         Meta(
@@ -151,6 +160,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "sequences"},
         ),
     ] = 8
+
+    @property
+    def most_guests(self) -> int:
+        """`guests`, or what stands for null."""
+        if self.guests is not None:
+            return self.guests
+        return self.max_sequences // 2 if self.line.policy == "fair" else 0
 
 
 class PassedSettings(Struct, frozen=True, kw_only=True):

@@ -189,6 +189,8 @@ class Engine:
             cancelled=counters.cancelled,
             wasted_tokens=counters.wasted_tokens,
             free_sequences=scheduler.free_sequences,
+            guests=scheduler.guests,
+            guest_places=scheduler.guest_places,
             promised_blocks=scheduler.promised_blocks,
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
             paused=scheduler.paused,

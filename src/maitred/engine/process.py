@@ -119,11 +119,13 @@ def build(
     kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=_free_bytes(device))
     cache = KVCache(loaded.config, kv.blocks, config.block_tokens, dtype, device)
     loaded.decoder.warm_up(cache)
+    guests = config.most_guests
     eos = loaded.config.eos_token_ids
     scheduler = Scheduler(
         BlockPool(kv.blocks),
         block_tokens=config.block_tokens,
         max_sequences=config.max_sequences,
+        guests=guests,
         step_tokens=config.step_tokens,
         context_tokens=kv.context_tokens,
         eos_token_ids=eos,
@@ -139,7 +141,7 @@ def build(
         loaded.decoder,
         cache,
         Sampler(loaded.config.vocab_size, device),
-        Lanes(config.max_sequences, kv.context_tokens, config.block_tokens),
+        Lanes(config.max_sequences + guests, kv.context_tokens, config.block_tokens),
         block_tokens=config.block_tokens,
         eos_token_ids=eos,
     )

@@ -129,6 +129,10 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         "Sequences that are not computed because their readers have fallen behind.",
         lambda state: state.load.paused,
     ),
+    "maitred_engine_guests": (
+        "Sequences that run beyond the places, because their tenants held fewer of them than others.",
+        lambda state: state.load.guests,
+    ),
     "maitred_engine_free_sequences": (
         "Sequences that the batch would take now, beside those that run and wait.",
         lambda state: state.load.free_sequences,

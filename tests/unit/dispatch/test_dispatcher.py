@@ -360,6 +360,51 @@ async def test_alone_one_tenant_may_use_the_headroom():
     desk.assert_empty()
 
 
+async def test_who_holds_few_places_is_sent_as_a_guest_when_all_are_taken():
+    desk = Desk(headroom=0.25)
+    desk.replica.say(guest_places=1)
+    flood = [Guest(desk, number, "flood") for number in range(1, 6)]
+    await turn()
+    assert [guest.post is not None for guest in flood] == [True] * 4 + [False]  # no place is kept for guests
+    for guest in flood[:4]:
+        desk.replica.submit()
+        guest.seat.submitted()
+    desk.replica.say(running=4, free_sequences=0)
+    assert desk.check(10, "light").wait_s == 0
+    lights = [Guest(desk, 10, "light"), Guest(desk, 11, "other")]
+    await turn()
+    assert [guest.post is not None for guest in lights] == [True, False]
+    desk.replica.submit()
+    lights[0].seat.submitted()
+    desk.replica.say(running=5, guests=1, guest_places=0)
+    await turn()
+    assert lights[1].post is None
+    assert desk.floor.stations[0].total.slots == 4
+    desk.replica.say(running=4, guests=0, guest_places=1)
+    await turn()
+    assert lights[1].post is not None
+    assert flood[4].post is None
+    for guest in (*flood[:4], *lights):
+        await guest.go()
+    desk.replica.say(running=0, free_sequences=4)
+    await turn()
+    await flood[4].go()
+    await turn()
+    desk.assert_empty()
+
+
+async def test_nobody_is_a_guest_of_those_who_hold_no_more():
+    desk = Desk(headroom=0.25)
+    desk.replica.say(guest_places=2)
+    guests = [Guest(desk, number, f"org-{number}") for number in range(5)]
+    await turn()
+    assert [guest.post is not None for guest in guests] == [True] * 4 + [False]
+    for guest in guests:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
 async def test_its_place_can_be_asked_for_by_its_organisation_alone():
     desk = Desk()
     guests = [Guest(desk, number) for number in range(5)]

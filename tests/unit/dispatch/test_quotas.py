@@ -2,9 +2,11 @@
 
 import pytest
 
-from maitred.core.flow import Share
+from maitred.core.flow import PriorityClass, Share
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.quotas import Holdings, Quotas
+
+STANDARD = PriorityClass.STANDARD
 
 TOTAL = Cost(10, 1000)
 
@@ -35,11 +37,11 @@ def test_the_fair_share_is_by_weight_among_those_seen_lately():
     holdings = Holdings()
     light, heavy = Share("light"), Share("heavy", 3.0)
     holdings.saw(heavy, 0.0)
-    holdings.take(heavy, 7)
+    holdings.take(heavy, 7, STANDARD)
     assert not holdings.above_share(heavy, 1, 8, 0.0), "alone"
     holdings.saw(light, 1.0)
     assert holdings.above_share(heavy, 1, 8, 1.0)
-    holdings.give(heavy, 2)
+    holdings.give(heavy, 2, STANDARD)
     assert not holdings.above_share(heavy, 1, 8, 1.0)
     assert holdings.above_share(heavy, 2, 8, 1.0)
 
@@ -56,14 +58,30 @@ def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
     one, two = Share("one"), Share("two")
     holdings.saw(one, 0.0)
     holdings.saw(two, 0.0)
-    holdings.take(one, 5)
+    holdings.take(one, 5, STANDARD)
     assert holdings.above_share(one, 1, 8, 59.0)
     assert not holdings.above_share(one, 1, 8, 61.0)
     assert len(holdings) == 1
-    holdings.give(one, 5)
+    holdings.give(one, 5, STANDARD)
     holdings.saw(two, 200.0)
     assert len(holdings) == 1
     assert holdings.slots == 0
+
+
+def test_a_guest_of_those_who_hold_more_per_weight_and_are_not_more_urgent():
+    holdings = Holdings()
+    light, flood = Share("light"), Share("flood", 2.0)
+    holdings.saw(light, 0.0)
+    holdings.saw(flood, 0.0)
+    holdings.take(flood, 2, STANDARD)
+    assert not holdings.may_be_guest(light, 1, STANDARD)  # half a place per weight would be left, for one
+    holdings.take(flood, 1, PriorityClass.INTERACTIVE)
+    assert not holdings.may_be_guest(light, 1, STANDARD)
+    assert holdings.may_be_guest(light, 1, PriorityClass.INTERACTIVE)
+    holdings.take(flood, 1, PriorityClass.BACKGROUND)
+    assert holdings.may_be_guest(light, 1, STANDARD)
+    assert not holdings.may_be_guest(light, 2, STANDARD)
+    assert not holdings.may_be_guest(flood, 1, STANDARD)
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
@@ -72,7 +90,7 @@ def test_a_weight_may_change(weight):
     holdings.saw(Share("one"), 0.0)
     holdings.saw(Share("two"), 0.0)
     holdings.saw(Share("one", weight), 1.0)
-    holdings.take(Share("one"), 1)
+    holdings.take(Share("one"), 1, STANDARD)
     share = 12 * weight / (1 + weight)
     assert not holdings.above_share(Share("one", weight), int(share) - 1, 12, 1.0)
     assert holdings.above_share(Share("one", weight), int(share), 12, 1.0)

@@ -83,6 +83,8 @@ class Credits:
 
     def __init__(self) -> None:
         self._report = NOTHING
+        self._guest_places = 0
+        self._takes_guests = False
         self._total = NOTHING
         self._uncounted = NOTHING
         self._sent: deque[tuple[Hold, Cost]] = deque()
@@ -94,6 +96,16 @@ class Credits:
     def free(self) -> Cost:
         """What can be released now; below zero when the engine needs more than was thought."""
         return self._report.minus(self._uncounted)
+
+    @property
+    def guest_places(self) -> int:
+        """Slots beyond the free ones for guests. `free` may be below zero, and then they are taken as much."""
+        return self._guest_places
+
+    @property
+    def takes_guests(self) -> bool:
+        """Whether the replica makes room for tenants that hold few places, so that none need be kept for them."""
+        return self._takes_guests
 
     @property
     def total(self) -> Cost:
@@ -132,9 +144,11 @@ class Credits:
             hold, cost = self._sent.popleft()
             self._count(hold, cost)
         # An engine may take fewer for a while than it could, for the sake of the time between tokens.
-        taken_now = load.running + load.waiting + load.free_sequences
+        taken_now = load.running - load.guests + load.waiting + load.free_sequences
         self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks)
         self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
+        self._guest_places = load.guest_places
+        self._takes_guests = self._takes_guests or load.guests + load.guest_places > 0
         self._busy = load.running + load.waiting > 0
 
     def estimate(self, slots: int) -> None:
@@ -142,6 +156,7 @@ class Credits:
         self._sent.clear()
         self._total = Cost(slots, PLENTY)
         self._report = Cost(slots - self._outstanding.slots + self._uncounted.slots, PLENTY)
+        self._guest_places = 0
         self._busy = False
 
     def hold(self, costs: Sequence[Cost]) -> Hold:

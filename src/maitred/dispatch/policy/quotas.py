@@ -8,8 +8,9 @@ makes it there at once. Within each part a little headroom is kept for tenants t
 import math
 from collections.abc import Iterable, Mapping
 
-from maitred.core.flow import Share
+from maitred.core.flow import PriorityClass, Share
 from maitred.dispatch.policy.credits import NOTHING, Cost
+from maitred.fairness.places import gives_way
 
 _REMEMBER_S = 60.0
 """A tenant that has sent nothing for so long is not expected any more."""
@@ -96,6 +97,21 @@ def _ceil(total: Cost, share: float) -> Cost:
     return Cost(math.ceil(total.slots * share - 1e-9), math.ceil(total.blocks * share - 1e-9))
 
 
+class _Held:
+    """What one tenant holds."""
+
+    __slots__ = ("by_rank", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.by_rank = [0] * len(PriorityClass)
+        """Slots, by the rank of the class."""
+
+    @property
+    def slots(self) -> int:
+        return sum(self.by_rank)
+
+
 class Holdings:
     """What each tenant holds, to tell who is above its fair share of the places.
 
@@ -104,7 +120,7 @@ class Holdings:
     """
 
     def __init__(self) -> None:
-        self._slots: dict[str, int] = {}
+        self._held: dict[str, _Held] = {}
         self._seen: dict[str, tuple[float, float]] = {}
         """Tenant -> when it was seen last, and its weight; in order of time."""
         self._weight = 0.0
@@ -116,7 +132,7 @@ class Holdings:
     @property
     def slots(self) -> int:
         """What all hold."""
-        return sum(self._slots.values())
+        return sum(held.slots for held in self._held.values())
 
     def saw(self, tenant: Share, now_s: float) -> None:
         """It has sent a request."""
@@ -125,21 +141,33 @@ class Holdings:
         self._seen[tenant.id] = (now_s, tenant.weight)
         self._forget(now_s)
 
-    def take(self, tenant: Share, slots: int) -> None:
+    def take(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
         """It holds more."""
-        self._slots[tenant.id] = self._slots.get(tenant.id, 0) + slots
+        held = self._held.get(tenant.id)
+        if held is None:
+            held = self._held[tenant.id] = _Held(tenant.weight)
+        held.by_rank[priority.rank] += slots
 
-    def give(self, tenant: Share, slots: int) -> None:
+    def give(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
         """It holds less."""
-        left = self._slots[tenant.id] - slots
-        if left:
-            self._slots[tenant.id] = left
-        else:
-            del self._slots[tenant.id]
+        held = self._held[tenant.id]
+        held.by_rank[priority.rank] -= slots
+        if not held.slots:
+            del self._held[tenant.id]
 
     def held_by(self, tenant: Share) -> int:
         """Slots of one tenant."""
-        return self._slots.get(tenant.id, 0)
+        held = self._held.get(tenant.id)
+        return 0 if held is None else held.slots
+
+    def may_be_guest(self, tenant: Share, slots: int, priority: PriorityClass) -> bool:
+        """Whether, with all places taken, another tenant has so many that some of its requests give way."""
+        own = self.held_by(tenant)
+        return any(
+            gives_way(sum(held.by_rank[priority.rank :]), held.weight, own, tenant.weight, slots)
+            for other, held in self._held.items()
+            if other != tenant.id
+        )
 
     def above_share(self, tenant: Share, slots: int, total_slots: int, now_s: float) -> bool:
         """Whether, with so many further slots, it would hold more than its fair share.
@@ -147,7 +175,7 @@ class Holdings:
         Never while it is alone, and never while it holds nothing: where there are more tenants than slots, everybody's
         share is less than one.
         """
-        held = self._slots.get(tenant.id, 0)
+        held = self.held_by(tenant)
         if not held:
             return False
         self._forget(now_s)
@@ -158,7 +186,7 @@ class Holdings:
             tenant, (seen_s, weight) = next(iter(self._seen.items()))
             if now_s - seen_s < _REMEMBER_S:
                 return
-            if self._slots.get(tenant):
+            if tenant in self._held:
                 # It is here as long as something of it runs.
                 del self._seen[tenant]
                 self._seen[tenant] = (now_s, weight)

@@ -1,6 +1,8 @@
 """The sequences that hold blocks: those that decode, and those whose prompts are under way."""
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
 
 from maitred.core.request import WaitCause
 from maitred.engine.scheduler.sequence import Sequence
@@ -31,6 +33,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain(self.decoding.values(), self.prefilling.values())
 
     @property
     def itl_objective_s(self) -> float | None:

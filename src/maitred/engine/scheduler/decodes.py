@@ -1,30 +1,32 @@
 """The first pass of a plan: one token for every stream that has begun, and blocks for those that need one."""
 
-from itertools import chain
-
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import State
 from maitred.engine.scheduler.victims import choose_victim
 
 
-def plan_decodes(state: State, plan: StepPlan, now_s: float, *, service_unit: float) -> None:
-    """Plans a decode for each sequence that decodes and keeps its blocks.
+def plan_decodes(state: State, plan: StepPlan, now_s: float, *, rows: int, service_unit: float) -> None:
+    """Plans a decode for each sequence that decodes, keeps its blocks and does not give way to a guest.
 
     Args:
         state: Of the scheduler.
         plan: Gets the decodes, and the sequences that are preempted for them.
         now_s: The time.
+        rows: Decodes in a step, if guests run.
         service_unit: See `choose_victim`.
     """
     decoding = state.batch.decoding
-    growing = [s for s in decoding.values() if len(s.tokens) > s.table.capacity_tokens]
+    left_out = state.guests.left_out(decoding, rows)
+    growing = [s for s in decoding.values() if len(s.tokens) > s.table.capacity_tokens and s.key not in left_out]
     # Victims are found before anything is planned: what a plan publishes is certain to be computed.
     if growing:
         _make_room(state, plan, growing, now_s, service_unit)
     decodes = plan.decodes
     context = 0
-    for sequence in decoding.values():
+    for key, sequence in decoding.items():
+        if key in left_out:
+            continue
         start = sequence.computed
         end = start + 1
         context += end
@@ -40,7 +42,7 @@ def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: flo
     """Gives every growing sequence its block, or preempts it."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while len(growing) > pool.idle:
-        running = list(chain(batch.decoding.values(), batch.prefilling.values()))
+        running = list(batch)
         beyond_floor = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
         victim = choose_victim(beyond_floor, state.line.over_service, service_unit=service_unit) or choose_victim(
             running, state.line.over_service, service_unit=service_unit

@@ -107,7 +107,8 @@ class PromptPlanner:
         """
         state, table = self._state, sequence.table
         running = len(state.batch)
-        if running >= self._slots:
+        as_guest = running >= self._slots
+        if as_guest and not state.guests.welcome(sequence, state.batch):
             return WaitCause.SLOTS
         flow = sequence.account.flow
         if self._passed and not state.residency.entitled(flow, table.blocks_for(sequence.room_tokens)):
@@ -121,6 +122,8 @@ class PromptPlanner:
             table.release()
             return WaitCause.PREFILL_BUDGET
         state.admit(sequence, cached, self._now_s)
+        if as_guest:
+            state.guests.entered()
         chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
         (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)
         state.book(sequence, cached, cached + length)

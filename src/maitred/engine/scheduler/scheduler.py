@@ -4,7 +4,8 @@ Each step is planned afresh, in three passes over one budget of tokens (Yu et al
 Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSDI'24, for fairness by what was served):
 
 1. **Decodes** of the running sequences, one token each (`decodes`). A stream that has begun must not stall, so these
-   come first; the budget is at least the number of sequences, so all of them fit.
+   come first; the budget is at least the number of sequences, so all of them fit. Only where tenants that hold few
+   sequences have come as `guests` are others left out, in turn.
 2. **Prompts under way**, whose prefill did not fit into an earlier step (`prompts`).
 3. **Admissions** from the line, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged: a
    newcomer whose flow is owed more than those of the prompts under way gets its tokens before them. What is left of the
@@ -14,13 +15,13 @@ A sequence gets blocks for everything it is about to compute when it is admitted
 they need more than there are, victims give theirs back (`victims`) before anything is planned, and wait in line again.
 Their full blocks stay in the prefix cache while nobody needs the room, so often little is lost.
 
-Why nothing starves that was admitted. In every step, every sequence that decodes advances or is preempted, and at least
-one is left: the last one always finds a block, for the pool holds a whole context. Of the prompts under way the oldest
-advances by its floor. A sequence is preempted `MAX_PREEMPTIONS` times at most; then it is admitted only with all the
-blocks that it can ever need, so it never lacks one, and those that lack one always have a victim in themselves. So
-every running sequence ends, and there comes a step in which the head of the line fits: nobody passes a head that does
-not fit (but for tenants that are inside their own floor of the cache, see `residency`), and in a step that had to
-preempt nobody is admitted. Who becomes head is the line's affair.
+Why nothing starves that was admitted. In every step, every sequence that decodes advances, is preempted, or gives way
+in its turn, and at least one is left: the last one always finds a block, for the pool holds a whole context. Of the
+prompts under way the oldest advances by its floor. A sequence is preempted `MAX_PREEMPTIONS` times at most; then it is
+admitted only with all the blocks that it can ever need, so it never lacks one, and those that lack one always have a
+victim in themselves. So every running sequence ends, and there comes a step in which the head of the line fits: nobody
+passes a head that does not fit (but for tenants that are inside their own floor of the cache, see `residency`), and in
+a step that had to preempt nobody is admitted. Who becomes head is the line's affair.
 
 The scheduler is a pure function of what it was told: times are arguments; no randomness, no I/O. One thread calls
 `plan`, computes, and calls `commit`; the rest comes in between.
@@ -39,6 +40,7 @@ from maitred.engine.scheduler.accounts import Accounts
 from maitred.engine.scheduler.batch import Batch
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.decodes import plan_decodes
+from maitred.engine.scheduler.guests import Guests
 from maitred.engine.scheduler.intake import Intake
 from maitred.engine.scheduler.pace import Pace
 from maitred.engine.scheduler.plan import StepPlan
@@ -65,7 +67,8 @@ class Scheduler:
     Args:
         pool: The KV blocks.
         block_tokens: Tokens per block.
-        max_sequences: Running sequences at most.
+        max_sequences: Running sequences at most, guests not counted.
+        guests: See `Guests`; at most so many.
         step_tokens: Tokens computed per step at most; at least `max_sequences`.
         context_tokens: Prompt and answer together at most.
         eos_token_ids: How the model ends its turn.
@@ -84,6 +87,7 @@ class Scheduler:
         *,
         block_tokens: int,
         max_sequences: int,
+        guests: int = 0,
         step_tokens: int,
         context_tokens: int,
         eos_token_ids: tuple[int, ...],
@@ -118,7 +122,9 @@ class Scheduler:
             prefix_cache=prefix_cache,
         )
         room = WaitingRoom(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
-        self._state = State(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency)
+        self._state = State(
+            pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, Guests(guests)
+        )
 
     # --- where things stand ---
 
@@ -161,6 +167,16 @@ class Scheduler:
     def free_sequences(self) -> int:
         """Sequences that would find a slot now, behind those that wait."""
         return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.room))
+
+    @property
+    def guests(self) -> int:
+        """Of those that run, how many have no slot."""
+        return self._state.guests.count
+
+    @property
+    def guest_places(self) -> int:
+        """Further guests that there is room for, behind those that wait."""
+        return max(0, self._state.guests.places - len(self._state.room))
 
     @property
     def promised_blocks(self) -> int:
@@ -242,7 +258,8 @@ class Scheduler:
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
         state.room.call_back(now_s)
-        plan_decodes(state, plan, now_s, service_unit=self._service_unit)
+        slots = self._seat_guests()
+        plan_decodes(state, plan, now_s, rows=slots, service_unit=self._service_unit)
         hold = None
         if plan.preempted:
             hold = WaitCause.KV_FULL
@@ -253,7 +270,7 @@ class Scheduler:
             plan,
             self._pace.budget(batch, len(plan.decodes)),
             self._pace.times,
-            slots=self._pace.sequences,
+            slots=slots,
             by_class=self._by_class,
             now_s=now_s,
         )
@@ -287,6 +304,7 @@ class Scheduler:
             self._state.end(sequence)
         for chunk in plan.prefills:
             self._state.batch.computed(chunk.sequence)
+        self._seat_guests()
         self.counters.output_tokens += len(advances)
         self.counters.finished += len(ended)
         return advances
@@ -295,7 +313,7 @@ class Scheduler:
         """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""
         state = self._state
         waiting = len(state.room) if state.waits.cause is WaitCause.SLOTS else 0
-        self._pace.measured(work, seconds, running=len(state.batch), waiting=waiting)
+        self._pace.measured(work, seconds, running=len(state.batch) - state.guests.count, waiting=waiting)
 
     def _end_overdue(self, plan: StepPlan, now_s: float) -> None:
         state = self._state
@@ -305,6 +323,12 @@ class Scheduler:
             state.expire(first, plan)
         for sequence in [s for s in state.batch.prefilling.values() if too_late(s, self._pace.times, now_s)]:
             state.expire(sequence, plan)
+
+    def _seat_guests(self) -> int:
+        """Gives guests the slots that have come free; how many slots there are."""
+        slots = self._pace.sequences
+        self._state.guests.seated(len(self._state.batch), slots)
+        return slots
 
     def _held_s(self, now_s: float) -> float:
         """Seconds for which nobody is admitted yet."""

@@ -42,6 +42,7 @@ class Sequence:
         "index",
         "itl_objective_s",
         "key",
+        "left_out_at",
         "max_tokens",
         "min_tokens",
         "once_computed",
@@ -81,6 +82,8 @@ class Sequence:
         self.once_computed = 0
         """The furthest that `computed` ever was; computing below it again is the cost of a preemption."""
         self.preemptions = 0
+        self.left_out_at = 0
+        """When it last gave way to a guest; see `Guests`."""
         self.displaced = False
         """Whether it waits because others took its blocks."""
         self.waited_s: dict[str, float] = {}

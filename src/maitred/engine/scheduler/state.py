@@ -14,6 +14,7 @@ from maitred.core.request import WaitCause
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.accounts import Accounts
 from maitred.engine.scheduler.batch import Batch
+from maitred.engine.scheduler.guests import Guests
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
@@ -47,6 +48,7 @@ class State:
         batch: Those that run.
         accounts: What flows are charged.
         residency: What tenants may hold of the blocks.
+        guests: Those that run beyond the places.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class State:
         batch: Batch,
         accounts: Accounts,
         residency: Residency,
+        guests: Guests,
     ) -> None:
         self.pool = pool
         self.line = line
@@ -64,6 +67,7 @@ class State:
         self.batch = batch
         self.accounts = accounts
         self.residency = residency
+        self.guests = guests
         self.counters = Counters()
         self.waits = WaitClock()
         self.paused: dict[int, Sequence] = {}

@@ -1,0 +1,137 @@
+"""Tenants that hold few places come in beside those that hold all of them, and these take turns."""
+
+from collections import Counter
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.request import Request, SamplingParams
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.fairness.line import LineConfig
+
+PLACES = 8
+
+
+@pytest.fixture
+def scheduler():
+    return Scheduler(
+        BlockPool(256),
+        block_tokens=4,
+        max_sequences=PLACES,
+        guests=2,
+        step_tokens=64,
+        context_tokens=256,
+        eos_token_ids=(99,),
+        line=LineConfig(),
+    )
+
+
+def add(scheduler, tenant, *, max_tokens=40, weight=1.0, priority=PriorityClass.STANDARD):
+    request = Request(
+        id=f"{tenant}-{scheduler.running + scheduler.waiting}",
+        prompt=[1, 2, 3],
+        sampling=SamplingParams(max_tokens=max_tokens, seed=0),
+        flow=Flow((Share(tenant, weight), Share(f"{tenant}-key")), priority),
+    )
+    (sequence,) = scheduler.add(request, 0.0)
+    return sequence
+
+
+def step(scheduler):
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, [1 for chunk in plan.chunks if chunk.samples])
+    return {chunk.sequence.key for chunk in plan.chunks}
+
+
+def flooded(scheduler, **fields):
+    flood = [add(scheduler, "flood", **fields) for _ in range(PLACES)]
+    step(scheduler)
+    assert scheduler.running == PLACES
+    assert scheduler.free_sequences == 0
+    return flood
+
+
+def test_a_light_tenant_runs_in_the_next_step_and_the_flood_takes_turns(scheduler):
+    flood = flooded(scheduler)
+    light = add(scheduler, "light", max_tokens=9)
+    assert light.key in step(scheduler)
+    assert (scheduler.running, scheduler.guests, scheduler.guest_places) == (PLACES + 1, 1, 1)
+    advanced = Counter()
+    for _ in range(8):
+        keys = step(scheduler)
+        assert light.key in keys
+        assert len(keys) == PLACES
+        advanced.update(keys)
+    assert [advanced[sequence.key] for sequence in flood] == [7] * PLACES
+    assert light.output_tokens == 9
+    assert (scheduler.running, scheduler.guests, scheduler.guest_places) == (PLACES, 0, 2)
+    assert scheduler.counters.preemptions == 0
+
+
+def test_nobody_gives_way_to_its_own_tenant(scheduler):
+    flooded(scheduler)
+    more = add(scheduler, "flood")
+    step(scheduler)
+    assert more.table.blocks == []
+    assert (scheduler.waiting, scheduler.guests) == (1, 0)
+
+
+def test_there_are_so_many_guests_and_no_more(scheduler):
+    flooded(scheduler)
+    lights = [add(scheduler, f"light-{number}") for number in range(3)]
+    step(scheduler)
+    assert [bool(light.table.blocks) for light in lights] == [True, True, False]
+    assert scheduler.guest_places == 0
+
+
+def test_a_guest_has_a_place_as_soon_as_one_comes_free(scheduler):
+    flood = flooded(scheduler)
+    add(scheduler, "light")
+    step(scheduler)
+    scheduler.cancel(flood[0])
+    assert len(step(scheduler)) == PLACES
+    assert (scheduler.running, scheduler.guests, scheduler.free_sequences) == (PLACES, 0, 0)
+
+
+def test_a_tenant_that_holds_as_much_per_weight_is_no_guest(scheduler):
+    """Three places of weight 3 are as much as one of weight 1."""
+    for _ in range(3):
+        add(scheduler, "heavy", weight=3.0)
+    for number in range(5):
+        add(scheduler, f"one-{number}")
+    step(scheduler)
+    other = add(scheduler, "other")
+    step(scheduler)
+    assert other.table.blocks == []
+
+
+def test_an_urgent_class_gives_no_way_to_a_patient_one(scheduler):
+    flooded(scheduler, priority=PriorityClass.INTERACTIVE)
+    patient = add(scheduler, "light", priority=PriorityClass.BACKGROUND)
+    urgent = add(scheduler, "light", priority=PriorityClass.INTERACTIVE)
+    step(scheduler)
+    assert urgent.table.blocks
+    assert patient.table.blocks == []
+
+
+def test_the_least_urgent_are_left_out_first_and_in_turn(scheduler):
+    urgent = [add(scheduler, "flood", priority=PriorityClass.INTERACTIVE) for _ in range(PLACES - 3)]
+    patient = [add(scheduler, "flood", priority=PriorityClass.BACKGROUND) for _ in range(3)]
+    step(scheduler)
+    add(scheduler, "light", priority=PriorityClass.BACKGROUND)
+    step(scheduler)
+    assert scheduler.guests == 1
+    advanced = Counter(key for _ in range(6) for key in step(scheduler))
+    assert [advanced[sequence.key] for sequence in urgent] == [6] * len(urgent)
+    assert [advanced[sequence.key] for sequence in patient] == [4] * len(patient)
+
+
+def test_the_only_patient_one_is_not_left_out_all_the_time(scheduler):
+    for _ in range(PLACES - 1):
+        add(scheduler, "flood", priority=PriorityClass.INTERACTIVE)
+    patient = add(scheduler, "flood", priority=PriorityClass.BACKGROUND)
+    step(scheduler)
+    add(scheduler, "light", priority=PriorityClass.INTERACTIVE)
+    step(scheduler)
+    assert [patient.key in step(scheduler) for _ in range(6)] in ([True, False] * 3, [False, True] * 3)
