@@ -13,7 +13,7 @@ from maitred.testing.server_process import serving
 
 CONFIG = """
 server: {allow_unauthenticated: false}
-engine: {max_sequences: 2, step_tokens: 64, kv_memory_bytes: 64MiB}
+engine: {max_sequences: 2, guests: 0, step_tokens: 64, kv_memory_bytes: 64MiB}
 dispatch: {headroom: 0, max_wait_s: {standard: 600, batch: 600, background: 600}}
 model:
   degradation:
@@ -93,6 +93,13 @@ def _body(name, tokens):
 @pytest.fixture
 async def callers(server, keys):
     """Crowd, light, modest; everything is given back after the test."""
+    async with calling(server, keys) as callers:
+        yield callers
+
+
+@asynccontextmanager
+async def calling(server, keys):
+    """The same of any server."""
     async with AsyncExitStack() as clients:
 
         async def client(name):
@@ -166,6 +173,21 @@ async def test_a_light_tenant_does_not_wait_behind_a_crowd(callers):
         await light.waits("light")
     later = sum(ended_s > light.ended["light"] for ended_s in crowd.ended.values())
     assert later >= 9, f"the light tenant came before {later} of 12"
+
+
+async def test_a_light_tenant_is_a_guest_while_a_crowd_holds_all_places(keys, tmp_path):
+    path = tmp_path / "maitred.yaml"
+    path.write_text(CONFIG.replace("guests: 0", "guests: 1"))
+    with serving("--config", str(path), environment=keys) as server:
+        async with calling(server, keys) as (crowd, light, _), asyncio.TaskGroup() as tasks, full(crowd):
+            waiting = tasks.create_task(crowd.ask("crowd", tokens=20))
+            await crowd.waits("crowd")
+            answer = await light.ask("light", tokens=20)
+            assert answer.headers["x-maitred-predicted-wait-ms"] == "0"
+            assert answer.json()["usage"]["completion_tokens"] == 20
+            assert not waiting.done()
+            assert (await crowd.place("crowd")).status_code == 200, "it waits for the crowd's own answers to end"
+        assert server.stop() == 0
 
 
 async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers):
