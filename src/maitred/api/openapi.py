@@ -41,6 +41,13 @@ _URGENCY: list[dict[str, Any]] = [
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
     {
+        "name": "x-maitred-itl-ms",
+        "in": "header",
+        "required": False,
+        "description": "Milliseconds that should not be exceeded between two tokens.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    {
         "name": "x-maitred-deadline-ms",
         "in": "header",
         "required": False,

@@ -19,6 +19,7 @@ GetHeader = Callable[[bytes], str | None]
 
 PRIORITY = "x-maitred-priority"
 TTFT = "x-maitred-ttft-ms"
+ITL = "x-maitred-itl-ms"
 DEADLINE = "x-maitred-deadline-ms"
 PARTIAL = "x-maitred-partial"
 NO_DEGRADATION = "x-maitred-no-degradation"
@@ -47,6 +48,7 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
         ask,
         priority=ask.priority if priority is None else priority,
         ttft_in_s=_seconds_in(header, TTFT),
+        itl_objective_s=_seconds_in(header, ITL),
         deadline_in_s=_seconds_in(header, DEADLINE),
         partial=_flag_in(header, PARTIAL),
         degradable=not _flag_in(header, NO_DEGRADATION),

@@ -52,6 +52,7 @@ class Pipeline:
         clock: For the times in the tally.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, if the replica would take more.
+        least_itl_s: Shortest time between two tokens that a request can ask for.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Pipeline:
         *,
         draw_seed: Callable[[], int] = draw_seed,
         max_choices: int = 128,
+        least_itl_s: float = 0.0,
     ) -> None:
         self._catalog = catalog
         self._dispatchers = dispatchers
@@ -72,6 +74,7 @@ class Pipeline:
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._max_choices = max_choices
+        self._least_itl_s = least_itl_s
 
     @asynccontextmanager
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
@@ -163,6 +166,7 @@ class Pipeline:
                 cache_scope=errand.principal_org,  # its teams may share KV blocks; clients have no say in this
                 flow=errand.flow,
                 deadline_in_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s - now_s,
+                itl_objective_s=None if ask.itl_objective_s is None else max(ask.itl_objective_s, self._least_itl_s),
                 expected_tokens=seat.expected_tokens,
                 partial=ask.partial,
             )

@@ -112,6 +112,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             {model.name: Ladder(config.model.degradation, skipped=metrics.requests.degradation_skipped)},
             clock,
             max_choices=config.model.max_choices,
+            least_itl_s=config.dispatch.least_itl_s,
         )
         edge = build(
             config.server,

@@ -53,6 +53,8 @@ class Ask(msgspec.Struct, frozen=True):
     """From 1 to 10, as the caller asks for it; None: it does not say."""
     ttft_in_s: float | None = None
     """Seconds from the request's arrival within which its first token must come; None: it does not say."""
+    itl_objective_s: float | None = None
+    """The time between two tokens that its reader should not see exceeded; None: it does not say."""
     deadline_in_s: float | None = None
     """Seconds from the request's arrival within which the whole answer must be there; None: it does not say."""
     partial: bool = False

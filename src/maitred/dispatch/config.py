@@ -86,6 +86,17 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    least_itl_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="Shortest time between two tokens that a request can ask for with `x-maitred-itl-ms`; who asks "
+            "for less gets this. The shorter it is for one reader, the smaller the pieces in which everybody's prompts "
+            "are computed meanwhile.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.02
     headroom: Annotated[
         float,
         Meta(

@@ -17,12 +17,14 @@ def read(priority=None, **headers):
 def test_a_request_that_says_nothing_asks_for_nothing():
     ask = read()
     assert (ask.priority, ask.ttft_in_s, ask.deadline_in_s, ask.partial, ask.retries) == (None, None, None, False, 2)
+    assert ask.itl_objective_s is None
 
 
 def test_milliseconds_become_seconds():
     ask = read(x_maitred_ttft_ms="250", x_maitred_deadline_ms="1500.5", x_maitred_partial="TRUE")
     assert (ask.ttft_in_s, ask.deadline_in_s, ask.partial) == (0.25, 1.5005, True)
     assert read(x_maitred_partial="0").partial is False
+    assert read(x_maitred_itl_ms="40").itl_objective_s == 0.04
 
 
 def test_who_would_rather_be_refused_says_so():
@@ -50,7 +52,7 @@ def test_nonsense_for_a_priority_is_refused(value):
     assert caught.value.param == "x-maitred-priority"
 
 
-@pytest.mark.parametrize("name", ["x-maitred-ttft-ms", "x-maitred-deadline-ms"])
+@pytest.mark.parametrize("name", ["x-maitred-ttft-ms", "x-maitred-itl-ms", "x-maitred-deadline-ms"])
 @pytest.mark.parametrize("value", ["", "0", "-5", "nan", "inf", "soon", "1e300"])
 def test_nonsense_for_a_time_is_refused(name, value):
     with pytest.raises(InvalidRequest, match="number of milliseconds") as caught:

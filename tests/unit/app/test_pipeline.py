@@ -231,6 +231,13 @@ async def test_seeds_are_the_callers_or_drawn_per_prompt():
     assert [request.sampling.seed for request in replica.requests] == [11, 12, 7, 7]
 
 
+@pytest.mark.parametrize(("asked_s", "passed_s"), [(None, None), (0.05, 0.05), (0.001, 0.02)])
+async def test_the_replica_hears_what_a_reader_wants_between_tokens_within_reason(asked_s, passed_s):
+    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), least_itl_s=0.02)
+    assert replica.requests[0].itl_objective_s == passed_s
+
+
 async def test_max_tokens_is_what_the_window_leaves_if_not_given():
     replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
     await run(replica, ask(prompt=[[5] * 10], max_tokens=None))
