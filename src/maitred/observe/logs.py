@@ -81,6 +81,7 @@ class RequestLog:
                 "cached_tokens": tally.cached_tokens,
                 "completion_tokens": tally.completion_tokens,
                 "duration_s": round(duration_s, 6),
+                "released_after_s": None if tally.released_s is None else round(tally.released_s - tally.started_s, 6),
                 "priority": tally.priority,
                 "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
                 "degraded": tally.degraded,
