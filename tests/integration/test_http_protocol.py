@@ -1,6 +1,7 @@
 """What happens on a connection before there is a request."""
 
 import asyncio
+import json
 
 from maitred.app import http_protocol
 from tests.gateway import gateway
@@ -19,6 +20,7 @@ async def test_headers_without_end_are_cut_off():
         async with asyncio.timeout(5):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"\r\nx-request-id: req-" in answer
         assert b'"code":"headers_too_large"' in answer
         writer.close()
 
@@ -65,5 +67,11 @@ async def test_what_is_not_http_is_answered_with_400():
         reader, writer = await connect(system)
         writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01")
         async with asyncio.timeout(5):
-            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+            answer = await reader.read()
         writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"\r\nx-request-id: req-" in head
+        error = json.loads(body)["error"]
+        assert (error["code"], error["type"]) == ("invalid_request", "invalid_request_error")
+        assert "use http://" in error["message"]

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from maitred.api.connection import EXTENSION
+from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
 """Request line and headers; API keys, cookies and trace headers need a tenth of it."""
@@ -36,6 +37,8 @@ _MOST_PIPELINED = 4
 
 _TOO_LARGE = b'{"error":{"message":"The request\'s headers are too large.","type":"invalid_request_error","param":null,'
 _TOO_LARGE += b'"code":"headers_too_large"}}'
+_NOT_HTTP = b'{"error":{"message":"This is not HTTP/1.1. If it is TLS, use http:// in the address, not https://.",'
+_NOT_HTTP += b'"type":"invalid_request_error","param":null,"code":"invalid_request"}}'
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -96,11 +99,11 @@ class BoundedHttp(HttpToolsProtocol):
             # the most may be the body. So a pipelined head can be longer, by one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
-                self.transport.write(
-                    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-                    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOO_LARGE), _TOO_LARGE)
-                )
-                self.transport.close()
+                self._turn_away(b"431 Request Header Fields Too Large", _TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP; uvicorn's own word for it is plain text without an id."""
+        self._turn_away(b"400 Bad Request", _NOT_HTTP)
 
     def on_message_begin(self) -> None:
         """The parser has seen the first byte of a request."""
@@ -177,6 +180,14 @@ class BoundedHttp(HttpToolsProtocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         # Closing would wait until all is read.
         self.transport.abort()
+
+    def _turn_away(self, status: bytes, body: bytes) -> None:
+        """Answers what never became a request, and closes."""
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n%b" % (status, new_request_id().encode("ascii"), len(body), body)
+        )
+        self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
