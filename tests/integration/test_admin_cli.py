@@ -130,8 +130,8 @@ async def test_limits(operator):
     assert await operator.does("limits", "delete", listed[0][0]) == f"Deleted {listed[0][0]}.\n"
     assert "no limit" in await operator.cannot("limits", "delete", listed[0][0])
     assert "value must be at least 1" in await operator.cannot("limits", "set", "*", "requests_per_minute", "--", "-5")
-    assert "value must be" in await operator.cannot("limits", "set", "*", "requests_per_minute", "nan")
-    assert "value must be" in await operator.cannot("limits", "set", "*", "usd_total", "inf")
+    assert "VALUE must be" in await operator.cannot("limits", "set", "*", "requests_per_minute", "nan")
+    assert "VALUE must be" in await operator.cannot("limits", "set", "*", "usd_total", "inf")
     assert "subject must be" in await operator.cannot("limits", "set", "acme", "usd_total", "5")
     assert "kind" in await operator.cannot("limits", "set", "*", "usd_per_year", "5")
 

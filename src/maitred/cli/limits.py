@@ -1,5 +1,6 @@
 """`maitred limits`: rate limits and budgets."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
 from maitred.cli.tables import amount, print_json, print_table
-from maitred.core.errors import Conflict
+from maitred.core.errors import Conflict, InvalidRequest
 
 if TYPE_CHECKING:
     from maitred.cli.admin_client import AdminClient
@@ -87,6 +88,8 @@ def set_limit(
     from maitred.cli.admin_client import AdminClient, administer, in_path
     from maitred.wire.admin.responses import LimitBody
 
+    if not math.isfinite(value):  # numbers to Python, and nothing that JSON can say
+        raise InvalidRequest(f"VALUE must be a number of requests, tokens or dollars, such as 1000; got {value:g}.")
     number = int(value) if value.is_integer() else value
     fields = {"subject": subject, "kind": kind, "value": number, "model": model, "burst": burst, "hard": not soft}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.cli import keys, usage
+from maitred.cli import keys, limits, usage
 from maitred.core.errors import InvalidRequest
 
 
@@ -37,3 +37,9 @@ def test_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys._expiry(None) is None
     assert keys._expiry("90d") == 1000.0 + 90 * 86_400
     assert keys._expiry("2027-01-01T00:00:00Z") == "2027-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_limit(value: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"VALUE must be a number of .* got {value}\."):
+        limits.set_limit("tenant:acme", "tokens_per_minute", float(value))
