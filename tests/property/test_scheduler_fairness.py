@@ -204,6 +204,34 @@ def test_two_backlogged_tenants_never_drift_apart(weights, shapes, blocks, max_s
     machine.check_empty()
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    classes=st.permutations(PriorityClass),
+    shapes=st.tuples(*[st.tuples(st.integers(1, 120), st.integers(1, 5))] * 2),
+    max_sequences=st.integers(2, 4),
+)
+def test_two_backlogged_classes_share_by_weight_though_the_more_urgent_goes_first_in_every_step(
+    classes, shapes, max_sequences
+):
+    line = LineConfig(ageing_s=None)
+    machine = Machine(blocks=64, max_sequences=max_sequences, step_tokens=32, line=line)
+    flows = [flow(str(priority), priority=priority) for priority in classes[:2]]
+    weights = [line.class_weights[priority] for priority in classes[:2]]
+    # What those that run may still be charged, and what a step under way is.
+    ahead = [
+        (max_sequences * (prompt + 2 * output) + 32) / weight
+        for (prompt, output), weight in zip(shapes, weights, strict=True)
+    ]
+    for _ in range(600):
+        for whose, (prompt, output) in zip(flows, shapes, strict=True):
+            waiting = sum(not s.table.blocks for s in machine.live if s.request.flow == whose)
+            for _ in range(max_sequences + 1 - waiting):
+                machine.add(whose, prompt=prompt, output=output)
+        assert machine.step() is not None
+        a, b = (machine.charged[f.path[0].id] / weight for f, weight in zip(flows, weights, strict=True))
+        assert abs(a - b) <= sum(ahead)
+
+
 def test_a_light_tenant_hardly_waits_behind_a_flood():
     machine = Machine(blocks=200, max_sequences=16)
     for _ in range(300):
