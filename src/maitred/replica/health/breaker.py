@@ -1,0 +1,186 @@
+"""The circuit breaker of one replica: while requests fail there, none is sent, but for one at a time that finds out.
+
+::
+
+    closed --failures--> open --time--> half-open --the probe succeeds--> closed
+                          ^                |
+                          `--it fails------'
+
+Closed, everything is sent. It is opened by so many failures in a row, or by a rate of them among enough requests. Open,
+nothing is. When its time is over, one request is let through as a probe; while it runs, there is no other. The time is
+drawn with full jitter (see `core.backoff`) below a ceiling that doubles with every opening, so that several gateways do
+not all come back at one moment. A replica has to stay closed for a whole window to be forgiven its openings: one that
+answers its probe and fails again is away for longer each time.
+
+An attempt belongs to the era in which it was begun. What was sent before the breaker opened, and fails or succeeds
+after, is news of an earlier time and moves nothing.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from maitred.core.backoff import Ceiling
+from maitred.replica.health.config import BreakerConfig
+from maitred.replica.health.window import Window
+
+
+class BreakerState(StrEnum):
+    """See the module."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as far as it says something of the replica."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    """The replica's: no connection, a time-out, a 5xx, a broken stream."""
+    NEITHER = "neither"
+    """The caller left, or asked for what no replica would do."""
+
+
+class Attempt:
+    """One request on its way to a replica, or one active probe. Made by `Breaker.begin`; ends exactly once.
+
+    Attributes:
+        probe: Whether it is the one that a half-open breaker lets through.
+        active: Whether it only asks how the replica is, and serves nobody.
+        begun_s: When.
+        over: Whether it has ended.
+    """
+
+    __slots__ = ("_era", "active", "begun_s", "over", "probe")
+
+    def __init__(self, era: int, *, probe: bool, active: bool, begun_s: float) -> None:
+        self.probe = probe
+        self.active = active
+        self.begun_s = begun_s
+        self.over = False
+        self._era = era
+
+
+class Breaker:
+    """Opens and closes.
+
+    Args:
+        config: The settings.
+        window: What happened lately; the breaker alone writes its outcomes.
+        draw: Evenly from [0, 1).
+
+    Attributes:
+        openings: In a row, without a whole window of peace between them.
+        closed_since_s: When it was closed; before the first opening, minus infinity.
+        cause: Why it was opened last.
+    """
+
+    def __init__(self, config: BreakerConfig, window: Window, draw: Callable[[], float]) -> None:
+        self.openings = 0
+        self.closed_since_s = float("-inf")
+        self.cause = ""
+        self._config = config
+        self._window = window
+        self._draw = draw
+        self._ceiling = Ceiling(config.first_open_s, config.most_open_s)
+        self._era = 0
+        self._fails = 0
+        self._closed = True
+        self._until_s = 0.0
+        self._probe: Attempt | None = None
+
+    def state(self, now_s: float) -> BreakerState:
+        """What it is now."""
+        if self._closed:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now_s < self._until_s else BreakerState.HALF_OPEN
+
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self._probe is not None
+
+    def remaining_s(self, now_s: float) -> float:
+        """For how long it lets nothing through, whatever happens."""
+        return 0.0 if self._closed else max(0.0, self._until_s - now_s)
+
+    def lets_through(self, now_s: float) -> bool:
+        """Whether `begin` would make an attempt."""
+        state = self.state(now_s)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
+
+    def begin(self, now_s: float, *, active: bool = False) -> Attempt | None:
+        """An attempt, which must be given to `ended`; None: nothing is let through now."""
+        if not self.lets_through(now_s):
+            return None
+        attempt = Attempt(self._era, probe=not self._closed, active=active, begun_s=now_s)
+        if attempt.probe:
+            self._probe = attempt
+        return attempt
+
+    def answered(self, attempt: Attempt, now_s: float) -> None:
+        """Its first token came. For a probe that is enough: an answer may take minutes, and others wait.
+
+        If it fails after that, it counts as any other.
+        """
+        if not attempt.over and attempt is self._probe:
+            self._close(now_s)
+            attempt._era = self._era
+
+    def ended(self, attempt: Attempt, outcome: Outcome, now_s: float) -> bool:
+        """It is over.
+
+        Returns:
+            Whether the breaker has opened by it. A second call changes nothing.
+        """
+        if attempt.over:
+            return False
+        attempt.over = True
+        if attempt.active and outcome is Outcome.SUCCESS and attempt is not self._probe:
+            outcome = Outcome.NEITHER  # a page that says "healthy" makes up for no request that failed
+        if outcome is not Outcome.NEITHER:
+            self._window.ended(now_s, failed=outcome is Outcome.FAILURE)
+        if attempt is self._probe:
+            self._probe = None
+            if outcome is Outcome.SUCCESS:
+                self._close(now_s)
+            elif outcome is Outcome.FAILURE:
+                self._open(now_s, "its probe failed")
+                return True
+        elif attempt._era == self._era and self._closed:
+            return self._count(outcome, now_s)
+        return False
+
+    def _count(self, outcome: Outcome, now_s: float) -> bool:
+        """An outcome while it is closed."""
+        if outcome is Outcome.SUCCESS:
+            self._fails = 0
+        if outcome is not Outcome.FAILURE:
+            return False
+        self._fails += 1
+        if self._fails >= self._config.max_fails:
+            self._open(now_s, f"{self._fails} requests failed in a row")
+            return True
+        recent = self._window.recent(now_s)
+        if recent.ended >= self._config.least_requests and recent.error_rate >= self._config.error_rate:
+            self._open(now_s, f"{recent.failed} of {recent.ended} requests failed")
+            return True
+        return False
+
+    def _open(self, now_s: float, cause: str) -> None:
+        if self._closed and now_s - self.closed_since_s >= self._config.window_s:
+            self.openings = 0
+        self.openings += 1
+        self.cause = cause
+        self._closed = False
+        self._era += 1
+        self._until_s = now_s + self._draw() * self._ceiling.after(self.openings)
+
+    def _close(self, now_s: float) -> None:
+        self._probe = None
+        self._closed = True
+        self._era += 1
+        self._fails = 0
+        self.closed_since_s = now_s
+        self._window.clear()  # what failed before it was opened must not open it again

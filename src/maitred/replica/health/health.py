@@ -1,0 +1,151 @@
+"""Whether one replica is sent to: an operator's word, its breaker, how it compares, since when it is back.
+
+    why not        duty -> breaker -> ejection
+    how much       the least of what slow start allows after each of the three
+
+Whoever sends asks for a `verdict`, begins an attempt, says when its first token came, and ends it with its outcome.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from maitred.replica.health.breaker import Attempt, Breaker, BreakerState, Outcome
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.duty import Duty, DutyState
+from maitred.replica.health.slow_start import slow_start
+from maitred.replica.health.window import Recent, Window
+
+_NEVER_S = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a replica may be sent to now."""
+
+    may: bool
+    weight: float
+    """In [0, 1]; 0 exactly where it may not."""
+    probe: bool = False
+    """Whether the next request is the one that finds out if it works again."""
+    why: str = ""
+    """Why not, as the end of a sentence that begins with the replica's name."""
+
+
+class Health:
+    """One replica's.
+
+    Args:
+        name: The replica.
+        config: The settings.
+        draw: Evenly from [0, 1).
+
+    Attributes:
+        name: The replica.
+        duty: What an operator has said.
+        breaker: See `Breaker`.
+        ejections: How often it was left out, less what time has forgiven.
+    """
+
+    def __init__(self, name: str, config: HealthConfig, draw: Callable[[], float]) -> None:
+        self.name = name
+        self.duty = Duty()
+        self.ejections = 0
+        self._config = config
+        self._window = Window(config.breaker.window_s)
+        self.breaker = Breaker(config.breaker, self._window, draw)
+        self._ejected_until_s = _NEVER_S
+        self._ejected_for = ""
+
+    # --- may it be sent to? ---
+
+    def verdict(self, now_s: float, *, ejected_too: bool = False) -> Verdict:
+        """Whether, and with which weight.
+
+        Args:
+            now_s: Now.
+            ejected_too: It is not left out for being worse than its peers: there is no other.
+        """
+        why = self._why_not(now_s, ejected_too)
+        if why:
+            return Verdict(False, 0.0, why=why)
+        config = self._config
+        if self.breaker.state(now_s) is BreakerState.HALF_OPEN:
+            return Verdict(True, config.slow_start_least, probe=True)
+        back_s = max(self.duty.serving_since_s, self.breaker.closed_since_s, min(self._ejected_until_s, now_s))
+        return Verdict(True, slow_start(now_s - back_s, config.slow_start_s, config.slow_start_least))
+
+    def _why_not(self, now_s: float, ejected_too: bool) -> str:
+        if self.duty.state is not DutyState.SERVING:
+            return "is being drained." if self.duty.state is DutyState.DRAINING else "is in maintenance."
+        if not self.breaker.lets_through(now_s):
+            if left_s := self.breaker.remaining_s(now_s):
+                return f"is left alone for {left_s:.1f} s more, because {self.breaker.cause}."
+            return f"is being tried with one request, because {self.breaker.cause}."
+        if self.ejected(now_s) and not ejected_too:
+            return f"is left out for {self._ejected_until_s - now_s:.1f} s more, because {self._ejected_for}."
+        return ""
+
+    def ejected(self, now_s: float) -> bool:
+        """Whether it is left out for being worse than its peers."""
+        return now_s < self._ejected_until_s
+
+    # --- what is sent ---
+
+    def begin(self, now_s: float, *, ejected_too: bool = False) -> Attempt | None:
+        """A request on its way there, which must be given to `ended`; None: it may not be sent."""
+        if self._why_not(now_s, ejected_too):
+            return None
+        attempt = self.breaker.begin(now_s)
+        if attempt is not None:
+            self.duty.began()
+        return attempt
+
+    def begin_probe(self, now_s: float) -> Attempt | None:
+        """An active probe, which must be given to `ended`; None: there is nothing to learn now.
+
+        A half-open breaker takes it for its one probe, so that an idle replica comes back without a caller's request.
+        """
+        return None if self.duty.state is DutyState.MAINTENANCE else self.breaker.begin(now_s, active=True)
+
+    def answered(self, attempt: Attempt, now_s: float, *, expected_s: float = 1.0) -> None:
+        """Its first token came.
+
+        Args:
+            attempt: The request.
+            now_s: Now.
+            expected_s: What was predicted for it. Peers are compared by the ratio, because whoever gets the long
+                prompts is not the slow one.
+        """
+        if self._learns and not attempt.over:
+            self._window.took(now_s, (now_s - attempt.begun_s) / expected_s)
+            self.breaker.answered(attempt, now_s)
+
+    def ended(self, attempt: Attempt, outcome: Outcome, now_s: float) -> None:
+        """It is over. A second call changes nothing."""
+        if attempt.over:
+            return
+        self.breaker.ended(attempt, outcome if self._learns else Outcome.NEITHER, now_s)
+        if not attempt.active:
+            self.duty.ended()
+
+    @property
+    def _learns(self) -> bool:
+        return self.duty.state is not DutyState.MAINTENANCE
+
+    # --- how it compares; see `Peers` ---
+
+    def recent(self, now_s: float) -> Recent:
+        """What happened there lately."""
+        return self._window.recent(now_s)
+
+    def eject(self, now_s: float, cause: str) -> None:
+        """It is left out, for longer each time."""
+        outliers = self._config.outliers
+        self.ejections += 1
+        self._ejected_until_s = now_s + min(outliers.base_s * self.ejections, outliers.most_s)
+        self._ejected_for = cause
+        self._window.clear()  # it comes back to be judged by what it does then
+
+    def forgive(self) -> None:
+        """It was found no worse than the others once more."""
+        self.ejections = max(0, self.ejections - 1)

@@ -1,0 +1,73 @@
+"""The replicas of a pool beside each other: who is left out for being worse, and who can be used."""
+
+import math
+from collections.abc import Iterable
+
+from maitred.replica.health.breaker import Attempt, BreakerState
+from maitred.replica.health.config import OutlierConfig
+from maitred.replica.health.duty import DutyState
+from maitred.replica.health.health import Health, Verdict
+from maitred.replica.health.outliers import find_outliers
+
+
+class Peers:
+    """The health of a pool.
+
+    Of those that serve, never more than the configured share is left out, and at least one that works is not. If all
+    that are not left out fail afterwards, being left out no longer counts: a slow answer is better than none (Envoy's
+    panic).
+
+    Args:
+        config: The settings.
+        members: Its replicas.
+    """
+
+    def __init__(self, config: OutlierConfig, members: Iterable[Health]) -> None:
+        self._config = config
+        self._members = {member.name: member for member in members}
+        self._next_s = float("-inf")
+
+    def __getitem__(self, name: str) -> Health:
+        return self._members[name]
+
+    def join(self, member: Health) -> None:
+        """A replica is added."""
+        self._members[member.name] = member
+
+    def leave(self, name: str) -> None:
+        """A replica is gone."""
+        self._members.pop(name, None)
+
+    def panics(self, now_s: float) -> bool:
+        """Whether those that are left out are used all the same, since there is no other."""
+        return not any(member.verdict(now_s).may for member in self._members.values())
+
+    def verdicts(self, now_s: float) -> dict[str, Verdict]:
+        """Every replica's. None may be sent to only if none serves whose breaker lets anything through."""
+        panics = self.panics(now_s)
+        return {name: member.verdict(now_s, ejected_too=panics) for name, member in self._members.items()}
+
+    def begin(self, name: str, now_s: float) -> Attempt | None:
+        """A request on its way to that replica, as `Health.begin`."""
+        return self._members[name].begin(now_s, ejected_too=self.panics(now_s))
+
+    def sweep(self, now_s: float) -> list[str]:
+        """Compares them, if it is time to; returns the names of those that are left out from now on."""
+        if now_s < self._next_s:
+            return []
+        self._next_s = now_s + self._config.every_s
+        serving = [each for each in self._members.values() if each.duty.state is DutyState.SERVING]
+        working = {
+            each.name: each
+            for each in serving
+            if not each.ejected(now_s) and each.breaker.state(now_s) is BreakerState.CLOSED
+        }
+        room = math.floor(self._config.share * len(serving) + 1e-9) - sum(each.ejected(now_s) for each in serving)
+        outliers = find_outliers({name: each.recent(now_s) for name, each in working.items()}, self._config)
+        ejected = outliers[: max(0, min(room, len(working) - 1))]
+        for outlier in ejected:
+            working[outlier.name].eject(now_s, outlier.why)
+        for member in working.values():
+            if all(member.name != outlier.name for outlier in outliers):
+                member.forgive()
+        return [outlier.name for outlier in ejected]

@@ -1,0 +1,171 @@
+"""Replicas fail, come back, slow down and are taken out in every order. There is never more than one probe, nobody is
+locked out for good, and a pool never leaves out all that work.
+"""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from maitred.replica.health.breaker import BreakerState, Outcome
+from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
+from maitred.replica.health.duty import DutyState
+from maitred.replica.health.health import Health
+from maitred.replica.health.peers import Peers
+from maitred.replica.health.slow_start import slow_start
+from maitred.replica.health.staleness import Report, believed, trust
+
+NUMBERS = st.integers(0, 4)
+
+
+class HealthMachine(RuleBasedStateMachine):
+    @initialize(
+        count=st.integers(1, 5),
+        share=st.sampled_from([0.0, 0.25, 0.5, 0.9]),
+        max_fails=st.integers(1, 4),
+        draw=st.sampled_from([0.0, 0.5, 0.999]),
+    )
+    def start(self, count, share, max_fails, draw):
+        self.config = HealthConfig(
+            breaker=BreakerConfig(max_fails=max_fails, least_requests=3, window_s=10.0, most_open_s=8.0),
+            outliers=OutlierConfig(share=share, every_s=1.0, least_requests=2, base_s=5.0, most_s=20.0),
+            slow_start_s=4.0,
+        )
+        self.members = [Health(f"replica-{number}", self.config, lambda: draw) for number in range(count)]
+        self.peers = Peers(self.config.outliers, self.members)
+        self.now_s = 1_000.0
+        self.running = []
+
+    def member(self, number):
+        return self.members[number % len(self.members)]
+
+    @rule(passes_s=st.sampled_from([0.0, 0.1, 1.0, 7.0, 40.0]))
+    def time(self, passes_s):
+        self.now_s += passes_s
+
+    @rule(number=NUMBERS, active=st.booleans())
+    def begin(self, number, active):
+        member = self.member(number)
+        verdict = self.peers.verdicts(self.now_s)[member.name]
+        attempt = member.begin_probe(self.now_s) if active else self.peers.begin(member.name, self.now_s)
+        if not active:
+            assert (attempt is not None) == verdict.may
+            assert attempt is None or attempt.probe == verdict.probe
+        if attempt is not None:
+            self.running.append((member, attempt))
+
+    @rule(index=st.integers(0, 50), took_s=st.floats(0.01, 20))
+    def answer(self, index, took_s):
+        if self.running:
+            member, attempt = self.running[index % len(self.running)]
+            member.answered(attempt, self.now_s + took_s)
+
+    @rule(index=st.integers(0, 50), outcome=st.sampled_from(Outcome), twice=st.booleans())
+    def end(self, index, outcome, twice):
+        if self.running:
+            member, attempt = self.running.pop(index % len(self.running))
+            for _ in range(1 + twice):
+                member.ended(attempt, outcome, self.now_s)
+
+    @rule()
+    def sweep(self):
+        ejected = self.peers.sweep(self.now_s)
+        serving = [member for member in self.members if member.duty.state is DutyState.SERVING]
+        if ejected:
+            assert sum(each.ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
+            assert any(member.verdict(self.now_s).may for member in serving)
+
+    @rule(number=NUMBERS, word=st.sampled_from(["drain", "maintain", "serve"]))
+    def command(self, number, word):
+        duty = self.member(number).duty
+        duty.serve(self.now_s) if word == "serve" else getattr(duty, word)()
+
+    @invariant()
+    def one_probe_at_a_time(self):
+        for member in getattr(self, "members", []):
+            probes = [
+                attempt
+                for owner, attempt in self.running
+                if owner is member and attempt.probe and member.breaker._probe is attempt
+            ]
+            assert len(probes) <= 1
+            if member.breaker.state(self.now_s) is not BreakerState.CLOSED:
+                assert member.breaker.probing == bool(probes), "a probe is never forgotten, and never counted twice"
+
+    @invariant()
+    def who_works_can_be_used(self):
+        if not hasattr(self, "members"):
+            return
+        verdicts = self.peers.verdicts(self.now_s)
+        works = [
+            member
+            for member in self.members
+            if member.duty.state is DutyState.SERVING and member.breaker.lets_through(self.now_s)
+        ]
+        assert any(verdict.may for verdict in verdicts.values()) == bool(works)
+        for verdict in verdicts.values():
+            assert 0.0 <= verdict.weight <= 1.0
+            assert verdict.may == (verdict.weight > 0) == (not verdict.why)
+
+    @invariant()
+    def what_runs_is_counted(self):
+        for member in getattr(self, "members", []):
+            mine = [attempt for owner, attempt in self.running if owner is member and not attempt.active]
+            assert member.duty.running == len(mine)
+
+    def teardown(self):
+        """Whatever has happened: with good outcomes from now on, every replica is back in full."""
+        if not hasattr(self, "members"):
+            return
+        for member, attempt in self.running:
+            member.ended(attempt, Outcome.NEITHER, self.now_s)
+        for member in self.members:
+            member.duty.serve(self.now_s)
+        for _ in range(60):
+            self.now_s += 1.0
+            for member in self.members:
+                if (attempt := member.begin(self.now_s)) is not None:
+                    member.answered(attempt, self.now_s + 0.1)
+                    member.ended(attempt, Outcome.SUCCESS, self.now_s + 0.1)
+        assert [member.verdict(self.now_s).weight for member in self.members] == [1.0] * len(self.members)
+
+
+TestHealth = HealthMachine.TestCase
+
+REPORTS = st.lists(
+    st.builds(Report, value=st.floats(0, 1e6), age_s=st.floats(0, 1e6), known=st.floats(0, 1e6)), min_size=1, max_size=6
+)
+
+
+@given(REPORTS, st.floats(0, 10), st.floats(0.1, 100))
+def test_an_old_report_neither_shuts_out_nor_looks_idle(reports, fresh_s, half_s):
+    loads = believed(reports, fresh_s, half_s)
+    least, most = min(each.value for each in reports), max(each.value for each in reports)
+    for report, load in zip(reports, loads, strict=True):
+        assert load >= report.known
+        assert load == report.known or least - 1e-6 <= load <= most + 1e-6
+        if report.age_s <= fresh_s:
+            assert load == max(report.known, report.value)
+
+
+@given(value=st.floats(0, 1e3), peer=st.floats(0, 1e3), ages_s=st.lists(st.floats(0, 1e4), min_size=2))
+def test_it_goes_towards_the_others_and_never_back(value, peer, ages_s):
+    distances = [
+        abs(believed([Report(value, age_s), Report(peer, 0.0)], 2.0, 10.0)[0] - peer) for age_s in sorted(ages_s)
+    ]
+    assert all(later <= earlier + 1e-6 for earlier, later in pairwise(distances))
+
+
+def test_reports_lose_weight_by_halves():
+    assert [trust(age_s, 2.0, 10.0) for age_s in (0, 2, 12, 22)] == [1, 1, 0.5, 0.25]
+    assert believed([], 2.0, 10.0) == []
+    assert believed([Report(0.0, 1e9), Report(80.0, 0.0)], 2.0, 10.0)[0] > 79, "silent is not idle"
+    assert believed([Report(512.0, 1e9)], 2.0, 10.0) == pytest.approx([512.0]), "with no other there is nothing better"
+
+
+@given(since_s=st.floats(-10, 1e6), rises_s=st.floats(0, 1e3), least=st.floats(0.01, 1))
+def test_a_weight_only_rises(since_s, rises_s, least):
+    now, later = slow_start(since_s, rises_s, least), slow_start(since_s + 1, rises_s, least)
+    assert least <= now <= later + 1e-9 <= 1.0 + 1e-9
