@@ -8,8 +8,8 @@ the prompt and recomputes at most one block's worth of tokens.
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from maitred.core.prefix import block_key, root_key
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.prefix import block_key, root_key
 
 
 class BlockTable:

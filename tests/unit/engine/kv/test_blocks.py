@@ -1,5 +1,5 @@
+from maitred.core.prefix import block_key, root_key
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.prefix import block_key, root_key
 from maitred.engine.kv.table import BlockTable
 
 

@@ -1,4 +1,4 @@
-"""Names for the content of KV blocks.
+"""Names for the content of KV blocks, the same in the engine that holds them and in the gateway that looks for them.
 
 The KV of a token depends on every token before it, so a block's content is named by a chain: the key of a block is the
 digest of its parent's key and its own tokens. Two sequences share a key exactly when they share the whole prefix up to
@@ -11,7 +11,7 @@ caching (Kwon et al., SOSP'23, and its design notes).
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 16
@@ -25,3 +25,14 @@ def root_key(scope: str) -> bytes:
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of the block that holds `tokens` after the prefix that `parent` names."""
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()
+
+
+def chain(scope: str, tokens: Sequence[int], block_tokens: int) -> Iterator[bytes]:
+    """The keys of the whole blocks that `tokens` fill, from the first; each is computed when it is asked for."""
+    data = array("I", tokens)
+    step = block_tokens * data.itemsize
+    content = memoryview(data).cast("B")
+    key = root_key(scope)
+    for start in range(0, len(content) - step + 1, step):
+        key = blake2b(key + content[start : start + step], digest_size=KEY_BYTES).digest()
+        yield key
