@@ -1,0 +1,46 @@
+"""What choosing among the replicas of a model goes by: dispatch knows it, and a policy of `routing` decides on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A request that is to be placed."""
+
+    prompt_tokens: int
+    output_tokens: float = 0.0
+    """That are predicted, of all its choices."""
+    session: str | None = None
+    """What the caller names for requests that belong together; those of another tenant must have another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that could take it now."""
+
+    name: str
+    """The same for as long as the replica lives."""
+    weight: float = 1.0
+    """How much of the load it should have beside the others; a replica that comes back begins with little."""
+    requests: int = 0
+    """That were sent there and have not ended."""
+    prompt_tokens: float = 0.0
+    """Of these, that are still to be computed."""
+    output_tokens: float = 0.0
+    """Of these, that are still expected."""
+    held_tokens: int = 0
+    """Leading tokens of the request's prompt that it holds already."""
+    wait_s: float | None = None
+    """Predicted, until the request's own prompt is begun there; None: nobody can tell."""
+    prefill_s: float | None = None
+    """Predicted, for the prompt less what is held."""
+
+
+class Balance(Protocol):
+    """Decides where a request goes."""
+
+    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+        """One of the candidates, of which there is at least one; from now on it counts as chosen."""
+        ...

@@ -1,0 +1,1 @@
+"""Which of several replicas takes a request. Pure: chance is an argument."""

@@ -1,0 +1,25 @@
+"""Which replica a session belongs to, without remembering any session."""
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from maitred.core.balance import Candidate
+
+_RANGE = 2.0**64
+
+
+def home_of(session: str, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate where a session is at home.
+
+    Rendezvous hashing (Thaler and Ravishankar, 1998): every pair of session and replica has a number that looks random,
+    and the session goes where it is least. A replica that comes or goes moves only the sessions that it gets or had;
+    there is no table, and every gateway comes to the same answer. Numbers are drawn from the exponential distribution
+    with the weight as its rate, so each replica is home to a share of the sessions equal to its share of the weight.
+    """
+
+    def number(candidate: Candidate) -> float:
+        digest = blake2b(f"{session}\0{candidate.name}".encode(), digest_size=8).digest()
+        return -math.log((int.from_bytes(digest) + 1) / (_RANGE + 1)) / candidate.weight
+
+    return min(candidates, key=number)

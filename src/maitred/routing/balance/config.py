@@ -1,0 +1,36 @@
+"""The `routing.balance` section: which of several replicas takes a request."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+PolicyName = Literal["predicted_ttft", "round_robin", "least_requests", "least_tokens", "power_of_two", "weighted"]
+
+
+class BalanceConfig(Struct, frozen=True, kw_only=True):
+    """Which of several replicas of a model takes a request."""
+
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="`predicted_ttft`: the earliest first token, counting what each replica holds of the prompt. "
+            "`least_tokens`: the fewest outstanding tokens. `least_requests`: the fewest outstanding requests. "
+            "`power_of_two`: of two drawn ones, the one with fewer outstanding tokens. `round_robin`: in turn. "
+            "`weighted`: in turn, by weight."
+        ),
+    ] = "predicted_ttft"
+    bound: Annotated[
+        Annotated[float, Meta(gt=1)] | None,
+        Meta(
+            description="No replica is given more than this many times its share of the load, whatever the policy or "
+            "the session says, while it is busy and another can take the request. Load is what a replica was given "
+            "lately, or has to do still, whichever is more. Null: there is no bound."
+        ),
+    ] = 1.2
+    affinity: Annotated[
+        bool,
+        Meta(
+            description="Whether requests of one session (`x-session-id`, `prompt_cache_key`) go to one replica, as "
+            "far as the bound allows."
+        ),
+    ] = True

@@ -1,0 +1,34 @@
+"""How much a replica has to do.
+
+Load is counted in service (tokens by what they cost, see `dispatch.service`), not in requests: one prompt of a hundred
+thousand tokens is no match for a hundred short ones.
+"""
+
+from maitred.core.balance import Candidate, Inquiry
+from maitred.core.service import ServiceWeights
+
+
+class Loads:
+    """Counts load.
+
+    Args:
+        weights: What tokens count.
+    """
+
+    def __init__(self, weights: ServiceWeights) -> None:
+        self._weights = weights
+
+    def of(self, candidate: Candidate) -> float:
+        """The service that is outstanding there."""
+        return self._weights.prompt * candidate.prompt_tokens + self._weights.output * candidate.output_tokens
+
+    def relative(self, candidate: Candidate) -> float:
+        """The same by weight."""
+        return self.of(candidate) / candidate.weight
+
+    def added(self, inquiry: Inquiry, candidate: Candidate) -> float:
+        """What the request would add to it there: less where its prompt is held."""
+        weights = self._weights
+        held = min(candidate.held_tokens, inquiry.prompt_tokens)
+        fresh = inquiry.prompt_tokens - held
+        return weights.prompt * fresh + weights.cached * held + weights.output * inquiry.output_tokens
