@@ -1,0 +1,65 @@
+"""From a name to its targets: aliases, then names as they stand, then those with a `*`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maitred.routing.pools.config import RoutesConfig, TargetConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name leads to."""
+
+    name: str
+    """Without aliases."""
+    targets: Sequence[tuple[str, str]]
+    """Pool and the model's name there, the first choice first."""
+
+
+class Names:
+    """The names of a table.
+
+    Args:
+        config: The table. Circles among its aliases lead nowhere.
+    """
+
+    def __init__(self, config: RoutesConfig) -> None:
+        self._aliases = config.aliases
+        self._exact = {name: targets for name, targets in config.models.items() if "*" not in name}
+        parts = ((name.partition("*"), targets) for name, targets in config.models.items() if "*" in name)
+        # The most literal characters first, of as many the longest beginning; then as they stand in the table.
+        self._patterns: list[tuple[str, str, list[TargetConfig]]] = sorted(
+            ((before, after, targets) for (before, _, after), targets in parts),
+            key=lambda pattern: (-len(pattern[0]) - len(pattern[1]), -len(pattern[0])),
+        )
+
+    def canonical(self, name: str) -> str:
+        """The name that an alias stands for in the end; any other name is itself."""
+        for _ in self._aliases:
+            if name not in self._aliases:
+                break
+            name = self._aliases[name]
+        return name
+
+    def is_circle(self, alias: str) -> bool:
+        """Whether an alias stands for no name in the end."""
+        return self.canonical(alias) in self._aliases
+
+    def find(self, name: str) -> Found | None:
+        """What it leads to; None: nowhere."""
+        name = self.canonical(name)
+        if name in self._exact:
+            return Found(name, _targets(self._exact[name], name, ""))
+        for before, after, targets in self._patterns:
+            if len(name) >= len(before) + len(after) and name.startswith(before) and name.endswith(after):
+                return Found(name, _targets(targets, name, name[len(before) : len(name) - len(after)]))
+        return None
+
+    @property
+    def listed(self) -> list[str]:
+        """The names that can be told to callers: those without a `*`, and the aliases."""
+        return [*self._exact, *(alias for alias in self._aliases if not self.is_circle(alias))]
+
+
+def _targets(targets: Sequence[TargetConfig], name: str, starred: str) -> list[tuple[str, str]]:
+    return [(each.pool, name if each.model is None else each.model.replace("*", starred)) for each in targets]
