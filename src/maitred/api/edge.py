@@ -132,7 +132,8 @@ class Edge:
     async def _work(self, route: Route, call: Call) -> None:
         """A call that takes a place inside and that the client can abandon."""
         # A server that is full must still take the change that relieves it.
-        async with self._gate.enter(even_if_full=route.needs is KeyScope.ADMIN) as block:
+        tenant = call.principal.tenants[0]
+        async with self._gate.enter(tenant, even_if_full=route.needs is KeyScope.ADMIN) as block:
             try:
                 async with asyncio.timeout(self._body_timeout_s):
                     await call.read_body(self._max_body_bytes)

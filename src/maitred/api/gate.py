@@ -5,14 +5,16 @@ those inside get a grace period, and who is still there when it ends is shown ou
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 
+from maitred.admission.policy.departures import Departures
 from maitred.api.interrupt import Interruptible
+from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated
+from maitred.dispatch.policy.comeback import Comebacks
 
-_RETRY_S = 1.0
-"""There is no forecast yet of when a place frees up; at this pace a client finds it soon without hammering."""
 _DRAIN_RETRY_S = 2.0
 """A load balancer has taken us out by then."""
 
@@ -22,10 +24,16 @@ class Gate:
 
     Args:
         capacity: How many may be inside at once.
+        clock: For the pace at which places come free.
+        draw: A number from 0 to 1, for the jitter in times to come back.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, clock: Clock | None = None, *, draw: Callable[[], float] = random.random) -> None:
         self._capacity = capacity
+        self._clock = clock or SystemClock()
+        self._draw = draw
+        self._departures = Departures()
+        self._comebacks = Comebacks()
         self._inside: set[Interruptible] = set()
         self._draining = False
         self._empty = asyncio.Event()
@@ -42,10 +50,12 @@ class Gate:
         return self._draining
 
     @asynccontextmanager
-    async def enter(self, *, even_if_full: bool = False) -> AsyncIterator[Interruptible]:
+    async def enter(self, caller: Hashable = None, *, even_if_full: bool = False) -> AsyncIterator[Interruptible]:
         """A place inside, for as long as the block runs; the block can be interrupted.
 
         Args:
+            caller: Whose it is. Those of one caller that are refused shall come back one after the other, as places
+                come free.
             even_if_full: Whether to come in where no place is left; for those who can make some.
 
         Raises:
@@ -55,14 +65,17 @@ class Gate:
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
         if len(self._inside) >= self._capacity and not even_if_full:
-            raise Saturated(retry_after_s=_RETRY_S)
+            raise Saturated(retry_after_s=self._comeback_s(caller))
         async with Interruptible() as block:
+            if not self._inside:
+                self._departures.opened(self._clock.monotonic_s())
             self._inside.add(block)
             self._empty.clear()
             try:
                 yield block
             finally:
                 self._inside.discard(block)
+                self._departures.left(self._clock.monotonic_s())
                 if not self._inside:
                     self._empty.set()
 
@@ -91,3 +104,8 @@ class Gate:
         for block in inside:
             block.interrupt(Draining("The server shut down before the answer was complete. Send the request again."))
         return len(inside)
+
+    def _comeback_s(self, caller: Hashable) -> float:
+        now_s = self._clock.monotonic_s()
+        gap_s = self._departures.gap_s(now_s)
+        return self._comebacks.take(caller, gap_s, gap_s, now_s, self._draw())

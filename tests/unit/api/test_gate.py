@@ -2,12 +2,14 @@
 # ruff: noqa: PT012 - the block is what is tested
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from maitred.api.gate import Gate
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.errors import Draining, Saturated
+from tests.clock import FakeClock
 
 
 async def inside(gate, until):
@@ -24,6 +26,28 @@ async def test_no_more_than_its_capacity():
                 pass
         assert refusal.value.retry_after_s
     assert gate.inside == 0
+
+
+async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
+    clock = FakeClock()
+    gate = Gate(2, clock, draw=lambda: 0.5)
+
+    async def refused_s(caller):
+        with pytest.raises(Saturated) as refusal:
+            async with gate.enter(caller):
+                pass
+        return refusal.value.retry_after_s
+
+    async with gate.enter(), AsyncExitStack() as other:
+        await other.enter_async_context(gate.enter())
+        assert await refused_s("a") == pytest.approx(1.05), "a guess, until somebody has left"
+        for _ in range(4):
+            clock.now_s += 5.0
+            await other.aclose()
+            await other.enter_async_context(gate.enter())
+        assert await refused_s("b") == pytest.approx(5.25)
+        assert await refused_s("b") == pytest.approx(10.5), "one behind the other"
+        assert await refused_s("c") == pytest.approx(5.25), "and not behind those of others"
 
 
 async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
