@@ -166,9 +166,7 @@ def test_the_longest_chunk_is_one_that_fits_and_one_more_would_not(coefficients,
         assert times.chunk(start, length + 1) >= seconds * (1 - 1e-6) - 1e-9
 
 
-@settings(
-    max_examples=50, deadline=None
-)  # a fit is a lot of Python, and how fast that is says nothing of what it finds
+@settings(max_examples=50, deadline=None)  # how fast a fit is says nothing of what it finds
 @given(
     steps=st.lists(
         st.tuples(
