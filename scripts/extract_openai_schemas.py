@@ -19,6 +19,7 @@ NAMES = (
     "CreateChatCompletionResponse",
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
+    "CreateEmbeddingResponse",
     "ListModelsResponse",
     "Model",
     "ErrorResponse",

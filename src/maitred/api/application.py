@@ -7,6 +7,7 @@ from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
 from maitred.api.edge import Edge
+from maitred.api.embeddings import EmbeddingRoutes
 from maitred.api.gate import Gate
 from maitred.api.idempotent import Idempotency
 from maitred.api.models import ModelRoutes
@@ -19,6 +20,7 @@ from maitred.cache.idempotency import AnswerStore
 from maitred.cache.memory import MemoryAnswers
 from maitred.core.answer import Answering, Observer
 from maitred.core.clock import Clock
+from maitred.core.embedding import Embedding
 from maitred.core.tenancy import Identifying
 
 
@@ -31,6 +33,7 @@ def build(
     render_metrics: Callable[[], bytes],
     clock: Clock,
     *,
+    embedding: Embedding | None = None,
     admin: Iterable[Route] = (),
     answers: AnswerStore | None = None,
     stores_up: Callable[[], Mapping[str, bool]] = dict,
@@ -46,6 +49,7 @@ def build(
         observers: Told of every ended request.
         render_metrics: Everything in Prometheus' text format.
         clock: For the times in tallies.
+        embedding: Computes embeddings; None: there is no route for them.
         admin: Routes of the administration, where there is a store to administer.
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
@@ -56,6 +60,7 @@ def build(
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *CompletionRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
+        *([] if embedding is None else EmbeddingRoutes(embedding, strict=config.strict).routes()),
         *QueueRoutes(answering).routes(),
         *admin,
         *service.routes(),

@@ -44,6 +44,50 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, ask: Ask) -> None:
         )
 
 
+def check_generates(card: ModelCard, name: str) -> None:
+    """Raises InvalidRequest if the model answers with vectors."""
+    if card.embedding_dimensions:
+        raise InvalidRequest(
+            f"The model {name!r} computes embeddings and generates no text. Send texts to /v1/embeddings, or name "
+            "another model.",
+            param="model",
+        )
+
+
+def check_embeds(card: ModelCard, name: str, dimensions: int | None) -> None:
+    """Raises InvalidRequest unless the model answers with vectors, of at least so many dimensions."""
+    if not card.embedding_dimensions:
+        raise InvalidRequest(
+            f"The model {name!r} generates text and computes no embeddings. Name an encoder: GET /v1/models lists what "
+            "is served.",
+            param="model",
+        )
+    if dimensions is not None and dimensions > card.embedding_dimensions:
+        raise InvalidRequest(
+            f"dimensions must be at most {card.embedding_dimensions} for this model; got {dimensions}.",
+            param="dimensions",
+        )
+
+
+def check_text(card: ModelCard, text: list[int], param: str) -> None:
+    """Whether an encoder can read a text.
+
+    Raises:
+        ContextLengthExceeded: It is too long.
+        InvalidRequest: It is empty, or not made of this model's tokens.
+    """
+    if not text:
+        raise InvalidRequest(f"{param} has no tokens. Give the model at least one.", param=param)
+    _check_tokens(card, text, param)
+    window = _window(card)
+    if len(text) > window:
+        raise ContextLengthExceeded(
+            f"{param} has {len(text):,} tokens, but the model reads at most {window:,}. Shorten it, or split it into "
+            "several.",
+            param=param,
+        )
+
+
 def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
     """How many tokens may be generated for this prompt.
 

@@ -17,7 +17,7 @@ from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
 from maitred.admission.work import Work
 from maitred.app.generation import Generation
-from maitred.app.limits import check_fits, check_sampling, check_size
+from maitred.app.limits import check_fits, check_generates, check_sampling, check_size
 from maitred.app.prompts import tokens_of
 from maitred.app.reading import Reading
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
@@ -112,6 +112,7 @@ class Pipeline:
         model = self._catalog.resolve(ask.model, principal)
         tally.model = model.name
         card = model.card()
+        check_generates(card, model.name)
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)
         prompts = await tokens_of(model, ask.prompts)

@@ -7,6 +7,7 @@
                      Directory   Pipeline -> Admission -> Counters, Ledger -> database
                         ^           +-----> Catalog
                      database       +-----> Dispatcher -> EngineLink <- LocalEngine (its own process)
+                                 Embedder -> the same, before an encoder
 
     Metrics, RequestLog <- one Tally per request
 
@@ -30,6 +31,8 @@ from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.banner import announce, show_key
+from maitred.app.embedding import Embedder
+from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
@@ -75,6 +78,7 @@ async def _serve(config: Config, command: Command | None) -> int:
     console = Console()
     clock = SystemClock()
     folder = find_model(config.model.folder)
+    name = config.model.served_name or folder.resolve().name
     tokenizer = Tokenizer.load(folder)
     listener = bind(config.server)
     async with (
@@ -82,6 +86,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
         _engine(config, command or _command(config, folder), clock) as engine,
+        open_encoders(config, name, clock) as encoders,
     ):
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
@@ -94,20 +99,24 @@ async def _serve(config: Config, command: Command | None) -> int:
             on_soft_budget=alarm,
         )
         place = config.model.engine_address or "local"
-        model = ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer)
+        model = ServedModel(name, engine.link, tokenizer)
+        engines = {name: engine, **encoders.engines}
         engine.link.unread_tokens = config.server.unread_tokens
         gate = Gate(config.server.max_in_flight)
-        accounts = AccountsView(stores, access, admission, alarm, {model.name: engine.link})
+        links = {name: engine.link for name, engine in engines.items()}
+        accounts = AccountsView(stores, access, admission, alarm, links)
         dispatcher = Dispatcher(model.name, [Post(place, engine.link)], config.dispatch, clock)
+        dispatchers = {model.name: dispatcher, **encoders.dispatchers}
+        catalog = Catalog([model, *encoders.models])
         metrics = Metrics(
             lambda: gate.inside,
-            lambda: {model.name: _state_of(engine)},
+            lambda: {name: _state_of(engine) for name, engine in engines.items()},
             accounts.state,
-            lambda: {model.name: dispatcher.state()},
+            lambda: {name: dispatcher.state() for name, dispatcher in dispatchers.items()},
         )
         pipeline = Pipeline(
-            Catalog([model]),
-            {model.name: dispatcher},
+            catalog,
+            dispatchers,
             admission,
             {model.name: Ladder(config.model.degradation, skipped=metrics.requests.degradation_skipped)},
             clock,
@@ -122,6 +131,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             [metrics.requests, RequestLog()],
             metrics.render,
             clock,
+            embedding=Embedder(catalog, dispatchers, admission, clock),
             admin=administration(stores.directory, stores.usage, admission.budgets, access.refresher.load, clock),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
@@ -137,7 +147,7 @@ async def _serve(config: Config, command: Command | None) -> int:
                     f"Listening at {url_of(listener)}; {escape(model.name)} is being loaded.", highlight=False
                 )
                 try:
-                    if await _is_up(engine, shutdown):
+                    if await _is_up(engine, encoders, shutdown):
                         collect_seldom()
                         announce(console, url_of(listener), model.name, model.card())
                     await shutdown.requested()
@@ -159,13 +169,18 @@ def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | Att
     return LocalEngine(command, clock=clock)
 
 
-async def _is_up(engine: LocalEngine | AttachedEngine, shutdown: Shutdown) -> bool:
-    """Waits until the engine is ready; False if we are told to stop before that.
+async def _is_up(engine: LocalEngine | AttachedEngine, encoders: Encoders, shutdown: Shutdown) -> bool:
+    """Waits until the engine is ready, and the encoder; False if we are told to stop before that.
 
     Raises:
-        ReplicaUnavailable: The engine cannot start.
+        ReplicaUnavailable: One of them cannot start.
     """
-    starting = asyncio.create_task(engine.started(), name="engine start")
+
+    async def started() -> None:
+        await engine.started()
+        await encoders.started()
+
+    starting = asyncio.create_task(started(), name="engine start")
     stopping = asyncio.create_task(shutdown.requested(), name="shutdown request")
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -12,6 +12,7 @@ from maitred.cache.config import IdempotencyConfig
 from maitred.config.profiles import ProfileName
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
+from maitred.engine.encoder.config import EncoderConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
@@ -75,6 +76,7 @@ class Config(Struct, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()
     tenants: Annotated[
         dict[str, OrganisationConfig],

@@ -29,6 +29,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Largest `n` the replica accepts."""
     dtype: str
     device: str
+    embedding_dimensions: int = 0
+    """Numbers in the vector that it answers with; 0: it generates text."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -129,6 +129,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Milliseconds that the engine let the choice wait, by cause (see `WaitCause`); on its first delta, if any."""
     begun: bool = True
     """False on the only delta of a choice that ended before anything of its prompt was computed: it cost nothing."""
+    embedding: bytes | None = None
+    """What an encoder answers in place of tokens: fp32 numbers, little-endian, one behind the other."""
 
 
 class Usage(msgspec.Struct, frozen=True):

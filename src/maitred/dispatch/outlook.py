@@ -153,7 +153,8 @@ class Outlook:
 
     @property
     def _typical(self) -> Typical:
-        return Typical(self._prompt.value, self.outputs.mean or 64.0)
+        mean = self.outputs.mean
+        return Typical(self._prompt.value, 64.0 if mean is None else mean)
 
     def _places(self, station: Station) -> int:
         total = station.total
@@ -215,7 +216,7 @@ class Outlook:
     def finished(self, ticket: Ticket) -> None:
         """A request came to its end by itself."""
         errand = ticket.errand
-        if ticket.output_tokens:
+        if ticket.output_tokens or not errand.max_tokens:
             self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)
 
 

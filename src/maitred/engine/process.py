@@ -15,6 +15,8 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
 from maitred.engine.config import EngineConfig
+from maitred.engine.encoder.build import build_encoder
+from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.lanes import Lanes
@@ -25,7 +27,7 @@ from maitred.engine.runner import ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.engine.server import EngineServer
+from maitred.engine.server import EngineServer, Steps
 from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 
@@ -85,7 +87,7 @@ def serve(model: Path, config: EngineConfig, listen: str, weights: ServiceWeight
     address = parse_address(listen)
     listener = _listen(address)
     try:
-        engine, card = build(model, config, weights)
+        engine, card = _build_steps(model, config, weights)
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
         gc.collect()
@@ -105,12 +107,21 @@ def serve(model: Path, config: EngineConfig, listen: str, weights: ServiceWeight
             Path(address.path).unlink(missing_ok=True)
 
 
+def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[Steps, ModelCard]:
+    """Everything but the socket, for a model that generates or for one that encodes."""
+    if not is_encoder(model):
+        return build(model, config, weights)
+    device = _device(config.device)
+    torch.set_num_threads(step_threads(config.threads))
+    return build_encoder(model, config, dtype=_dtype(config.dtype, device), device=device)
+
+
 def build(
     model: Path,
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
 ) -> tuple[Engine, ModelCard]:
-    """Everything but the socket."""
+    """Everything but the socket, for a model that generates."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     torch.set_num_threads(step_threads(config.threads))

@@ -17,19 +17,59 @@ import socket
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from types import FrameType
+from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ProtocolViolation
-from maitred.core.ports import ModelCard
+from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
-from maitred.engine.engine import Engine
 from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Rejection, Submit
 
 DRAIN_GRACE_S = 30.0
 _DRAIN_POLL_S = 0.05
 
 logger = logging.getLogger("maitred.engine")
+
+
+class Steps(Protocol):
+    """What works in steps: `maitred.engine.engine.Engine`, or `maitred.engine.encoder.engine.EncoderEngine`.
+
+    An *owner* is whoever submitted a request; request ids are unique per owner.
+    """
+
+    def submit(self, owner: Hashable, request: Request) -> None:
+        """Takes a request in; raises ValueError, with the reason, if it can never run here."""
+        ...
+
+    def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
+        """Ends one choice of a request, or all. What is unknown or done is ignored."""
+        ...
+
+    def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
+        """Computes no more of a request, or goes on with it."""
+        ...
+
+    def disown(self, owner: Hashable) -> None:
+        """The owner is gone: ends all its requests."""
+        ...
+
+    def step(self) -> Mapping[Hashable, list[Output]]:
+        """Computes one step; what came of it, by owner."""
+        ...
+
+    def load(self) -> LoadReport:
+        """Where things stand."""
+        ...
+
+    def patience_s(self) -> float | None:
+        """How long the next step may be put off; None: until somebody asks."""
+        ...
+
+    @property
+    def occupied(self) -> bool:
+        """Whether any request has not ended."""
+        ...
 
 
 class EngineServer:
@@ -44,7 +84,7 @@ class EngineServer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Steps,
         card: ModelCard,
         listener: socket.socket,
         clock: Clock,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import tokenizers.models
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
@@ -43,6 +44,8 @@ class Tokenizer:
         backend.no_padding()
         rules = rules_of(json.loads(backend.to_str())["decoder"])
         self._bytes, self._visible = _tables(backend, rules)
+        # It takes a word that it cannot read, however long, for one unknown token, and no notice of spaces.
+        self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
         self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
         self.strips_leading_space = rules.strips_leading_space
         self.vocab_size = max(self._bytes, default=-1) + 1
@@ -84,9 +87,9 @@ class Tokenizer:
         """A number of tokens that no text of this length can do with less than, known without reading it.
 
         A character is at least a byte, and Unicode normalisation, which some tokenizers begin with, makes at most
-        three bytes one.
+        three bytes one. Nothing can be known where a tokenizer drops text.
         """
-        return text_characters // (self._longest_token_bytes * _NORMALISED_BYTES)
+        return 0 if self._drops_text else text_characters // (self._longest_token_bytes * _NORMALISED_BYTES)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text; what is no UTF-8 shows as U+FFFD, and ids that no token has show nothing."""

@@ -1,11 +1,12 @@
 """The exact bytes of every token, read from how a tokenizer says that it decodes.
 
-Two families write bytes into a vocabulary of strings:
+Three families write bytes into a vocabulary of strings:
 
 * *Byte-level* BPE (GPT-2, Llama 3, Qwen) gives each of the 256 bytes a printable character; a token's bytes are its
   characters mapped back.
 * *SentencePiece* (Llama 2, Mistral, Gemma) writes a space as ``▁`` and a byte that no token covers as ``<0xE2>``. Some
   of these vocabularies put a space before the first word, which decoding takes away again.
+* *WordPiece* (BERT) marks what continues a word with ``##``; every other token begins one, after a space.
 
 Once tokens are bytes, decoding is concatenation, so text can be cut anywhere and still come out the same. It differs
 from the reference decoders in one place: where SentencePiece's byte tokens form no UTF-8, those show one U+FFFD for
@@ -32,6 +33,8 @@ class DecodingRules(msgspec.Struct, frozen=True):
     """What stands for what in a token, such as ``▁`` for a space."""
     strips_leading_space: bool = False
     """The space before the first word is not part of the text."""
+    continuation: str = ""
+    """Marks a token that continues a word, where all others begin one."""
 
     def bytes_of(self, token: str) -> bytes:
         """The bytes of a token of the model's own vocabulary."""
@@ -44,6 +47,8 @@ class DecodingRules(msgspec.Struct, frozen=True):
             return bytes([int(match[1], 16)])
         for symbol, text in self.replacements:
             token = token.replace(symbol, text)
+        if self.continuation:
+            token = token.removeprefix(self.continuation) if token.startswith(self.continuation) else f" {token}"
         return token.encode()
 
 
@@ -54,6 +59,7 @@ def rules_of(decoder: dict[str, Any] | None) -> DecodingRules:
         ConfigInvalid: It decodes in a way that has no bytes per token.
     """
     byte_level = byte_fallback = strips = False
+    continuation = ""
     replacements: list[tuple[str, str]] = []
     for step in _steps(decoder):
         match step:
@@ -71,12 +77,14 @@ def rules_of(decoder: dict[str, Any] | None) -> DecodingRules:
                 strips = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
             case {"type": "Strip", "content": " ", "start": int() as start, "stop": 0}:
                 strips = start > 0
+            case {"type": "WordPiece", "prefix": str() as continuation} if continuation:
+                strips = True
             case _:
                 raise ConfigInvalid(
                     f"The tokenizer's decoder step {step.get('type')!r} is not supported. Use a model with a "
-                    "byte-level or SentencePiece tokenizer."
+                    "byte-level, SentencePiece or WordPiece tokenizer."
                 )
-    return DecodingRules(byte_level, byte_fallback, tuple(replacements), strips)
+    return DecodingRules(byte_level, byte_fallback, tuple(replacements), strips, continuation)
 
 
 def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

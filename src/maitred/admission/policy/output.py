@@ -82,7 +82,7 @@ def _room(wish: Wish, context: Rule) -> int:
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"
     room = limit.value - wish.longest_prompt
-    if room < 1:
+    if room < 0 or (room == 0 and wish.max_tokens != 0):
         raise ContextLengthExceeded(
             f"The prompt has {wish.longest_prompt:,} tokens and the answer needs some, but {allowed}. "
             + (f"Shorten the prompt to at most {limit.value - 1:,} tokens." if limit.value > 1 else "Have it raised."),

@@ -69,7 +69,7 @@ class _History:
 
     def add(self, tokens: int, max_tokens: int) -> None:
         self.tokens.add(tokens)
-        self.parts.add(tokens / max_tokens)
+        self.parts.add(tokens / max(1, max_tokens))
 
     def best(self, max_tokens: int) -> tuple[_Recent, float]:
         """What varies less, and the tokens that one of it stands for."""
@@ -108,10 +108,10 @@ class OutputLengths:
         return self._all.tokens.mean if len(self._all.tokens) else None
 
     def predict(self, tenant: str, max_tokens: int) -> int:
-        """Tokens of one choice, from 1 to `max_tokens`: room for most."""
+        """Tokens of one choice, from 1 to `max_tokens`: room for most. 0 where nothing is generated."""
         known = self._known(tenant)
         if known is None:
-            return max(1, int(max_tokens * self._unknown_share))
+            return min(max_tokens, max(1, int(max_tokens * self._unknown_share)))
         recent, unit = known.best(max_tokens)
         return min(max(1, math.ceil((recent.quantile(self._quantile) or 0.0) * unit - 1e-6)), max_tokens)
 
@@ -119,7 +119,7 @@ class OutputLengths:
         """The mean length instead of a safe one: for how long the work will take, not for the room that it needs."""
         known = self._known(tenant)
         if known is None:
-            return max(1.0, max_tokens * self._unknown_share)
+            return min(float(max_tokens), max(1.0, max_tokens * self._unknown_share))
         recent, unit = known.best(max_tokens)
         return min(max(1.0, recent.mean * unit), float(max_tokens))
 

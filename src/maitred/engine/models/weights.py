@@ -119,6 +119,10 @@ class Checkpoint:
         """Marks a tensor, if it is there, as one that is known and not needed."""
         self._unread.discard(name)
 
+    def ignore_all(self, prefix: str) -> None:
+        """The same for every tensor whose name begins so."""
+        self._unread -= {name for name in self._unread if name.startswith(prefix)}
+
     def check_nothing_left(self) -> None:
         """Raises unless every tensor was used: an unknown one means that the model computes something we do not."""
         unread = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))

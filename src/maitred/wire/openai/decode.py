@@ -10,15 +10,17 @@ from maitred.wire.openai.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     Message,
     StreamOptions,
     TokenizeRequest,
 )
 
-R = TypeVar("R", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
+_embedding = msgspec.json.Decoder(EmbeddingRequest)
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
@@ -42,6 +44,13 @@ def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
     """Reads the body of a text completion; as `decode_chat`."""
     request = _decoded(_completion, body, strict)
     rules.check_completion(request)
+    return request
+
+
+def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
+    """Reads the body of a request for embeddings; as `decode_chat`."""
+    request = _decoded(_embedding, body, strict)
+    rules.check_embedding(request)
     return request
 
 

@@ -21,25 +21,25 @@ def check_messages(messages: Sequence[Message]) -> None:
         _check_message(f"messages[{position}]", message)
 
 
-def check_prompt(prompt: str | Sequence[str | int | Sequence[int]]) -> None:
+def check_prompt(prompt: str | Sequence[str | int | Sequence[int]], path: str = "prompt") -> None:
     """Raises InvalidRequest unless the prompt is one text, several, one list of token ids, or several."""
     if isinstance(prompt, str):
         return
     if not prompt:
-        raise InvalidRequest("prompt must not be an empty list.", param="prompt")
+        raise InvalidRequest(f"{path} must not be an empty list.", param=path)
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
-        raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids.", param="prompt")
+        raise InvalidRequest(f"{path} must hold only texts, only token ids, or only lists of token ids.", param=path)
     if kinds == {int}:
-        check_token_ids("prompt", cast("Sequence[int]", prompt))
+        check_token_ids(path, cast("Sequence[int]", prompt))
     elif kinds == {list}:
         for position, tokens in enumerate(prompt):
             if isinstance(tokens, list):
                 if not tokens:
                     raise InvalidRequest(
-                        f"prompt[{position}] must hold at least one token id.", param=f"prompt[{position}]"
+                        f"{path}[{position}] must hold at least one token id.", param=f"{path}[{position}]"
                     )
-                check_token_ids(f"prompt[{position}]", tokens)
+                check_token_ids(f"{path}[{position}]", tokens)
 
 
 def check_token_ids(path: str, tokens: Sequence[int]) -> None:

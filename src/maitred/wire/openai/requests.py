@@ -29,6 +29,17 @@ DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as in OpenAI's API."""
 
 
+def each_of(prompts: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """One text, several, one list of token ids, or several: as a list of texts or lists of token ids."""
+    match prompts:
+        case str() as text:
+            return [text]
+        case [int(), *_] as tokens:
+            return [[token for token in tokens if isinstance(token, int)]]
+        case several:
+            return [prompt for prompt in several if not isinstance(prompt, int)]
+
+
 class FunctionCall(msgspec.Struct, frozen=True):
     """The function that an assistant message called, and its arguments as JSON text."""
 
@@ -219,13 +230,28 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one by one, however they were written."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_] as tokens:
-                return [[token for token in tokens if isinstance(token, int)]]
-            case several:
-                return [prompt for prompt in several if not isinstance(prompt, int)]
+        return each_of(self.prompt)
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/embeddings`."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    """One text, several, one list of token ids, or several."""
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    priority: int | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs, one by one, however they were written."""
+        return each_of(self.input)
+
+    @property
+    def as_base64(self) -> bool:
+        """Whether vectors are wanted as base64 of their bytes; else as lists of numbers."""
+        return self.encoding_format == "base64"
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -191,6 +191,31 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: list[ModelEntry]
 
 
+class EmbeddingEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | str
+    """Numbers; or, if asked for, base64 of them as fp32, little-endian."""
+    index: int
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens, as billed. Nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Answer of `POST /v1/embeddings`."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Answer of `POST /tokenize`."""
 
@@ -236,7 +261,17 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: ErrorDetail
 
 
-Body = ChatCompletion | ChatChunk | Completion | ModelEntry | ModelList | Tokenized | Detokenized | ErrorBody
+Body = (
+    ChatCompletion
+    | ChatChunk
+    | Completion
+    | EmbeddingList
+    | ModelEntry
+    | ModelList
+    | Tokenized
+    | Detokenized
+    | ErrorBody
+)
 
 _encoder = msgspec.json.Encoder()
 

@@ -19,6 +19,7 @@ from maitred.wire.openai.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
 )
 
@@ -30,6 +31,9 @@ MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
 MAX_ANSWERS = 2048
 """Choices of all prompts of one completion request."""
+MAX_INPUTS = 2048
+"""Of one request for embeddings, as in OpenAI's API."""
+ENCODING_FORMATS = ("float", "base64")
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -67,6 +71,7 @@ _RANGES: Mapping[str, Range] = {
     "top_logprobs": Range(0, 20),
 }
 _COMPLETION_LOGPROBS = Range(0, 5)
+_DIMENSIONS = Range(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = Range(-100, 100)
 
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -119,6 +124,29 @@ def check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest(
             f"best_of must equal n ({request.choices}); got {shown(request.best_of)}. Remove it.", param="best_of"
         )
+
+
+def check_embedding(request: EmbeddingRequest) -> None:
+    """Raises InvalidRequest for the first rule that a request for embeddings breaks."""
+    if not request.model:
+        raise InvalidRequest("model must name a model; got an empty string.", param="model")
+    check_prompt(request.input, "input")
+    inputs = request.inputs()
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"input must hold at most {MAX_INPUTS:,} entries; got {len(inputs):,}. Send several requests.",
+            param="input",
+        )
+    if "" in inputs:
+        path = "input" if isinstance(request.input, str) else f"input[{inputs.index('')}]"
+        raise InvalidRequest(f"{path} must not be an empty string. Remove it.", param=path)
+    if request.encoding_format is not None and request.encoding_format not in ENCODING_FORMATS:
+        raise InvalidRequest(
+            f"encoding_format must be one of {', '.join(ENCODING_FORMATS)}; got {shown(request.encoding_format)}.",
+            param="encoding_format",
+        )
+    _DIMENSIONS.check("dimensions", request.dimensions)
+    _RANGES["priority"].check("priority", request.priority)
 
 
 def check_tokenize(request: TokenizeRequest) -> None:

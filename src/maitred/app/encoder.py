@@ -1,0 +1,89 @@
+"""The encoder that is served beside the model that generates: one, or none."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from maitred.app.stores import running
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Post
+from maitred.engine.encoder.shape import is_encoder
+from maitred.engine.models.source import find_model
+from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.local import LocalEngine, engine_command
+from maitred.routing.catalog import ServedModel
+from maitred.text.tokenizer import Tokenizer
+from maitred.wire.address import parse_address
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEncoder:
+    """What the rest of the gateway needs of it."""
+
+    model: ServedModel
+    engine: LocalEngine | AttachedEngine
+    dispatcher: Dispatcher
+
+
+class Encoders:
+    """Those that are served, by name; empty without one.
+
+    Attributes:
+        models: For the catalog.
+        engines: Where they run.
+        dispatchers: The queues before them.
+    """
+
+    def __init__(self, served: Sequence[ServedEncoder]) -> None:
+        self.models = [encoder.model for encoder in served]
+        self.engines: Mapping[str, LocalEngine | AttachedEngine] = {e.model.name: e.engine for e in served}
+        self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
+
+    async def started(self) -> None:
+        """Waits until each has been ready once.
+
+        Raises:
+            ReplicaUnavailable: The process of one cannot start.
+        """
+        for engine in self.engines.values():
+            await engine.started()
+
+
+@asynccontextmanager
+async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncIterator[Encoders]:
+    """Starts the encoder that the configuration names, if it names one; leaving stops it.
+
+    Args:
+        config: The settings.
+        taken_name: The name of the other model.
+        clock: For its queue.
+
+    Raises:
+        ConfigInvalid: The folder holds no encoder, or its name is taken.
+    """
+    settings = config.encoder
+    if not settings.path:
+        yield Encoders([])
+        return
+    folder = find_model(settings.path)
+    if not is_encoder(folder):
+        raise ConfigInvalid(
+            f"encoder.path: the model in {folder} is no encoder. Name one of the BERT family, or serve this one as "
+            "model.path."
+        )
+    name = settings.served_name or folder.resolve().name
+    if name == taken_name:
+        raise ConfigInvalid(f"encoder.served_name: both models are called {name}. Give one another name.")
+    tokenizer = Tokenizer.load(folder)
+    engine: LocalEngine | AttachedEngine
+    if settings.engine_address is not None:
+        engine = AttachedEngine(parse_address(settings.engine_address))
+    else:
+        engine = LocalEngine(engine_command(folder, settings.engine()), clock=clock)
+    async with engine:
+        dispatcher = Dispatcher(name, [Post(settings.engine_address or "local", engine.link)], config.dispatch, clock)
+        async with running(dispatcher.run(), "encoder dispatch"):
+            yield Encoders([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])

@@ -1,0 +1,29 @@
+"""What an API needs to turn texts into vectors."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from maitred.core.answer import Ask, Tally
+
+Vector = bytes
+"""Numbers as fp32, little-endian, one behind the other: as the engine sends them and as base64 wants them."""
+
+
+class Embedding(Protocol):
+    """Computes vectors; `maitred.app.embedding` is the one that serves."""
+
+    async def embed(self, ask: Ask, tally: Tally, dimensions: int | None) -> Sequence[Vector]:
+        """One vector for each prompt of the request, in their order.
+
+        Args:
+            ask: What is asked; its sampling says nothing.
+            tally: What is known of the request.
+            dimensions: Length of the vectors; None: the model's own.
+
+        Raises:
+            ModelNotFound: Nothing of that name is served to this caller.
+            InvalidRequest: The model generates text, or a prompt does not fit it, or it has fewer dimensions.
+            LimitReached: The caller's limits have no room for it.
+            ReplicaUnavailable: Nothing can run it now.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Text to vectors: BERT-class encoders, computed in batches without padding."""

@@ -1,0 +1,58 @@
+"""Everything of an encoder's process but the socket."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from maitred.core.clock import SystemClock
+from maitred.core.ports import ModelCard
+from maitred.engine.config import EngineConfig
+from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine
+from maitred.engine.encoder.model import Encoder
+
+
+def build_encoder(
+    model: Path, config: EngineConfig, *, dtype: torch.dtype, device: torch.device
+) -> tuple[EncoderEngine, ModelCard]:
+    """Reads the model and warms it up.
+
+    Args:
+        model: Folder with the model.
+        config: The `engine` section; what concerns a KV cache and generation has no effect.
+        dtype: Of weights and activations.
+        device: Where to run.
+
+    Raises:
+        ConfigInvalid: The model cannot be read.
+    """
+    encoder = Encoder.load(model, dtype=dtype, device=device)
+    shape = encoder.shape
+    encoder.encode([[0] * min(8, shape.context_tokens)] * 2)
+    context = min(config.context_tokens or shape.context_tokens, shape.context_tokens)
+
+    def encode(texts: Sequence[Sequence[int]]) -> list[bytes]:
+        return [vector.tobytes() for vector in encoder.encode(texts).numpy().astype("<f4")]
+
+    engine = EncoderEngine(
+        encode,
+        SystemClock(),
+        line=config.line,
+        vocab_size=shape.vocab_size,
+        context_tokens=context,
+        max_sequences=config.max_sequences,
+        step_tokens=config.step_tokens,
+    )
+    card = ModelCard(
+        name=model.name,
+        context_tokens=context,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=(),
+        max_sequences=config.max_sequences,
+        kv_capacity_tokens=engine.total_blocks * BLOCK_TOKENS,
+        max_choices=1,
+        dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+        device=str(device),
+        embedding_dimensions=encoder.dimensions,
+    )
+    return engine, card

@@ -1,0 +1,213 @@
+"""An encoder as an engine: texts in, one vector for each, a batch per step.
+
+It has the same outside as `maitred.engine.engine.Engine`, so the same server, protocol, link and dispatcher carry it. A
+request is a prompt whose answer is one delta without tokens. Where the other engine has a KV cache, this one has a
+waiting room: its load report counts the texts that are here as if they held blocks, so a gateway sends about two
+batches ahead and keeps the rest in its fair queue.
+
+Batches are formed anew for every step (continuous batching) from the head of the line, until the next text would be
+too much. They are packed, so it does not matter that long and short texts meet in one.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from maitred.core.clock import Clock
+from maitred.core.ports import LoadReport, pairs_of
+from maitred.core.request import Delta, FinishReason, Request
+from maitred.engine.scheduler.step_times import StepMeter, StepWork
+from maitred.fairness.line import Entry, Line, LineConfig, make_line
+from maitred.wire.frames import Output
+
+BLOCK_TOKENS = 16
+"""What a block of the waiting room is."""
+
+
+class Encodes(Protocol):
+    """Computes vectors."""
+
+    def __call__(self, texts: Sequence[Sequence[int]]) -> Sequence[bytes]:
+        """One vector for each text, as `Delta.embedding` has it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One that waits."""
+
+    owner: Hashable
+    request: Request
+    arrived_s: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.tokens // BLOCK_TOKENS)
+
+    def expired(self, now_s: float) -> bool:
+        deadline_in_s = self.request.deadline_in_s
+        return deadline_in_s is not None and now_s - self.arrived_s >= deadline_in_s
+
+
+class EncoderEngine:
+    """Runs texts in batches.
+
+    Args:
+        encode: Computes a batch.
+        clock: Times it.
+        line: In which order texts are taken.
+        vocab_size: Token ids at or above it are refused.
+        context_tokens: Longest text.
+        max_sequences: Texts that may be here at once before gateways are told to wait; nothing is refused.
+        step_tokens: Tokens of a batch at most, but for one text that is longer.
+    """
+
+    def __init__(
+        self,
+        encode: Encodes,
+        clock: Clock,
+        *,
+        line: LineConfig,
+        vocab_size: int,
+        context_tokens: int,
+        max_sequences: int,
+        step_tokens: int,
+    ) -> None:
+        self._encode = encode
+        self._clock = clock
+        self._line: Line[_Text] = make_line(line)
+        self._entries: dict[Hashable, dict[str, Entry[_Text]]] = defaultdict(dict)
+        """Owner -> request id -> what waits."""
+        self._meter = StepMeter()
+        self._vocab_size = vocab_size
+        self._context_tokens = context_tokens
+        self._max_sequences = max_sequences
+        self._step_tokens = step_tokens
+        self.total_blocks = -(-max(2 * step_tokens, context_tokens) // BLOCK_TOKENS)
+        self._blocks = self._tokens = 0
+        self._steps = self._prompt_tokens = self._finished = self._cancelled = 0
+        self._step_s = 0.0
+
+    def patience_s(self) -> float | None:
+        """0 while anything waits; else None: until somebody asks."""
+        return 0.0 if len(self._line) else None
+
+    @property
+    def occupied(self) -> bool:
+        """Whether any request has not ended."""
+        return len(self._line) > 0
+
+    def submit(self, owner: Hashable, request: Request) -> None:
+        """Takes a text in.
+
+        Raises:
+            ValueError: It can never be computed here; the message says why, and nothing was taken.
+        """
+        if request.id in self._entries[owner]:
+            raise ValueError(f"A request with the id {request.id} is already running.")
+        if request.sampling.max_tokens:
+            raise ValueError("This engine computes embeddings and generates nothing.")
+        if not 1 <= len(request.prompt) <= self._context_tokens:
+            raise ValueError(f"A text must have at least one token and at most {self._context_tokens}.")
+        if not all(0 <= token < self._vocab_size for token in request.prompt):
+            raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
+        now_s = self._clock.monotonic_s()
+        text = _Text(owner, request, now_s)
+        entry = Entry(text, request.flow, arrived_s=now_s, service=float(text.tokens))
+        self._line.add(entry, now_s)
+        self._entries[owner][request.id] = entry
+        self._blocks += text.blocks
+        self._tokens += text.tokens
+
+    def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
+        """Ends a request that waits; what is unknown or done is ignored."""
+        entry = self._entries[owner].get(request_id)
+        if entry is not None:
+            self._line.remove(entry)
+            self._forget(entry.value)
+            self._cancelled += 1
+
+    def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
+        """There is nothing to pause: an answer comes all at once."""
+
+    def disown(self, owner: Hashable) -> None:
+        """The owner is gone: ends all its requests."""
+        for request_id in list(self._entries[owner]):
+            self.cancel(owner, request_id, None)
+        del self._entries[owner]
+
+    def step(self) -> dict[Hashable, list[Output]]:
+        """Computes one batch; the vectors by owner."""
+        start_s = self._clock.monotonic_s()
+        outputs: dict[Hashable, list[Output]] = defaultdict(list)
+        batch = self._batch(start_s, outputs)
+        if not batch:
+            return outputs
+        vectors = self._encode([text.request.prompt for text in batch])
+        for text, vector in zip(batch, vectors, strict=True):
+            waited_s = start_s - text.arrived_s
+            waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
+            delta = Delta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector)
+            outputs[text.owner].append(Output(text.request.id, delta))
+            self._line.done(text.request.flow)
+        took_s = self._clock.monotonic_s() - start_s
+        self._count(batch, took_s)
+        return outputs
+
+    def load(self) -> LoadReport:
+        """Where things stand."""
+        waiting = len(self._line)
+        return LoadReport(
+            waiting=waiting,
+            free_blocks=max(0, self.total_blocks - self._blocks),
+            total_blocks=self.total_blocks,
+            steps=self._steps,
+            step_s=self._step_s,
+            prompt_tokens=self._prompt_tokens,
+            finished=self._finished,
+            cancelled=self._cancelled,
+            free_sequences=max(0, self._max_sequences - waiting),
+            waiting_prompt_tokens=self._tokens,
+            step_tokens=self._step_tokens,
+            times=self._meter.times,
+        )
+
+    def _batch(self, now_s: float, outputs: dict[Hashable, list[Output]]) -> list[_Text]:
+        """Takes the next ones out of the line; those whose time is over get an end instead."""
+        batch: list[_Text] = []
+        tokens = 0
+        while (entry := self._line.head(now_s)) is not None:
+            text = entry.value
+            if text.expired(now_s):
+                self._line.remove(entry)
+                self._forget(text)
+                outputs[text.owner].append(Output(text.request.id, Delta(0, [], FinishReason.DEADLINE, begun=False)))
+                continue
+            if batch and tokens + text.tokens > self._step_tokens:
+                break
+            self._line.take(entry, now_s)
+            self._line.charge(text.request.flow, float(text.tokens))
+            self._forget(text)
+            batch.append(text)
+            tokens += text.tokens
+        return batch
+
+    def _forget(self, text: _Text) -> None:
+        del self._entries[text.owner][text.request.id]
+        self._blocks -= text.blocks
+        self._tokens -= text.tokens
+
+    def _count(self, batch: Sequence[_Text], took_s: float) -> None:
+        tokens = sum(text.tokens for text in batch)
+        self._steps += 1
+        self._step_s += took_s
+        self._finished += len(batch)
+        self._prompt_tokens += tokens
+        if took_s > 0:
+            pairs = sum(pairs_of(0, text.tokens) for text in batch)
+            self._meter.record(StepWork(chunks=len(batch), prefill_tokens=tokens, pairs=pairs), took_s)

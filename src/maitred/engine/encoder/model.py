@@ -1,0 +1,104 @@
+"""The forward pass of a BERT-class encoder.
+
+A post-norm transformer (Devlin et al., 2019), whose last rows are pooled into one vector (Reimers and Gurevych,
+"Sentence-BERT", 2019).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maitred.engine.encoder.packing import Group, Packed, pack
+from maitred.engine.encoder.shape import Activation, EncoderShape
+from maitred.engine.encoder.weights import EncoderWeights, LayerWeights, Norm, load_encoder_weights
+
+
+class Encoder:
+    """A loaded encoder.
+
+    Args:
+        shape: Its shape.
+        weights: Its parameters.
+    """
+
+    def __init__(self, shape: EncoderShape, weights: EncoderWeights) -> None:
+        self.shape = shape
+        self._weights = weights
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device) -> "Encoder":
+        """Reads a checkpoint.
+
+        Raises:
+            ConfigInvalid: It is not one that maitred runs, or it is broken.
+        """
+        shape = EncoderShape.load(folder)
+        return cls(shape, load_encoder_weights(folder, shape, dtype, device))
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector."""
+        return self.shape.hidden_size
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """One vector for each text.
+
+        Args:
+            texts: Token ids, each text at least one and at most `shape.context_tokens`.
+
+        Returns:
+            fp32 ``[texts, dimensions]`` on the CPU. What one text gets does not depend on the others, but for rounding.
+        """
+        weights = self._weights
+        batch = pack(texts, weights.words.device)
+        rows = weights.words[batch.tokens] + weights.positions[batch.positions + self.shape.first_position]
+        rows = self._norm(rows, weights.norm)
+        for layer in weights.layers:
+            rows = self._layer(rows, layer, batch)
+        vectors = self._pool(rows.float(), batch)
+        if self.shape.normalised:
+            vectors = functional.normalize(vectors, dim=-1)
+        return vectors.cpu()
+
+    def _layer(self, rows: Tensor, layer: LayerWeights, batch: Packed) -> Tensor:
+        attended = layer.attention_output(self._attend(layer.qkv(rows), batch))
+        rows = self._norm(rows + attended, layer.attention_norm)
+        return self._norm(rows + layer.down(_activated(layer.up(rows), self.shape.activation)), layer.output_norm)
+
+    def _attend(self, qkv: Tensor, batch: Packed) -> Tensor:
+        """Every token of a text looks at all of that text."""
+        out = qkv.new_empty(len(qkv), self.shape.hidden_size)
+        for group in batch.groups:
+            out[group.targets] = self._attend_group(qkv[group.rows], group)[group.places]
+        return out
+
+    def _attend_group(self, qkv: Tensor, group: Group) -> Tensor:
+        heads = qkv.view(group.texts, -1, 3, self.shape.heads, self.shape.hidden_size // self.shape.heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=group.filled)
+        return attended.transpose(1, 2).reshape(len(qkv), self.shape.hidden_size)
+
+    def _norm(self, rows: Tensor, norm: Norm) -> Tensor:
+        return functional.layer_norm(rows, rows.shape[-1:], norm.gain, norm.shift, self.shape.norm_epsilon)
+
+    def _pool(self, rows: Tensor, batch: Packed) -> Tensor:
+        match self.shape.pooling:
+            case "cls":
+                return rows[batch.starts]
+            case "mean":
+                sums = rows.new_zeros(len(batch.lengths), rows.shape[-1]).index_add_(0, batch.text_of, rows)
+                return sums / batch.lengths[:, None]
+
+
+def _activated(rows: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case "erf":
+            return functional.gelu(rows)
+        case "tanh":
+            return functional.gelu(rows, approximate="tanh")
+        case "relu":
+            return functional.relu(rows)

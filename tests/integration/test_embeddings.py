@@ -1,0 +1,181 @@
+"""`POST /v1/embeddings`, from OpenAI's own client to an encoder in its own process."""
+
+import base64
+import struct
+
+import httpx
+import openai
+import pytest
+import torch
+from torch.nn import functional
+
+from maitred.core.errors import CallerError
+from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.engine.encoder.config import EncoderConfig
+from maitred.fleet.local import LocalEngine, engine_command
+from maitred.testing.server_process import serving
+from maitred.text.tokenizer import Tokenizer
+from tests.models import make_encoder, save_words
+from tests.openai_schemas import validate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny-encoder"
+    folder.mkdir()
+    save_words(folder)
+    make_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    """From a text to the vector that the library computes."""
+    tokenizer, model = Tokenizer.load(folder), make_encoder(folder)
+
+    @torch.inference_mode()
+    def vector(text):
+        tokens = tokenizer.encode(text, add_special_tokens=True) if isinstance(text, str) else text
+        return functional.normalize(model(torch.tensor([tokens])).last_hidden_state[0].mean(0), dim=0).tolist()
+
+    return vector
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    settings = {"encoder.path": str(folder), "encoder.step_tokens": "64", "encoder.threads": "1"}
+    with serving(settings=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(server, **fields):
+    return httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny-encoder", **fields}, timeout=30)
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64", None])
+def test_the_official_client_gets_the_vectors_of_the_library(client, oracle, encoding_format):
+    texts = ["hello world", "hello", "abc, def."]
+    extra = {} if encoding_format is None else {"encoding_format": encoding_format}
+    answer = client.embeddings.create(model="tiny-encoder", input=texts, **extra)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    for text, entry in zip(texts, answer.data, strict=True):
+        got = entry.embedding
+        if isinstance(got, str):
+            raw = base64.b64decode(got)
+            got = struct.unpack(f"<{len(raw) // 4}f", raw)
+        assert got == pytest.approx(oracle(text), abs=1e-4)
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (17, 17)
+
+
+def test_the_answer_is_as_openai_describes_it(server):
+    response = post(server, input=[[2, 4, 3], [2, 5, 3]])
+    assert response.status_code == 200
+    validate("CreateEmbeddingResponse", response.json())
+    assert response.headers["x-request-id"]
+
+
+def test_shorter_vectors_have_length_one(client, oracle):
+    answer = client.embeddings.create(model="tiny-encoder", input=[2, 4, 3], dimensions=5)
+    wanted = functional.normalize(torch.tensor(oracle([2, 4, 3])[:5]), dim=0).tolist()
+    assert answer.data[0].embedding == pytest.approx(wanted, abs=1e-4)
+
+
+def test_many_texts_come_back_in_their_order_while_others_are_served(client, server, oracle):
+    words = ["hello", "world", "abc", "xyz", "q", "hello world"]
+    texts = [" ".join(words[(index + step) % 6] for step in range(1 + index % 7)) for index in range(300)]
+    answer = client.embeddings.create(model="tiny-encoder", input=texts)
+    assert len(answer.data) == 300
+    for index in (0, 1, 50, 149, 298, 299):
+        assert answer.data[index].embedding == pytest.approx(oracle(texts[index]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"input": "a " * 70}, "input", "context_length_exceeded"),
+        ({"input": ["a", "a " * 70]}, "input[1]", "context_length_exceeded"),
+        ({"input": [131]}, "input", "invalid_value"),
+        ({"input": "a", "dimensions": 49}, "dimensions", "invalid_value"),
+        ({"input": "a", "model": "maitred-tiny"}, "model", "invalid_value"),
+        ({"input": "a", "model": "nobody"}, "model", "model_not_found"),
+        ({"input": ""}, "input", "invalid_value"),
+    ],
+)
+def test_faults_name_their_field(server, fields, param, code):
+    response = post(server, **fields)
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_an_encoder_does_not_chat(server):
+    body = {"model": "tiny-encoder", "messages": [{"role": "user", "content": "hello"}]}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert "/v1/embeddings" in response.json()["error"]["message"]
+
+
+def test_both_models_are_listed(client):
+    windows = {model.id: model.max_model_len for model in client.models.list()}
+    assert windows["tiny-encoder"] == 64
+    assert "maitred-tiny" in windows
+
+
+def test_prompt_tokens_alone_are_counted(server):
+    before = server.metrics()
+    post(server, input=[[2, 4, 3], [2, 5, 5, 3]])
+    after = server.metrics()
+    assert after["maitred_ledger_prompt_tokens_total"] - before["maitred_ledger_prompt_tokens_total"] == 7
+    assert after["maitred_ledger_output_tokens_total"] == before["maitred_ledger_output_tokens_total"]
+    assert after["maitred_ledger_drift_tokens"] == 0
+
+
+def test_a_client_that_leaves_frees_what_it_held(server):
+    """Thousands of texts, of which nobody waits for the answer."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{server.url}/v1/embeddings",
+            json={"model": "tiny-encoder", "input": [[2, *[4] * 60, 3]] * 2000},
+            timeout=httpx.Timeout(10, read=0.3),
+        )
+
+    def idle():
+        metrics = server.metrics()
+        return metrics["maitred_dispatch_running"] == metrics["maitred_engine_waiting"] == 0
+
+    for _ in range(200):
+        if idle():
+            break
+        post(server, input="hello")  # each takes its turn beside what is left
+    assert idle()
+    assert server.metrics()["maitred_engine_finished_total"] < 2000
+
+
+def test_the_same_key_gets_the_same_answer_without_computing(server):
+    headers = {"idempotency-key": "once"}
+    body = {"model": "tiny-encoder", "input": "hello"}
+    first = httpx.post(f"{server.url}/v1/embeddings", json=body, headers=headers)
+    computed = server.metrics()["maitred_engine_finished_total"]
+    second = httpx.post(f"{server.url}/v1/embeddings", json=body, headers=headers)
+    assert first.json() == second.json()
+    assert server.metrics()["maitred_engine_finished_total"] == computed
+
+
+async def test_the_process_speaks_the_protocol_of_every_engine(folder):
+    async with LocalEngine(engine_command(folder, EncoderConfig(threads=1).engine())) as engine:
+        await engine.started()
+        card = engine.link.card()
+        assert (card.embedding_dimensions, card.context_tokens) == (48, 64)
+        async with engine.link.generate(Request("r", [2, 4, 3], SamplingParams(max_tokens=0, seed=0))) as stream:
+            deltas = [delta for batch in [batch async for batch in stream] for delta in batch]
+        assert [delta.finish for delta in deltas] == [FinishReason.STOP]
+        assert len(deltas[0].embedding or b"") == 4 * 48
+        async with engine.link.generate(Request("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
+            with pytest.raises(CallerError, match="generates nothing"):
+                await anext(aiter(stream))
