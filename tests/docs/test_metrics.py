@@ -12,6 +12,7 @@ from maitred.core.request import Usage
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
 from maitred.observe.metrics import EngineState, Metrics
+from maitred.observe.upstreams import UpstreamState
 from tests.dispatch_desk import Desk
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -30,7 +31,13 @@ def queues():
 
 
 def rendered():
-    metrics = Metrics(lambda: 0, lambda: {"m": EngineState(True, 0, LoadReport(), None)}, accounts, queues)
+    metrics = Metrics(
+        lambda: 0,
+        lambda: {"m": EngineState(True, 0, LoadReport(), None)},
+        accounts,
+        queues,
+        lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
+    )
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 
@@ -30,7 +31,9 @@ from maitred.wire.openai.responses import (
     finish_of,
     stop_reason_of,
 )
+from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.written import merged_delta, written
 from maitred.wire.sse import encode_event
 
 
@@ -112,7 +115,7 @@ class ChatShape:
                 choices=[
                     ChatChoice(
                         index=index,
-                        message=ChatMessage(content="".join(choice.text)),
+                        message=_message(choice),
                         logprobs=_logprobs(choice.scores),
                         finish_reason=finish_of(choice.finish),
                         stop_reason=stop_reason_of(choice.finish),
@@ -141,12 +144,17 @@ def _ask_of(request: ChatRequest) -> Ask:
         stops=request.stops,
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
+        needs=needs_of(request),
+        written=partial(written, request),
     )
 
 
 def _chunks_of(part: Part) -> Iterable[ChatChunkChoice]:
-    if part.text or part.scores:
-        yield ChatChunkChoice(index=part.index, delta=ChatDelta(content=part.text), logprobs=_logprobs(part.scores))
+    if part.text or part.scores or part.extra:
+        # Text that is not there is not an empty text: clients tell tool calls from answers by it.
+        content = part.text if part.text or not part.extra else UNSET
+        delta = ChatDelta(content=content, **(part.extra or {}))
+        yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
     if part.finish is not None:
         yield ChatChunkChoice(
             index=part.index,
@@ -154,6 +162,12 @@ def _chunks_of(part: Part) -> Iterable[ChatChunkChoice]:
             finish_reason=finish_of(part.finish),
             stop_reason=stop_reason_of(part.finish),
         )
+
+
+def _message(choice: WholeChoice) -> ChatMessage:
+    text = "".join(choice.text)
+    extra = merged_delta(choice.extras)
+    return ChatMessage(content=text if text or not extra.get("tool_calls") else None, **extra)
 
 
 def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 
@@ -24,7 +25,9 @@ from maitred.wire.openai.responses import (
     finish_of,
     stop_reason_of,
 )
+from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.written import written
 from maitred.wire.sse import encode_event
 
 
@@ -134,6 +137,8 @@ def _ask_of(request: CompletionRequest) -> Ask:
         stops=request.stops,
         echo=request.echo is True,
         max_tokens_param=request.token_limit_param,
+        needs=needs_of(request),
+        written=partial(written, request),
     )
 
 

@@ -8,7 +8,7 @@ comments that every reader of event streams skips (see `Heartbeat`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from maitred.api.call import Call
 from maitred.api.heartbeat import Heartbeat
@@ -22,6 +22,7 @@ class WholeChoice:
 
     text: list[str] = field(default_factory=list)
     scores: list[TokenScore] | None = None
+    extras: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
 
     def add(self, part: Part) -> None:
@@ -31,6 +32,8 @@ class WholeChoice:
             if self.scores is None:
                 self.scores = []
             self.scores.extend(part.scores)
+        if part.extra is not None:
+            self.extras.append(part.extra)
         if part.finish is not None:
             self.finish = part.finish
 

@@ -93,7 +93,8 @@ class ModelRoutes:
 
     def _entry(self, call: Call, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
+        ready = self._answering.ready(name)
         # A list of models must not depend on a replica's health.
         with suppress(ReplicaUnavailable):
             window = self._answering.card(call.principal, name).context_tokens
-        return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window)
+        return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window, ready=ready)

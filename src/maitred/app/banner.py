@@ -1,12 +1,14 @@
 """What the operator sees when the server is ready: where it is, what it holds, and a first request to paste."""
 
 import shlex
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from maitred.core.ports import ModelCard
+from maitred.routing.catalog import TextModel
 
 
 def show_key(console: Console, first_key: str) -> None:
@@ -28,6 +30,26 @@ def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
     console.print("\nTry it:\n", highlight=False)
     console.print(first_request(url, model), soft_wrap=True, markup=False, highlight=False)
     console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+
+
+def announce_upstreams(console: Console, url: str, models: Sequence[TextModel], *, first: bool) -> None:
+    """Prints which models are passed on to whom.
+
+    Args:
+        console: Where to.
+        url: Of this server.
+        models: Those that servers of others run.
+        first: Whether a first request is to be shown.
+    """
+    if first:
+        console.print(f"[bold green]Ready[/] at [bold]{escape(url)}[/]", highlight=False)
+    for model in models:
+        servers = ", ".join(replica.name for replica in model.replicas)
+        console.print(f"  model     {escape(model.name)}  (at {escape(servers)})", highlight=False)
+    if first:
+        console.print("\nTry it:\n", highlight=False)
+        console.print(first_request(url, models[0].name), soft_wrap=True, markup=False, highlight=False)
+        console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
 
 
 def first_request(url: str, model: str) -> str:

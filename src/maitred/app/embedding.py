@@ -28,7 +28,7 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import Catalog
+from maitred.routing.catalog import Catalog, ServedModel
 
 SLICE_TEXTS = 32
 """Texts that are granted together, at most."""
@@ -106,6 +106,7 @@ class Embedder:
         tally.model = model.name
         card = model.card()
         check_embeds(card, model.name, dimensions)
+        assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
         texts = await tokens_of(model, ask.prompts)
         for index, text in enumerate(texts):
             check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")

@@ -12,6 +12,13 @@ _MOST_CHOICES = 2_048
 """In one request, so that none can fill the engine's queue alone."""
 
 
+def check_needs(ask: Ask) -> None:
+    """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
+    if ask.needs:
+        field = ask.needs[0]
+        raise InvalidRequest(f"{field} is not supported by this server yet. Remove it.", param=field)
+
+
 def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
     """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
     sampling = ask.sampling

@@ -17,23 +17,31 @@ from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
 from maitred.admission.work import Work
 from maitred.app.generation import Generation
-from maitred.app.limits import check_fits, check_generates, check_sampling, check_size
-from maitred.app.prompts import tokens_of
+from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
+from maitred.app.meter import Meter
+from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
+from maitred.app.relay import Relay
+from maitred.app.text_reading import TextReading, read_text
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, MaitredError, Overloaded, ResourceNotFound
 from maitred.core.flow import Flow, PriorityClass, Share, class_of
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
+from maitred.core.relay import TextRequest
 from maitred.core.request import Request
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import Catalog
+from maitred.routing.catalog import Catalog, TextModel
+from maitred.text.tokenizer import Tokenizer
 
 _NO_LADDER = Ladder(())
+
+AnyReading = Reading | TextReading
+"""For a replica that takes tokens, or for one that takes text."""
 
 
 def draw_seed() -> int:
@@ -96,23 +104,41 @@ class Pipeline:
             errand = replace(errand, max_tokens=grant.max_tokens)
             seat = await running.enter_async_context(dispatcher.seat(errand))
             tally.place = seat.place
-            yield Generation(
-                seat,
-                running,
-                partial(self._requests, reading, tally, errand, grant, seat),
-                reading.choices(),
-                tally,
-                self._clock,
-                grant,
-                partial=ask.partial,
-            )
+            if isinstance(reading, TextReading):
+                yield Relay(
+                    seat,
+                    running,
+                    _text_request(reading, grant),
+                    Meter(reading.model, tally, reading.estimated),
+                    tally,
+                    self._clock,
+                    grant,
+                    deadline_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s,
+                    partial=ask.partial,
+                )
+            else:
+                yield Generation(
+                    seat,
+                    running,
+                    partial(self._requests, reading, tally, errand, grant, seat),
+                    reading.choices(),
+                    tally,
+                    self._clock,
+                    grant,
+                    partial=ask.partial,
+                )
 
-    async def _read(self, ask: Ask, principal: Principal, tally: Tally) -> Reading:
+    async def _read(self, ask: Ask, principal: Principal, tally: Tally) -> AnyReading:
         """Finds the model, and what the request is to it."""
         model = self._catalog.resolve(ask.model, principal)
         tally.model = model.name
+        if isinstance(model, TextModel):
+            reading = await read_text(model, ask, self._max_choices)
+            tally.prompt_tokens = reading.prompt_tokens
+            return reading
         card = model.card()
         check_generates(card, model.name)
+        check_needs(ask)
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)
         prompts = await tokens_of(model, ask.prompts)
@@ -120,23 +146,23 @@ class Pipeline:
         tally.prompt_tokens = sum(map(len, prompts))
         return Reading(model, card, ask, prompts, rooms)
 
-    def _plan(self, reading: Reading, principal: Principal, tally: Tally) -> tuple[Reading, Errand, Place]:
+    def _plan(self, reading: AnyReading, principal: Principal, tally: Tally) -> tuple[AnyReading, Errand, Place]:
         """How it would wait; raises what refuses it for the load."""
         errand = _errand(principal, tally, reading, self._length(reading))
         tally.priority = errand.flow.priority
         return reading, errand, self._dispatchers[reading.model.name].check(errand)
 
-    def _length(self, reading: Reading) -> int:
+    def _length(self, reading: AnyReading) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
         room = max(reading.rooms)
         return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
 
     async def _degraded(
-        self, reading: Reading, principal: Principal, tally: Tally, refusal: MaitredError
-    ) -> tuple[Reading, Errand, Place]:
+        self, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
+    ) -> tuple[AnyReading, Errand, Place]:
         """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
 
-        async def attempt(variant: Variant) -> tuple[Reading, Errand, Place]:
+        async def attempt(variant: Variant) -> tuple[AnyReading, Errand, Place]:
             return self._plan(await self._read(variant.ask, principal, tally), principal, tally)
 
         ladder = self._ladders.get(reading.model.name, _NO_LADDER)
@@ -178,16 +204,24 @@ class Pipeline:
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
         """See `Answering.tokenize`."""
-        served = self._catalog.resolve(model, principal)
+        served = Vocabulary(model, self._tokenizer(principal, model))
         (tokens,) = await tokens_of(served, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
         """See `Answering.detokenize`."""
-        tokenizer = self._catalog.resolve(model, principal).tokenizer
+        tokenizer = self._tokenizer(principal, model)
         if not all(0 <= token < tokenizer.vocab_size for token in tokens):
             raise InvalidRequest(f"Token ids run from 0 to {tokenizer.vocab_size - 1}.", param="tokens")
         return tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def _tokenizer(self, principal: Principal, model: str) -> Tokenizer:
+        tokenizer = self._catalog.resolve(model, principal).tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(
+                f"The tokenizer of {model!r} is not known here: another server runs the model.", param="model"
+            )
+        return tokenizer
 
     def models(self, principal: Principal) -> Sequence[str]:
         """See `Answering.models`."""
@@ -211,12 +245,26 @@ class Pipeline:
                 return place
         raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
 
-    def ready(self) -> bool:
+    def ready(self, model: str | None = None) -> bool:
         """See `Answering.ready`."""
-        return all(model.ready() for model in self._catalog)
+        return any(served.ready() for served in self._catalog if model is None or served.name == model)
 
 
-def _errand(principal: Principal, tally: Tally, reading: Reading, max_tokens: int) -> Errand:
+def _text_request(reading: TextReading, grant: Grant) -> TextRequest:
+    """What a replica that takes text is asked."""
+    named = reading.ask.max_tokens is not None
+    # Where nobody has limited the length, the server knows better than an estimate how much room there is.
+    limited = named or grant.max_tokens < max(reading.rooms)
+    return TextRequest(
+        id=grant.lease,
+        fields=reading.fields,
+        choices=reading.choice_count,
+        max_tokens=min(max(reading.rooms), grant.max_tokens) if limited else None,
+        chat="messages" in reading.fields,
+    )
+
+
+def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens: int) -> Errand:
     """The request as the queue sees it."""
     ask = reading.ask
     wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
@@ -234,7 +282,7 @@ def _errand(principal: Principal, tally: Tally, reading: Reading, max_tokens: in
     )
 
 
-def _work(principal: Principal, tally: Tally, reading: Reading) -> Work:
+def _work(principal: Principal, tally: Tally, reading: AnyReading) -> Work:
     """The request as admission sees it."""
     ask = reading.ask
     return Work(

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from maitred.core.answer import Conversation, Prompt
 from maitred.core.errors import InvalidRequest
-from maitred.routing.catalog import ServedModel
+from maitred.text.tokenizer import Tokenizer
 
 _INLINE_CHARACTERS = 2_048
 """More text than this is tokenised in a thread. At about half a megabyte per second it would take more than 4 ms, and
@@ -13,6 +14,27 @@ nobody else's tokens would move meanwhile; handing it over takes a tenth of a mi
 
 _MARKUP_CHARACTERS = 32
 """What a chat template commonly writes around a message."""
+
+
+class Tokenised(Protocol):
+    """A model whose tokenizer is here."""
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its own, with its chat template."""
+        ...
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer under the name of the model whose it is."""
+
+    name: str
+    tokenizer: Tokenizer
 
 
 def text_characters(prompt: Prompt) -> int:
@@ -38,7 +60,7 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
 
 
 async def tokens_of(
-    model: ServedModel, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
+    model: Tokenised, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
 ) -> list[list[int]]:
     """The prompts as token ids.
 
@@ -65,7 +87,7 @@ async def tokens_of(
         wanted = False
 
 
-def _encode(model: ServedModel, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
+def _encode(model: Tokenised, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
     match prompt:
         case list():
             return prompt

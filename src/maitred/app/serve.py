@@ -7,6 +7,7 @@
                      Directory   Pipeline -> Admission -> Counters, Ledger -> database
                         ^           +-----> Catalog
                      database       +-----> Dispatcher -> EngineLink <- LocalEngine (its own process)
+                                                       -> Upstream <- Probe -> servers of others
                                  Embedder -> the same, before an encoder
 
     Metrics, RequestLog <- one Tally per request
@@ -16,21 +17,23 @@ probe sees the process alive but not ready.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import uvloop
 from rich.console import Console
 from rich.markup import escape
 
 from maitred.admission.admission import Admission
+from maitred.admission.degradation import DegradationStep
 from maitred.admission.policy.ladder import Ladder
 from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
-from maitred.app.banner import announce, show_key
+from maitred.app.banner import announce, announce_upstreams, show_key
 from maitred.app.embedding import Embedder
 from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.garbage import collect_seldom
@@ -38,10 +41,12 @@ from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, recall_rates, running
+from maitred.app.upstreams import open_upstreams
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
 from maitred.engine.models.source import find_model
@@ -49,9 +54,12 @@ from maitred.fleet.attached import AttachedEngine
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
-from maitred.routing.catalog import Catalog, ServedModel
+from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.address import parse_address
+
+_Local = tuple[ServedModel, LocalEngine | AttachedEngine]
+"""A model that generates, and our own engine that runs it."""
 
 
 def run(loaded: LoadedConfig, command: Command | None = None) -> int:
@@ -77,16 +85,14 @@ def run(loaded: LoadedConfig, command: Command | None = None) -> int:
 async def _serve(config: Config, command: Command | None) -> int:
     console = Console()
     clock = SystemClock()
-    folder = find_model(config.model.folder)
-    name = config.model.served_name or folder.resolve().name
-    tokenizer = Tokenizer.load(folder)
     listener = bind(config.server)
     async with (
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
+        open_upstreams(config.models) as upstreams,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
-        _engine(config, command or _command(config, folder), clock) as engine,
-        open_encoders(config, name, clock) as encoders,
+        _open_engine(config, command, clock) as local,
+        open_encoders(config, local[0].name if local else "", clock) as encoders,
     ):
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
@@ -98,27 +104,39 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             on_soft_budget=alarm,
         )
-        place = config.model.engine_address or "local"
-        model = ServedModel(name, engine.link, tokenizer)
-        engines = {name: engine, **encoders.engines}
-        engine.link.unread_tokens = config.server.unread_tokens
+        models: list[AnyModel] = [*upstreams.models]
+        posts = upstreams.posts()
+        engines: dict[str, LocalEngine | AttachedEngine] = {}
+        if local is not None:
+            model, engine = local
+            models.append(model)
+            posts[model.name] = [Post(config.model.engine_address or "local", engine.link)]
+            engines[model.name] = engine
+        for name in (*engines, *encoders.engines):
+            if name in config.models:
+                raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
+        models += encoders.models
+        engines |= encoders.engines
         gate = Gate(config.server.max_in_flight)
-        links = {name: engine.link for name, engine in engines.items()}
-        accounts = AccountsView(stores, access, admission, alarm, links)
-        dispatcher = Dispatcher(model.name, [Post(place, engine.link)], config.dispatch, clock)
-        dispatchers = {model.name: dispatcher, **encoders.dispatchers}
-        catalog = Catalog([model, *encoders.models])
+        accounts = AccountsView(stores, access, admission, alarm, {name: one.link for name, one in engines.items()})
+        queues = {name: Dispatcher(name, of_model, config.dispatch, clock) for name, of_model in posts.items()}
+        dispatchers = {**queues, **encoders.dispatchers}
+        catalog = Catalog(models)
         metrics = Metrics(
             lambda: gate.inside,
-            lambda: {name: _state_of(engine) for name, engine in engines.items()},
+            lambda: {name: _state_of(one) for name, one in engines.items()},
             accounts.state,
-            lambda: {name: dispatcher.state() for name, dispatcher in dispatchers.items()},
+            lambda: {name: one.state() for name, one in dispatchers.items()},
+            upstreams.states,
         )
         pipeline = Pipeline(
             catalog,
             dispatchers,
             admission,
-            {model.name: Ladder(config.model.degradation, skipped=metrics.requests.degradation_skipped)},
+            {
+                name: Ladder(steps, skipped=metrics.requests.degradation_skipped)
+                for name, steps in _ladders(config, local).items()
+            },
             clock,
             max_choices=config.model.max_choices,
             least_itl_s=config.dispatch.least_itl_s,
@@ -139,17 +157,22 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         server = HttpServer(edge, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
-        async with running(admission.leases.run(), "leases"), running(dispatcher.run(), "dispatch"):
+        async with AsyncExitStack() as background:
+            await background.enter_async_context(running(admission.leases.run(), "leases"))
+            for name, dispatcher in queues.items():
+                await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())
-                console.print(
-                    f"Listening at {url_of(listener)}; {escape(model.name)} is being loaded.", highlight=False
-                )
+                loading = "".join(f"; {escape(name)} is being loaded" for name in engines)
+                console.print(f"Listening at {url_of(listener)}{loading}.", highlight=False)
                 try:
-                    if await _is_up(engine, encoders, shutdown):
+                    if upstreams.models:
+                        announce_upstreams(console, url_of(listener), upstreams.models, first=local is None)
+                    if await _is_up(None if local is None else local[1], encoders, shutdown):
                         collect_seldom()
-                        announce(console, url_of(listener), model.name, model.card())
+                        if local is not None:
+                            announce(console, url_of(listener), local[0].name, local[0].card())
                     await shutdown.requested()
                     await shutdown.drain()
                 finally:
@@ -159,8 +182,18 @@ async def _serve(config: Config, command: Command | None) -> int:
     return 0
 
 
-def _command(config: Config, folder: Path) -> Command:
-    return engine_command(folder, config.engine, config.dispatch.service.weights)
+@asynccontextmanager
+async def _open_engine(config: Config, command: Command | None, clock: Clock) -> AsyncIterator[_Local | None]:
+    """Our own engine with the model that it runs; None where only servers of others run any."""
+    if not config.has_engine:
+        yield None
+        return
+    folder = find_model(config.model.folder)
+    tokenizer = Tokenizer.load(folder)
+    command = command or engine_command(folder, config.engine, config.dispatch.service.weights)
+    async with _engine(config, command, clock) as engine:
+        engine.link.unread_tokens = config.server.unread_tokens
+        yield ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer), engine
 
 
 def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | AttachedEngine:
@@ -169,7 +202,15 @@ def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | Att
     return LocalEngine(command, clock=clock)
 
 
-async def _is_up(engine: LocalEngine | AttachedEngine, encoders: Encoders, shutdown: Shutdown) -> bool:
+def _ladders(config: Config, local: _Local | None) -> dict[str, list[DegradationStep]]:
+    """Model -> what is tried before a request for it is refused."""
+    ladders = {name: model.degradation for name, model in config.models.items()}
+    if local is not None:
+        ladders[local[0].name] = config.model.degradation
+    return ladders
+
+
+async def _is_up(engine: LocalEngine | AttachedEngine | None, encoders: Encoders, shutdown: Shutdown) -> bool:
     """Waits until the engine is ready, and the encoder; False if we are told to stop before that.
 
     Raises:
@@ -177,7 +218,8 @@ async def _is_up(engine: LocalEngine | AttachedEngine, encoders: Encoders, shutd
     """
 
     async def started() -> None:
-        await engine.started()
+        if engine is not None:
+            await engine.started()
         await encoders.started()
 
     starting = asyncio.create_task(started(), name="engine start")

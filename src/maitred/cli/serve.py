@@ -89,7 +89,8 @@ def serve(
             "log.level": ("--log-level", log_level),
         },
     )
-    require_model(loaded)
+    if loaded.config.has_engine:
+        require_model(loaded)
     from maitred.app.serve import run
 
     raise typer.Exit(run(loaded))

@@ -10,6 +10,7 @@ from maitred.dispatch.faults import dispatch_faults
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
+from maitred.replica.upstream.faults import upstream_faults
 
 
 class Conflict(Struct, frozen=True):
@@ -34,5 +35,13 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         *engine_faults(engine),
         *dispatch_faults(config.dispatch),
         *ladder_faults(config.model.degradation, "model.degradation"),
+        *(
+            fault
+            for name, model in config.models.items()
+            for fault in (
+                *upstream_faults(model.upstreams, f"models.{name}.upstreams"),
+                *ladder_faults(model.degradation, f"models.{name}.degradation"),
+            )
+        ),
     ):
         yield Conflict((key,), message)

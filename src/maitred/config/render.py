@@ -232,4 +232,6 @@ def _takes(kind: inspect.Type, unit: str) -> str:
         return f"names, each with {_takes(kind.value_type, unit)}"
     if isinstance(kind, inspect.StrType):
         return "text" if kind.max_length is None else f"text of {kind.min_length or 0} to {kind.max_length} characters"
+    if isinstance(kind, inspect.AnyType):
+        return "anything"
     return "a secret, by reference: `{env: NAME}` or `{file: path}`"

@@ -16,6 +16,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
+from maitred.replica.upstream.config import UpstreamConfig
 from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
 
@@ -62,6 +63,38 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return Path(self.path) if self.path else BUNDLED_MODEL
 
 
+class TextModelConfig(Struct, frozen=True, kw_only=True):
+    """A model that servers of others run, under the name that clients put into `model`."""
+
+    upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")]
+    context_tokens: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(
+            description="Longest prompt and answer together; null: as the servers say, if they do. Where it is not "
+            "known, an answer without `max_tokens` may count as a million tokens with limits and budgets.",
+            extra={"unit": "tokens"},
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="The model's `tokenizer.json`, or the folder that has it with `tokenizer_config.json`: prompts "
+            "are then counted instead of estimated."
+        ),
+    ] = None
+    max_choices: Annotated[
+        int,
+        Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
+    ] = 128
+    degradation: Annotated[
+        list[DegradationStep],
+        Meta(
+            description="What is tried, in this order, before a request is refused because its turn would come too "
+            "late. Empty: it is refused as it is."
+        ),
+    ] = []
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -75,6 +108,13 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = None
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
+    models: Annotated[
+        dict[str, TextModelConfig],
+        Meta(
+            description="Name -> a model that servers of others run. If there is one, the engine starts only where "
+            "`model.path` or `model.engine_address` names a model for it."
+        ),
+    ] = {}
     engine: EngineConfig = EngineConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()
@@ -91,3 +131,8 @@ class Config(Struct, frozen=True, kw_only=True):
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether a model runs in an engine of our own."""
+        return not self.models or bool(self.model.path) or self.model.engine_address is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import yaml
 from msgspec import UNSET, inspect
 
 from maitred.config.node import DEFAULT_ORIGIN, SECRET_SOURCES, Fault, Node
@@ -92,6 +93,8 @@ class Walker:
             return self._sequence(kind, node, key)
         if isinstance(kind, inspect.CustomType) and kind.cls is Secret:
             return self._secret(node, key)
+        if isinstance(kind, inspect.AnyType):
+            return plain(node)
         reader = READERS.get(type(kind))
         if reader is None:
             raise TypeError(f"{key}: the configuration has no way to read a {type(kind).__name__}.")
@@ -166,6 +169,19 @@ class Walker:
     def _fault(self, node: Node, key: str, message: str) -> None:
         readable = key if key.isprintable() and len(key) <= 120 else repr(key[:120])
         self.faults.append(Fault(node.origin, readable, message))
+
+
+def plain(node: Node) -> object:
+    """What stands there, whatever it is."""
+    match node.value:
+        case dict() as entries:
+            return {name: plain(child) for name, child in entries.items()}
+        case list() as entries:
+            return [plain(child) for child in entries]
+        case str() as text if node.is_text:
+            return yaml.safe_load(text)
+        case value:
+            return value
 
 
 def unwrap(kind: inspect.Type) -> tuple[inspect.Type, str]:

@@ -67,6 +67,11 @@ class Ask(msgspec.Struct, frozen=True):
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"
     """...the prompt, for messages about them."""
+    needs: tuple[str, ...] = ()
+    """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
+    written: Callable[[], dict[str, Any]] | None = None
+    """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
+    in these. None: its API cannot say it so."""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -96,6 +101,8 @@ class Part(msgspec.Struct, frozen=True):
     """With `FinishReason.DEADLINE` the answer is a part of one."""
     scores: list[TokenScore] | None = None
     """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
+    extra: dict[str, Any] | None = None
+    """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``..."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -151,6 +158,8 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    estimated: bool = False
+    """Whether tokens are estimates, because whoever served it did not count them."""
     first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     """Between one delivery of tokens of a choice and the next."""
@@ -163,7 +172,7 @@ class Tally:
     @property
     def usage(self) -> Usage:
         """The tokens, as they are billed."""
-        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated)
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Fixes the outcome; a second one would be a fault of ours."""
@@ -233,8 +242,8 @@ class Answering(Protocol):
         """
         ...
 
-    def ready(self) -> bool:
-        """Whether a request that arrives now can run."""
+    def ready(self, model: str | None = None) -> bool:
+        """Whether a request that arrives now can run: at this model, or at any."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Where parts that do not know each other meet: Protocols that one side implements and `maitred.app` wires.
 
-A replica is anything that turns a `Request` into a stream of deltas: our engine behind a socket today, any
-OpenAI-compatible server later. The gateway knows replicas only through these Protocols.
+A replica is anything that turns a `Request` into a stream of deltas: our engine behind a socket. Servers of others,
+which take and give text, are `maitred.core.relay.TextReplica`. The gateway knows replicas only through these Protocols.
 """
 
 import math
@@ -153,8 +153,8 @@ class TokenStream(Protocol):
         ...
 
 
-class Replica(Protocol):
-    """One place where requests of one model can run."""
+class Host(Protocol):
+    """What every replica says of itself, whichever kind it is."""
 
     def card(self) -> ModelCard:
         """What runs there.
@@ -175,6 +175,10 @@ class Replica(Protocol):
     def watch(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every report, and when the replica becomes ready or is lost. For good."""
         ...
+
+
+class Replica(Host, Protocol):
+    """One place where requests of one model can run."""
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[TokenStream]:
         """Submits the request; leaving the context cancels whatever has not finished.

@@ -14,7 +14,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.place import Place
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
 from maitred.dispatch.seat import Seat
@@ -45,7 +45,7 @@ class Dispatcher:
     def __init__(
         self,
         model: str,
-        posts: Sequence[Post],
+        posts: Sequence[AnyPost],
         config: DispatchConfig,
         clock: Clock,
         *,

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from maitred.core.flow import Flow
-from maitred.core.ports import Replica
+from maitred.core.ports import Host
+
+R = TypeVar("R", bound=Host, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,8 @@ class Errand:
     flow: Flow
     prompt_tokens: int
     """Of all prompts."""
-    prompts: Sequence[list[int]]
-    """Each is submitted as a request of its own, in this order."""
+    prompts: Sequence[Sequence[int]]
+    """Each is submitted as a request of its own, in this order. Where tokens are estimated, what stands for them."""
     max_tokens: int
     """Per choice."""
     choices: int
@@ -31,10 +34,14 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class Post(Generic[R]):
     """A replica under the name that the ledger has for it."""
 
     name: str
-    replica: Replica
+    replica: R
     exact: bool = True
     """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""
+
+
+AnyPost = Post[Any]
+"""Dispatch chooses between posts; only who sends something there knows how it is done."""

@@ -19,7 +19,7 @@ from maitred.core.request import WaitCause
 from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.counts import Counts
-from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.errand import AnyPost, Errand
 from maitred.dispatch.forecast import Forecast, Forecaster
 from maitred.dispatch.outlook import Outlook
 from maitred.dispatch.policy.credits import cost_of
@@ -45,7 +45,7 @@ class Floor:
         config: The settings.
     """
 
-    def __init__(self, posts: Sequence[Post], config: DispatchConfig) -> None:
+    def __init__(self, posts: Sequence[AnyPost], config: DispatchConfig) -> None:
         self.stations = [Station(post) for post in posts]
         self.weights = config.service.weights
         self.outlook = Outlook(OutputLengths(config.output_quantile, config.unknown_output_share), self.weights)

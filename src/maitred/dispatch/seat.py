@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from maitred.core.place import Place
-from maitred.dispatch.errand import Post
+from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.ticket import State, Ticket
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Seat:
     ) -> None:
         self._dispatcher.leave(self, error)
 
-    async def granted(self) -> Post:
+    async def granted(self) -> AnyPost:
         """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
 
         Cancelled while it waits, it can be asked again.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import LoadReport
-from maitred.dispatch.errand import Post
+from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
 from maitred.dispatch.policy.window import Window
 
@@ -22,7 +22,7 @@ class Station:
         block_tokens: Of one KV block there.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: AnyPost) -> None:
         self.post = post
         self.ready = False
         self.retry_after_s: float | None = None

@@ -80,6 +80,7 @@ class RequestLog:
                 "prompt_tokens": tally.prompt_tokens,
                 "cached_tokens": tally.cached_tokens,
                 "completion_tokens": tally.completion_tokens,
+                "estimated": tally.estimated,
                 "duration_s": round(duration_s, 6),
                 "released_after_s": None if tally.released_s is None else round(tally.released_s - tally.started_s, 6),
                 "priority": tally.priority,

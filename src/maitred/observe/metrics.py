@@ -18,6 +18,7 @@ from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
+from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
@@ -227,6 +228,7 @@ class Metrics:
         engines: Callable[[], Mapping[str, EngineState]],
         accounts: Callable[[], AccountsState] = AccountsState,
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
+        upstreams: UpstreamStates = dict,
     ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -234,6 +236,7 @@ class Metrics:
         self.requests = RequestMetrics(self._registry)
         self._registry.register(LiveState(in_flight, engines))
         self._registry.register(DispatchMetrics(queues))
+        self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)

@@ -85,6 +85,8 @@ class Answers:
             return _refusal(faults[0].status, "The script wants it so.", headers=faults[0].headers, end="status")
         if faults and faults[0].kind is FaultKind.CLOSE:
             return Answer(b"", ending=Ending.CLOSE, end="close", status=0, takes_turn=False)
+        if faults and faults[0].kind in _NO_ANSWERS:
+            return Answer(_NO_ANSWERS[faults[0].kind], end=faults[0].kind, takes_turn=False)
         try:
             question = _question.decode(body)
             unknown = sorted(set(msgspec.json.decode(body)) - KNOWN_FIELDS) if script.strict else []
@@ -106,7 +108,9 @@ class Answers:
         }
         if question.stream:
             options = question.stream_options
-            closing = self._closing(chat, usage if options is not None and options.include_usage else None)
+            counts = all(fault.kind is not FaultKind.NO_USAGE for fault in faults)
+            asked = options is not None and options.include_usage
+            closing = self._closing(chat, usage if asked and counts else None)
             answer = self._stream(chat, gaps_s, tokens, closing, faults, rng)
         else:
             seconds = ttft_s + sum(max(gap_s, least_gap_s) for gap_s in gaps_s[1:])
@@ -129,7 +133,9 @@ class Answers:
         role = self._event(chat, {"role": "assistant", "content": ""}) if chat and self._script.early_role else b""
         if any(fault.kind is FaultKind.CRLF for fault in faults):
             role = role.replace(b"\n", b"\r\n")
-        opening = head(200, "text/event-stream; charset=utf-8", {"transfer-encoding": "chunked"}) + chunk(role)
+        short = any(fault.kind is FaultKind.SHORT_LENGTH for fault in faults)
+        framing, framed = ({"content-length": str(1 << 20)}, bytes) if short else (_CHUNKED, chunk)
+        opening = head(200, "text/event-stream; charset=utf-8", framing) + framed(role)
         before_last = len(gaps_s) - 1
         last = self._text_event(chat, before_last, tokens)
         if not faults:
@@ -142,7 +148,7 @@ class Answers:
             odd.apply(fault, rng)
         if odd.ends_body and not odd.sends:
             odd.sends.append(Send(0.0, b"", 0))
-        sends = [chunk(send.data) for send in odd.sends]
+        sends = [framed(send.data) for send in odd.sends]
         if odd.ends_body:
             sends[-1] += END_OF_BODY
         return Answer(
@@ -208,6 +214,16 @@ class Answers:
                     answer.end = "complete"
         answer.sends, answer.gaps_s = [data], [seconds]
         return answer
+
+
+_CHUNKED = {"transfer-encoding": "chunked"}
+_PAGE = b"<!doctype html><title>502 Bad Gateway</title><h1>Bad Gateway</h1>"
+_NO_ANSWERS = {
+    FaultKind.HTML: head(200, "text/html", {"content-length": str(len(_PAGE))}) + _PAGE,
+    FaultKind.EMPTY: head(200, "text/event-stream; charset=utf-8", {"content-length": "0"}),
+    FaultKind.ERROR_BODY: response(200, error_object("The script wants an error here.", 500)),
+}
+"""What says 200 and is no answer."""
 
 
 def _refusal(

@@ -12,6 +12,7 @@ from maitred.wire.sse import DONE, encode_comment, encode_event
 
 BUNCH_EVENTS = 4
 SPLIT_GAP_S = 0.001
+_DRIPS = 1000
 
 
 class Ending(Enum):
@@ -69,6 +70,20 @@ class OddStream:
                 self._end(after, fault.kind, Ending.CLOSE)
             case FaultKind.RESET:
                 self._end(after, fault.kind, Ending.RESET)
+            case FaultKind.HALF_EVENT:
+                half = self.sends[min(after, len(self.sends) - 1)].data
+                self._end(after, fault.kind)
+                self.sends.append(Send(0.0, half[: len(half) // 2], 0))
+            case FaultKind.SHORT_LENGTH:
+                self._end(after, fault.kind, Ending.CLOSE)
+            case FaultKind.DRIP:
+                self._end(after, fault.kind, Ending.STALL)
+                self.sends += [Send(fault.for_s or 0.05, encode_comment("drip"), 0) for _ in range(_DRIPS)]
+            case FaultKind.TWICE if after:
+                self.sends.insert(after, Send(0.0, self.sends[after - 1].data, 0))
+                self.end = fault.kind
+            case FaultKind.TWICE | FaultKind.NO_USAGE:
+                self.end = fault.kind
             case FaultKind.NO_DONE:
                 whole = after == len(self.sends)
                 self._end(after, fault.kind)
@@ -92,7 +107,7 @@ class OddStream:
                     send.data = send.data.replace(b"\n", b"\r\n")
             case FaultKind.SPLIT:
                 self.sends = [piece for send in self.sends for piece in _split(send, rng)]
-            case FaultKind.STATUS | FaultKind.CLOSE:
+            case FaultKind.STATUS | FaultKind.CLOSE | FaultKind.HTML | FaultKind.EMPTY | FaultKind.ERROR_BODY:
                 raise AssertionError(f"{fault.kind} has no stream")
 
     def _end(self, after: int, kind: FaultKind, ending: Ending = Ending.KEEP) -> None:

@@ -70,6 +70,16 @@ class FaultKind(StrEnum):
     """An HTTP error, at once."""
     CLOSE = "close"
     """The connection is closed before the response."""
+    HTML = "html"
+    """A page for people, with the status 200, as a proxy on the way sends it."""
+    EMPTY = "empty"
+    """The status 200 and nothing else."""
+    ERROR_BODY = "error_body"
+    """The status 200 and an error as the body."""
+    NO_USAGE = "no_usage"
+    """Nobody says how many tokens there were."""
+    TWICE = "twice"
+    """After `after` events the last one again."""
     GARBAGE = "garbage"
     """After `after` events one that is not JSON; then the answer goes on."""
     STALL = "stall"
@@ -80,6 +90,12 @@ class FaultKind(StrEnum):
     """After `after` events the connection is closed in the middle of the body."""
     RESET = "reset"
     """The same with a TCP reset, which may overtake what was sent before."""
+    HALF_EVENT = "half_event"
+    """After `after` events half of one, and then the body ends as it should."""
+    SHORT_LENGTH = "short_length"
+    """The head promises more bytes than come, and the body ends after `after` events."""
+    DRIP = "drip"
+    """A comment every `for_s` seconds after `after` events, for ever: alive, and no answer."""
     NO_DONE = "no_done"
     """After `after` events the body ends as it should, but the answer has not: no ``[DONE]``."""
     BUNCHED = "bunched"
@@ -102,7 +118,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: Count = 1
     """Events that are sent before."""
     for_s: Positive | None = None
-    """Of a stall."""
+    """Of a stall; between two comments of a drip."""
     status: Annotated[int, Meta(ge=400, le=599)] = 503
     headers: dict[str, str] = field(default_factory=dict)
     """Of an HTTP error, such as ``{"retry-after": "1"}``."""

@@ -5,22 +5,30 @@ defaults to `UNSET`, which leaves it out. All structs take keywords only: an `ob
 `created`, and nobody should have to count. They are trees without cycles, so the garbage collector skips them.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from maitred.core.request import FinishReason, Usage
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 StopReason = Literal["deadline"]
 """Why a choice ended, where OpenAI's word for it does not tell; the field's name is vLLM's."""
 Role = Literal["assistant"]
 
 
+_FINISHES: Mapping[FinishReason, Finish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+
+
 def finish_of(reason: FinishReason) -> Finish:
     """The word that clients know."""
-    return "stop" if reason is FinishReason.STOP else "length"
+    return _FINISHES.get(reason, "length")
 
 
 def stop_reason_of(reason: FinishReason) -> StopReason | UnsetType:
@@ -42,6 +50,8 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    estimated: bool | UnsetType = UNSET
+    """True where whoever served it did not count; not OpenAI's."""
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
@@ -51,6 +61,7 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            estimated=usage.estimated or UNSET,
         )
 
 
@@ -85,6 +96,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     role: Role = "assistant"
     content: str | None
     refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """What a model thought before it answered; two names are in use, neither of them OpenAI's."""
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -115,6 +130,10 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     role: Role | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -182,6 +201,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     owned_by: str
     max_model_len: int | UnsetType = UNSET
     """Context window in tokens; not OpenAI's, but what clients of open servers look for."""
+    ready: bool | UnsetType = UNSET
+    """Whether a request could run now; not OpenAI's."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -74,7 +74,7 @@ _COMPLETION_LOGPROBS = Range(0, 5)
 _DIMENSIONS = Range(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = Range(-100, 100)
 
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+_MORE_THAN_TEXT: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -91,7 +91,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Field -> the values that ask for nothing (beside null)."""
+"""Field -> the values that ask for nothing (beside null). Whether the rest can be had depends on the model."""
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -149,6 +149,15 @@ def check_embedding(request: EmbeddingRequest) -> None:
     _RANGES["priority"].check("priority", request.priority)
 
 
+def needs_of(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+    """The fields that ask for more than text."""
+    return tuple(
+        field
+        for field, harmless in _MORE_THAN_TEXT.items()
+        if (value := getattr(request, field, None)) is not None and value not in harmless
+    )
+
+
 def check_tokenize(request: TokenizeRequest) -> None:
     """Raises InvalidRequest unless there is exactly one thing to tokenise."""
     if (request.prompt is None) == (request.messages is None):
@@ -183,10 +192,6 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> N
 def _check_generation(request: ChatRequest | CompletionRequest) -> None:
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
-    for field, harmless in _UNSUPPORTED.items():
-        value = getattr(request, field, None)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{field} is not supported by this server yet. Remove it.", param=field)
     for field, allowed in _RANGES.items():
         allowed.check(field, getattr(request, field, None))
     if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:

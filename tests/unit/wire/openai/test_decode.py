@@ -7,6 +7,7 @@ import pytest
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.decode import decode_chat, decode_completion, decode_detokenize, decode_tokenize
+from maitred.wire.openai.rules import needs_of
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -82,13 +83,6 @@ CHAT_FAULTS = [
     ({"stop": ["a", 1]}, "stop[1]", "stop[1] must be a string; got an integer."),
     ({"stop_token_ids": [1, -1]}, "stop_token_ids", "stop_token_ids must hold token ids; got -1."),
     ({"stream_options": {}}, "stream_options", "stream_options is only for streams. Set stream to true, or remove it."),
-    ({"tools": [{}]}, "tools", "tools is not supported by this server yet. Remove it."),
-    ({"tool_choice": "required"}, "tool_choice", "tool_choice is not supported by this server yet. Remove it."),
-    ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported by this server yet. Remove it."),
-    ({"modalities": ["text", "audio"]}, "modalities", "modalities is not supported by this server yet. Remove it."),
-    ({"functions": [{}]}, "functions", "functions is not supported by this server yet. Remove it."),
-    ({"store": True}, "store", "store is not supported by this server yet. Remove it."),
-    ({"guided_json": {}}, "guided_json", "guided_json is not supported by this server yet. Remove it."),
 ]  # fmt: skip
 COMPLETION_FAULTS = [
     ({"prompt": []}, "prompt", "prompt must not be an empty list."),
@@ -104,7 +98,6 @@ COMPLETION_FAULTS = [
     ({"logprobs": 6}, "logprobs", "logprobs must be at most 5; got 6."),
     ({"logprobs": True}, "logprobs", "logprobs must be an integer or null; got true or false."),
     ({"best_of": 3}, "best_of", "best_of must equal n (1); got 3. Remove it."),
-    ({"suffix": "x"}, "suffix", "suffix is not supported by this server yet. Remove it."),
     ({"echo": True, "logprobs": 1}, "echo", "logprobs of an echoed prompt are not supported by this server yet. Remove echo or logprobs."),
 ]  # fmt: skip
 
@@ -114,6 +107,28 @@ def test_chat_faults_name_field_and_remedy(fields, param, text):
     with pytest.raises(InvalidRequest) as caught:
         chat(**fields)
     assert (caught.value.message, caught.value.param) == (text, param)
+
+
+MORE_THAN_TEXT = [
+    ({"tools": [{}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"functions": [{}]}, "functions"),
+    ({"store": True}, "store"),
+    ({"guided_json": {}}, "guided_json"),
+]
+
+
+@pytest.mark.parametrize(("fields", "need"), MORE_THAN_TEXT)
+def test_what_asks_for_more_than_text_is_named(fields, need):
+    assert needs_of(chat(**fields)) == (need,)
+
+
+def test_what_asks_for_nothing_is_no_need():
+    assert needs_of(chat(tools=[], tool_choice="auto", response_format={"type": "text"}, store=False)) == ()
+    assert needs_of(completion(suffix="")) == ()
+    assert needs_of(completion(suffix="x")) == ("suffix",)
 
 
 @pytest.mark.parametrize(("fields", "param", "text"), COMPLETION_FAULTS)

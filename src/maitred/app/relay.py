@@ -1,0 +1,134 @@
+"""One answer that a server of somebody else's makes: waits for its turn, asks, and passes on what comes back.
+
+What `Generation` is to tokens this is to text. The text is passed on as it comes; what it was in tokens is an estimate
+until the server says what it has counted. The end of the answer is held back until all of it is known to be there and
+in the ledger, so a stream that breaks off, however late, never looks complete.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Self
+
+from maitred.admission.grant import Grant
+from maitred.app.meter import Meter
+from maitred.core.answer import Outcome, Part, Tally
+from maitred.core.clock import Clock
+from maitred.core.errors import DeadlineExceeded
+from maitred.core.relay import Batch, TextReplica, TextRequest
+from maitred.core.request import FinishReason
+from maitred.dispatch.errand import Post
+from maitred.dispatch.seat import Seat
+
+
+class Relay:
+    """Implements `maitred.core.answer.Answer`.
+
+    Args:
+        seat: Its place in the queue, and then at a replica.
+        running: Holds what is opened here; whoever made it closes it.
+        request: What the replica is asked.
+        meter: Counts what comes.
+        tally: What is known of the request.
+        clock: For the times in it.
+        grant: What it may use.
+        deadline_s: When the whole answer must be there, monotonic; None: whenever.
+        partial: Whether what is there at the deadline is an answer.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        running: AsyncExitStack,
+        request: TextRequest,
+        meter: Meter,
+        tally: Tally,
+        clock: Clock,
+        grant: Grant,
+        *,
+        deadline_s: float | None,
+        partial: bool,
+    ) -> None:
+        self._seat = seat
+        self._running = running
+        self._request = request
+        self._meter = meter
+        self._tally = tally
+        self._clock = clock
+        self._grant = grant
+        self._deadline_s = deadline_s
+        self._partial = partial
+        self._batches: AsyncIterator[Batch] | None = None
+        self._finishes: dict[int, FinishReason] = {}
+        self._last_s: dict[int, float] = {}
+        self._over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Part]:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            async with asyncio.timeout(self._left_s()):
+                batches = self._batches or await self._begin()
+                batch = await anext(batches, None)
+        except TimeoutError:
+            return await self._cut()
+        if batch is None:
+            return await self._end(self._finishes)
+        return self._take(batch)
+
+    async def _begin(self) -> AsyncIterator[Batch]:
+        """Waits for its turn, and asks."""
+        post: Post[TextReplica] = await self._seat.granted()
+        tally = self._tally
+        tally.place, tally.released_s = None, self._clock.monotonic_s()
+        tally.waited_ms = dict(self._seat.waited_ms)
+        self._grant.replica = post.name
+        stream = await self._running.enter_async_context(post.replica.relay(self._request))
+        self._seat.submitted()
+        self._batches = aiter(stream)
+        return self._batches
+
+    def _take(self, batch: Batch) -> list[Part]:
+        """Notes what came; returns it without the ends of choices, which have to wait."""
+        now_s, tally, seat = self._clock.monotonic_s(), self._tally, self._seat
+        if tally.first_token_s is None and batch.parts:
+            tally.first_token_s = now_s
+            seat.first_token()
+            seat.took(prompt_tokens=tally.prompt_tokens)
+        before = tally.completion_tokens
+        self._meter.take(batch)
+        if tally.completion_tokens != before:
+            seat.took(output_tokens=tally.completion_tokens - before)
+        self._grant.used(tally.usage)
+        shown: list[Part] = []
+        for part in batch.parts:
+            if part.finish is not None:
+                self._finishes[part.index] = part.finish
+            if part.text or part.extra or part.scores:
+                shown.append(Part(part.index, part.text, None, part.scores, part.extra))
+                if (last_s := self._last_s.get(part.index)) is not None:
+                    tally.gaps_s.append(now_s - last_s)
+                self._last_s[part.index] = now_s
+        return shown
+
+    async def _end(self, finishes: Mapping[int, FinishReason]) -> list[Part]:
+        """Settles, and only then says that it is over."""
+        self._over = True
+        before = self._tally.completion_tokens
+        self._meter.close()
+        self._seat.took(output_tokens=self._tally.completion_tokens - before)
+        await self._grant.settle(self._tally.usage, Outcome.FINISHED)
+        return [Part(index, "", finish) for index, finish in sorted(finishes.items())]
+
+    def _left_s(self) -> float | None:
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock.monotonic_s())
+
+    async def _cut(self) -> list[Part]:
+        """The caller's time is over."""
+        if self._partial and self._tally.first_token_s is not None:
+            unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
+            return await self._end({**unfinished, **self._finishes})
+        raise DeadlineExceeded

@@ -1,0 +1,103 @@
+"""Models that servers of others run: opened, looked at, closed."""
+
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from maitred import __version__
+from maitred.app.stores import running
+from maitred.config.tree import TextModelConfig
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.errand import AnyPost, Post
+from maitred.observe.upstreams import UpstreamState
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.probe import Probe
+from maitred.replica.upstream.server import Upstream
+from maitred.routing.catalog import TextModel
+from maitred.text.tokenizer import Tokenizer
+
+_KEEP_OPEN_S = 3.0
+"""Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
+
+
+class Upstreams:
+    """The models that servers of others run.
+
+    Args:
+        servers: Each model with its servers.
+
+    Attributes:
+        models: For the catalog.
+    """
+
+    def __init__(self, servers: Mapping[str, Sequence[Upstream]], models: Sequence[TextModel]) -> None:
+        self.models = models
+        self._servers = servers
+
+    def posts(self) -> dict[str, list[AnyPost]]:
+        """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
+        return {
+            name: [Post(server.name, server, exact=False) for server in servers]
+            for name, servers in self._servers.items()
+        }
+
+    def states(self) -> dict[tuple[str, str], UpstreamState]:
+        """For metrics."""
+        return {
+            (name, server.name): UpstreamState(
+                server.standing.up,
+                server.open_streams,
+                server.reported.running,
+                server.reported.waiting,
+                server.reported.kv_usage,
+            )
+            for name, servers in self._servers.items()
+            for server in servers
+        }
+
+
+@asynccontextmanager
+async def open_upstreams(models: Mapping[str, TextModelConfig]) -> AsyncIterator[Upstreams]:
+    """The models of the configuration, with a look at each of their servers behind us and more to come.
+
+    Raises:
+        ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+    """
+    if not models:
+        yield Upstreams({}, [])
+        return
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                # As many connections as dispatch lets requests go.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_OPEN_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"user-agent": f"maitred/{__version__}"},
+                trust_env=False,
+            )
+        )
+        served: list[TextModel] = []
+        servers: dict[str, list[Upstream]] = {}
+        for name, config in models.items():
+            servers[name] = [_upstream(upstream, name, config, session) for upstream in config.upstreams]
+            for upstream in servers[name]:
+                await stack.enter_async_context(running(Probe(upstream).run(), f"probe of {upstream.name}"))
+            served.append(TextModel(name, servers[name], _tokenizer(config)))
+        yield Upstreams(servers, served)
+
+
+def _upstream(config: UpstreamConfig, name: str, model: TextModelConfig, session: aiohttp.ClientSession) -> Upstream:
+    try:
+        return Upstream(config, name, session, context_tokens=model.context_tokens, max_choices=model.max_choices)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigInvalid(f"The certificates in {config.ca_file} cannot be used: {error}.") from error
+
+
+def _tokenizer(config: TextModelConfig) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    path = Path(config.tokenizer)
+    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path)

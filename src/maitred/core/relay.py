@@ -1,0 +1,70 @@
+"""What is asked of a replica that speaks text, and what comes back: the other kind, beside `core.ports.Replica`.
+
+Such a replica is a server of somebody else's that takes a conversation and gives text. It has the chat template and
+the tokenizer, so it counts the tokens, and what it says that it used is what is billed. Before it has said so, tokens
+are estimates (`maitred.text.estimate`).
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import msgspec
+
+from maitred.core.answer import Part
+from maitred.core.ports import Host
+from maitred.core.request import Usage
+
+
+class TextRequest(msgspec.Struct, frozen=True):
+    """One admitted request for a replica that speaks text."""
+
+    id: str
+    fields: Mapping[str, Any]
+    """The request in the words of OpenAI's API, as its caller wrote it and without what the caller left out."""
+    choices: int
+    """Answers to all prompts together; their indexes count from 0."""
+    max_tokens: int | None = None
+    """Most output tokens of each choice; None: as many as the replica has room for."""
+    chat: bool = True
+    """Whether it is a conversation; else texts to continue."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What has come since the last batch."""
+
+    parts: list[Part]
+    usage: Usage | None = None
+    """What the replica has counted up to now, if it says so."""
+
+
+class TextStream(Protocol):
+    """The answer to one `TextRequest`, as it comes."""
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        """Batches, of which the first has the first part of the answer; ends after the answer is whole.
+
+        Raises:
+            ReplicaUnavailable: It took the request and gave nothing in time.
+            ReplicaLost: The answer broke off, or breaks the rules of its API. What was read so far is not all of it.
+        """
+        ...
+
+
+class TextReplica(Host, Protocol):
+    """One place where requests of one model can run that takes and gives text."""
+
+    @property
+    def name(self) -> str:
+        """What ledger and log call it."""
+        ...
+
+    def relay(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:
+        """Sends the request; leaving the context ends the work there, if it has not come to its end.
+
+        Raises:
+            InvalidRequest: The replica says that the request is at fault.
+            ReplicaUnavailable: It does not take the request, now or at all.
+            ReplicaLost: It failed at once.
+        """
+        ...

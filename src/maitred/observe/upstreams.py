@@ -1,0 +1,51 @@
+"""Metrics of servers of others that run models: whether they are there, and what they do. Read at a scrape."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamState:
+    """One server at the moment of a scrape; None where it does not say."""
+
+    up: bool
+    open_requests: int
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[UpstreamState], float | None]]] = {
+    "maitred_upstream_up": ("1 while the server is there.", lambda state: state.up),
+    "maitred_upstream_open_requests": ("Our requests that it has not finished.", lambda state: state.open_requests),
+    "maitred_upstream_running": ("Requests that it computes, by its own word.", lambda state: state.running),
+    "maitred_upstream_waiting": ("Requests that wait in it, by its own word.", lambda state: state.waiting),
+    "maitred_upstream_kv_usage": ("How full its KV cache is, from 0 to 1.", lambda state: state.kv_usage),
+}
+
+UpstreamStates = Callable[[], Mapping[tuple[str, str], UpstreamState]]
+"""(model, server) -> its state now."""
+
+
+class UpstreamMetrics(Collector):
+    """Reads all servers.
+
+    Args:
+        states: Their states.
+    """
+
+    def __init__(self, states: UpstreamStates) -> None:
+        self._states = states
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        states = self._states()
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model", "upstream"])
+            for (model, server), state in states.items():
+                if (value := read(state)) is not None:
+                    gauge.add_metric([model, server], value)
+            yield gauge

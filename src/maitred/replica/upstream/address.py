@@ -1,0 +1,45 @@
+"""Where an upstream is: the URL of its API, and what lies around it."""
+
+from urllib.parse import urlsplit, urlunsplit
+
+from maitred.core.errors import ConfigInvalid
+from maitred.core.loopback import is_loopback
+
+
+class Address:
+    """The URL of an API, checked.
+
+    Args:
+        url: As it is configured.
+
+    Attributes:
+        host_and_port: As the URL has them; without a user, which it must not have.
+        safe: Whether nobody on the way can read along: it has TLS, or never leaves this machine.
+
+    Raises:
+        ConfigInvalid: It is no URL of an HTTP server, or it holds what belongs elsewhere.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigInvalid(f"{url!r} is not a URL: {error}.") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigInvalid(f"{url!r} is not the URL of an HTTP server. Write it as https://host/v1.")
+        if parts.username is not None or parts.password is not None:
+            # Not repeated: it may hold a password.
+            raise ConfigInvalid("The URL has a user or a password in it. Give the credential as `api_key`.")
+        if parts.fragment:
+            raise ConfigInvalid(f"{url!r} has a fragment, which no server gets to see. Remove what follows the #.")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.host_and_port = host if port is None else f"{host}:{port}"
+        self.safe = parts.scheme == "https" or is_loopback(parts.hostname)
+        self._root = (parts.scheme, parts.netloc)
+        self._path = parts.path.rstrip("/")
+        self._query = parts.query
+
+    def below(self, path: str) -> str:
+        """The URL of a path: below the API's, or at the server's root if it begins with a slash."""
+        return urlunsplit((*self._root, path if path.startswith("/") else f"{self._path}/{path}", self._query, ""))

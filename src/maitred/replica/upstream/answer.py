@@ -1,0 +1,208 @@
+"""Reads a server's stream, and finds out whether it is whole. Pure: bytes in, parts out.
+
+Servers break off in many ways, and most of them look like an end. So an answer is only whole if everything that makes
+one has come: a finish reason for every choice and, after that, ``[DONE]``. Whatever else happens is a failure: bytes
+that are no events, events that are no JSON, an error inside, a choice that goes on after its end, a sequence of
+choices that was not asked for, more chunks than tokens (something was sent twice), and silence where the terminator
+should be.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from maitred.core.answer import Part
+from maitred.core.errors import MaitredError, ReplicaLost
+from maitred.core.relay import Batch
+from maitred.core.request import FinishReason, Usage
+from maitred.replica.upstream.dialects import Dialect
+from maitred.replica.upstream.failures import ServerError, error_in, failure_of
+from maitred.replica.upstream.logprobs import Logprobs, scores_of
+from maitred.wire.sse import SSEDecoder
+
+_MOST_EVENT_BYTES = 8 << 20
+"""Of one event. The largest honest ones have log-probabilities for many tokens."""
+_EXTRAS: Mapping[str, type] = {"tool_calls": list, "refusal": str, "reasoning_content": str, "reasoning": str}
+"""Members of a delta that are passed on as they are."""
+_FINISHES: Mapping[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn"), FinishReason.STOP),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
+    **dict.fromkeys(("tool_calls", "function_call"), FinishReason.TOOL_CALLS),
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+"""Every word that means an end. Others, such as ``abort`` and ``error``, mean that there is none."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    def usage(self) -> Usage | None:
+        prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
+        cached = (details.cached_tokens if details else None) or 0
+        if prompt is None or completion is None or min(prompt, completion, cached) < 0:
+            return None
+        return Usage(prompt, completion, min(cached, prompt))
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class AnswerReader:
+    """One stream.
+
+    Args:
+        server: Its name, for the log.
+        choices: How many were asked for.
+        dialect: What it keeps to.
+
+    Attributes:
+        begun: Whether any part of the answer has come; a role alone is none.
+        whole: Whether everything has come.
+    """
+
+    def __init__(self, server: str, choices: int, dialect: Dialect) -> None:
+        self.begun = False
+        self.whole = False
+        self._server = server
+        self._dialect = dialect
+        self._events = SSEDecoder()
+        self._unfinished = set(range(choices))
+        self._choices = choices
+        self._offsets = [0] * choices
+        self._chunks = 0
+        self._usage: Usage | None = None
+        """As told before the first part."""
+        self._undecoded_bytes = 0
+
+    def feed(self, data: bytes) -> Batch | None:
+        """What these bytes add; None if nothing, and before the first part: a count alone is no sign of an answer.
+
+        Raises:
+            ReplicaLost: The answer has failed.
+            MaitredError: The server said at the beginning why there is none; see `failures`.
+        """
+        parts: list[Part] = []
+        usage, self._usage = self._usage, None
+        events = self._events.feed(data)
+        self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
+        if self._undecoded_bytes > _MOST_EVENT_BYTES:
+            raise broken("it sent an event without an end")
+        for event in events:
+            if self.whole:
+                break
+            if event.data.strip() == "[DONE]":
+                if self._unfinished:
+                    raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
+                self.whole = True
+                break
+            usage = self._take(event.data, parts) or usage
+        if not self.begun:
+            self._usage = usage
+            return None
+        return Batch(parts, usage) if parts or usage is not None else None
+
+    def ended(self) -> None:
+        """The body has ended, as HTTP sees it.
+
+        Raises:
+            ReplicaLost: The answer has not.
+        """
+        if not self.whole:
+            raise broken("the body ended before [DONE]" if self.begun else "the body was empty")
+
+    def _take(self, data: str, parts: list[Part]) -> Usage | None:
+        """Reads one event; appends the parts in it and returns the usage in it."""
+        try:
+            chunk = _chunk.decode(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            self._raise_error_in(data)
+            raise broken("it sent an event that is no chunk of an answer") from None
+        if chunk.choices is None:
+            self._raise_error_in(data)
+            if chunk.usage is None:
+                raise broken("it sent an event that is no chunk of an answer")
+        usage = chunk.usage.usage() if chunk.usage is not None else None
+        for choice in chunk.choices or ():
+            part = self._part(choice)
+            if part is not None:
+                parts.append(part)
+        # With several choices, running counts are of one of them only.
+        if usage is not None and (self._choices == 1 or not chunk.choices):
+            if self._dialect.counts_chunks and usage.completion_tokens < self._chunks:
+                raise broken(f"{self._chunks} chunks have {usage.completion_tokens} tokens: some came twice")
+            return usage
+        return None
+
+    def _part(self, choice: _Choice) -> Part | None:
+        index, delta = choice.index, choice.delta or {}
+        if not 0 <= index < self._choices:
+            raise broken(f"it sent a choice {index} of {self._choices}")
+        text = choice.text if choice.text is not None else delta.get("content")
+        text = text if isinstance(text, str) else ""
+        extra = {name: value for name in _EXTRAS if (value := delta.get(name))} or None
+        if extra is not None and not all(isinstance(value, _EXTRAS[name]) for name, value in extra.items()):
+            raise broken("it sent a delta whose members have other types than OpenAI's")
+        if not text and extra is None and not choice.finish_reason:
+            return None
+        if index not in self._unfinished:
+            raise broken(f"choice {index} went on after its end")
+        scores = scores_of(choice.logprobs, self._offsets[index])
+        self._offsets[index] += len(text)
+        if text or extra is not None:
+            self._chunks += 1
+        finish = None
+        if choice.finish_reason:
+            finish = _FINISHES.get(choice.finish_reason)
+            if finish is None:
+                raise broken(f"a choice ended for the reason {choice.finish_reason[:40]!r}, which is no end")
+            self._unfinished.discard(index)
+        self.begun = True
+        return Part(index, text, finish, scores, extra)
+
+    def _raise_error_in(self, data: str) -> None:
+        """Raises what an event says went wrong, if it says so."""
+        try:
+            error = error_in(msgspec.json.decode(data))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return
+        if error is not None:
+            raise self._failure(error)
+
+    def _failure(self, error: ServerError) -> MaitredError:
+        """The request may be at fault only while nothing has come; afterwards, the answer has broken off."""
+        if self.begun:
+            return broken(f"it reported an error: {error.message[:200]}")
+        return failure_of(self._server, error.status or 502, error, None)
+
+
+def broken(how: str) -> ReplicaLost:
+    """An answer that failed: the caller is told that it did, the log what happened."""
+    failure = ReplicaLost()
+    failure.add_note(how)
+    return failure
+
+
+def how_broken(failure: BaseException) -> str:
+    """What is noted on a failure, for the log."""
+    notes: Sequence[str] = getattr(failure, "__notes__", ())
+    return "; ".join(notes) or str(failure)

@@ -1,0 +1,111 @@
+"""What the servers that speak OpenAI's API do differently, as data.
+
+A dialect says three things: where a server tells of its health and load, what may be sent to it, and what its answers
+keep to. All of them end the work for a request when its connection is closed. The sources are the servers' own
+documentation, named beside each entry.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from maitred.replica.upstream.config import DialectName
+
+_OPENAI_FIELDS = frozenset(
+    {
+        *("messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed"),
+        *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "user", "echo", "suffix"),
+        *("tools", "tool_choice", "parallel_tool_calls", "response_format", "metadata"),
+        *("reasoning_effort", "verbosity", "prediction", "prompt_cache_key", "safety_identifier", "store"),
+    }
+)
+"""OpenAI's own, of those whose answers can be passed on: not sound, not pictures, not functions of before 2023."""
+_SAMPLING_FIELDS = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"})
+_GUIDED_FIELDS = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Where a server's load can be read: names of Prometheus gauges, all of which may occur once for each engine."""
+
+    running: str
+    waiting: str
+    kv_usage: tuple[str, ...] = ()
+    """From 0 to 1; of several names the first that is there."""
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One server's ways.
+
+    Attributes:
+        health: A path that answers 200 when requests can run; at the root of the server if it begins with a slash,
+            below the URL of the API otherwise.
+        gauges: Its load; None: it does not say.
+        fields: What may be sent. What a caller wrote beyond that is refused, since it would go unheard.
+        limit_field: What a conversation's `max_tokens` is called.
+        key_header: The header that carries the API key; ``Authorization`` takes it as a bearer token.
+        stream_options: Asks for the usage.
+        counts_chunks: Whether every chunk with text has at least one token of its own, so that more chunks than tokens
+            are chunks that were sent twice.
+    """
+
+    health: str
+    gauges: Gauges | None = None
+    fields: frozenset[str] = _OPENAI_FIELDS
+    limit_field: str = "max_tokens"
+    key_header: str = "Authorization"
+    stream_options: Mapping[str, object] = field(default_factory=lambda: {"include_usage": True})
+    counts_chunks: bool = False
+
+
+_MODELS = "models"
+"""The list of models, which every one has; with credentials it also tells whether these are good."""
+
+DIALECTS: Mapping[DialectName, Dialect] = {
+    "generic": Dialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+    # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters). The KV gauge has its new name
+    # since the V1 engine. Usage with every chunk bills what a caller breaks off to the token.
+    "vllm": Dialect(
+        "/health",
+        Gauges(
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        ),
+        _OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        counts_chunks=True,
+    ),
+    # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions".
+    "sglang": Dialect(
+        "/health",
+        Gauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
+        _OPENAI_FIELDS | _SAMPLING_FIELDS,
+        counts_chunks=True,
+    ),
+    # huggingface.co/docs/text-generation-inference: "Metrics", "Messages API".
+    "tgi": Dialect("/health", Gauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
+    # nvidia.github.io/TensorRT-LLM: "trtllm-serve". Its /metrics is JSON of iterations, not gauges.
+    "trtllm": Dialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
+    # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics).
+    "llamacpp": Dialect(
+        "/health",
+        Gauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
+        _OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos"},
+    ),
+    # github.com/ollama/ollama, docs/openai.md: n and logit_bias are not taken; top_k and min_p stand in Modelfiles.
+    "ollama": Dialect("/api/version", fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
+    # docs.litellm.ai: "Health Checks". It passes on what it does not know.
+    "litellm": Dialect("/health/liveliness", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+    # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models refuse it.
+    "openai": Dialect(_MODELS, limit_field="max_completion_tokens"),
+    # learn.microsoft.com/azure/ai-foundry/openai: the API below /openai/v1, keys in a header of their own.
+    "azure": Dialect(_MODELS, limit_field="max_completion_tokens", key_header="api-key"),
+    # console.groq.com/docs/openai: logprobs, logit_bias, top_logprobs and n > 1 are refused there.
+    "groq": Dialect(
+        _MODELS, fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"}, limit_field="max_completion_tokens"
+    ),
+    # docs.together.ai/reference/chat-completions.
+    "together": Dialect(_MODELS, fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),
+}

@@ -1,0 +1,43 @@
+"""What must hold between the settings of upstreams."""
+
+from collections.abc import Iterator, Sequence
+
+from maitred.core.errors import ConfigInvalid
+from maitred.replica.upstream.address import Address
+from maitred.replica.upstream.config import UpstreamConfig
+
+_CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
+_OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
+
+
+def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:
+    """The key to point at, and what is wrong.
+
+    Args:
+        upstreams: Of one model.
+        place: The dotted name of their list.
+    """
+    if not upstreams:
+        yield place, "Must name at least one server."
+    names: set[str] = set()
+    for index, upstream in enumerate(upstreams):
+        here = f"{place}[{index}]"
+        try:
+            address = Address(upstream.url)
+        except ConfigInvalid as error:
+            yield f"{here}.url", str(error)
+            continue
+        name = upstream.name or address.host_and_port
+        if name in names:
+            yield f"{here}.name", f"Another upstream of this model is called {name!r}. Give this one a name of its own."
+        names.add(name)
+        if upstream.api_key is not None and not address.safe:
+            yield (
+                f"{here}.url",
+                "An API key would go over the network in the open. Use https, or an address of this machine.",
+            )
+        for header in upstream.headers:
+            if header.lower() in _CREDENTIAL_HEADERS:
+                yield f"{here}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
+            elif header.lower() in _OURS:
+                yield f"{here}.headers", f"{header} is set by the connection itself. Remove it."

@@ -1,0 +1,112 @@
+"""Looks at a server now and then: is it there, and how long may prompts be?
+
+    GET its health path -> 200: up. Anything else, or nothing in time: down.
+
+The first look also asks for the list of models, where most servers tell the length of their window.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+
+from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.replica.upstream.answer import how_broken
+from maitred.replica.upstream.dialects import Gauges
+from maitred.replica.upstream.gauges import ServerLoad, load_in
+from maitred.replica.upstream.server import Upstream, body_of_response
+
+log = logging.getLogger(__name__)
+
+_DOWN_EVERY_S = 1.0
+"""A server that is down is looked at so often, or as often as configured if that is more."""
+_MOST_BYTES = 4 << 20
+_WINDOW_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+"""What servers call it in the entry of a model: vLLM, SGLang and maitred the first; Together, Groq the next."""
+
+
+class Probe:
+    """Of one server.
+
+    Args:
+        upstream: The server.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._asked_window = False
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        config, standing = self._upstream.config, self._upstream.standing
+        while True:
+            await self.look()
+            await asyncio.sleep(config.probe_every_s if standing.up else min(config.probe_every_s, _DOWN_EVERY_S))
+
+    async def look(self) -> None:
+        """One look; what was seen is in the upstream's standing."""
+        upstream = self._upstream
+        standing, was_up, reason = upstream.standing, upstream.standing.up, upstream.standing.reason
+        try:
+            async with asyncio.timeout(upstream.config.probe_timeout_s):
+                async with self._get(upstream.dialect.health) as response:
+                    status = response.status
+                if status == 200 and not self._asked_window:
+                    await self._ask_window()
+                if status == 200 and upstream.dialect.gauges is not None:
+                    upstream.reported = await self._ask_load(upstream.dialect.gauges)
+        except TimeoutError:
+            standing.missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
+        except (ReplicaUnavailable, ReplicaLost) as error:
+            standing.missed(how_broken(error))
+        except (aiohttp.ClientError, OSError) as error:
+            standing.missed(f"it broke off ({type(error).__name__})")
+        else:
+            if status == 200:
+                standing.found()
+            elif status in (401, 403):
+                standing.missed(f"it does not accept our credential ({status})")
+            else:
+                standing.missed(f"it answers {status}")
+        if not standing.up and (was_up or standing.reason != reason):
+            log.error("The upstream %s is away: %s.", upstream.name, standing.reason)
+        elif standing.up and not was_up:
+            log.info("The upstream %s is up.", upstream.name)
+
+    async def _ask_window(self) -> None:
+        """The window, if the list of models has it. Not to know it is no fault."""
+        async with self._get("models") as response:
+            body = await body_of_response(response, _MOST_BYTES) if response.status == 200 else b""
+        self._asked_window = True
+        try:
+            fields = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return
+        self._upstream.window_tokens = window_in(fields, self._upstream.model)
+
+    async def _ask_load(self, gauges: Gauges) -> ServerLoad:
+        """What it says of its load; nothing if it does not, which is no fault: metrics can be switched off."""
+        async with self._get(gauges.path) as response:
+            body = await body_of_response(response, _MOST_BYTES) if response.status == 200 else b""
+        return load_in(body.decode("utf-8", "replace"), gauges)
+
+    @asynccontextmanager
+    async def _get(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        response = await self._upstream.request("GET", self._upstream.address.below(path))
+        try:
+            yield response
+        finally:
+            response.close()
+
+
+def window_in(fields: object, model: str) -> int | None:
+    """The context window of a model in a list of models; None if it is not there."""
+    entries = fields.get("data") if isinstance(fields, dict) else fields
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("id") == model:
+            named = (entry.get(name) for name in _WINDOW_NAMES)
+            return next((value for value in named if isinstance(value, int) and value > 0), None)
+    return None

@@ -1,0 +1,237 @@
+"""One server of somebody else's as a replica: requests go out over HTTP, answers come back as parts.
+
+    relay: check it is there -> POST -> head within the time -> parts, each within its time -> [DONE]
+
+Every wait has an end, and every end that is not the answer's own is a failure. Leaving the context closes the
+connection unless the answer came whole, and that is how all servers are told to stop computing.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import aiohttp
+import msgspec
+
+from maitred.core.errors import MaitredError, ReplicaLost, ReplicaUnavailable
+from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.relay import TextRequest, TextStream
+from maitred.replica.upstream.address import Address
+from maitred.replica.upstream.answer import AnswerReader, broken, how_broken
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.failures import error_in, failure_of, retry_after_of
+from maitred.replica.upstream.gauges import ServerLoad
+from maitred.replica.upstream.standing import Standing
+from maitred.replica.upstream.stream import UpstreamStream
+from maitred.replica.upstream.writing import body_of
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_WINDOW_TOKENS = 1 << 20
+"""Of a server that does not say how long prompt and answer may be, and for which nobody has declared it."""
+UNKNOWN_VOCABULARY = 1 << 31
+_MOST_ERROR_BYTES = 64 * 1024
+_ERROR_BODY_S = 5.0
+_NO_REPORT = LoadReport()
+
+
+class Upstream:
+    """Implements `core.relay.TextReplica` over OpenAI's HTTP API.
+
+    Args:
+        config: Where it is, and how it is spoken to.
+        model: The name under which the model is served here.
+        context_tokens: Prompt and answer together, if that is declared.
+        max_choices: Largest `n`.
+        session: Connections; whoever made it closes it.
+
+    Attributes:
+        name: What ledger and log call it.
+        model: What it calls the model.
+        address: Where it is.
+        standing: Whether it is there.
+        window_tokens: Its own word for `context_tokens`, once it has said it.
+        reported: What it said last of its own load.
+        open_streams: Contexts of `relay` that have not been left. 0 when nothing leaks.
+    """
+
+    def __init__(
+        self,
+        config: UpstreamConfig,
+        model: str,
+        session: aiohttp.ClientSession,
+        *,
+        context_tokens: int | None = None,
+        max_choices: int = 128,
+    ) -> None:
+        self.config = config
+        self.address = Address(config.url)
+        self.name = config.name or self.address.host_and_port
+        self.dialect = DIALECTS[config.dialect]
+        self.session = session
+        self.standing = Standing(self.name, config.probe_every_s)
+        self.window_tokens: int | None = None
+        self.reported = ServerLoad()
+        self.open_streams = 0
+        self.model = config.model or model
+        self._declared_tokens = context_tokens
+        self._max_choices = max_choices
+        self._tls: ssl.SSLContext | bool = True
+        if config.ca_file is not None:
+            self._tls = ssl.create_default_context(cafile=config.ca_file)
+
+    # --- the replica ---
+
+    def card(self) -> ModelCard:
+        """See `core.ports.Host`."""
+        self.standing.check()
+        window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        return ModelCard(
+            name=self.model,
+            context_tokens=window,
+            vocab_size=UNKNOWN_VOCABULARY,
+            eos_token_ids=(),
+            max_sequences=UNKNOWN_WINDOW_TOKENS,
+            kv_capacity_tokens=window,
+            max_choices=self._max_choices,
+            dtype="",
+            device=self.name,
+        )
+
+    @property
+    def window_known(self) -> bool:
+        """Whether `card` has a window that somebody has named."""
+        return (self._declared_tokens or self.window_tokens) is not None
+
+    def load(self) -> LoadReport:
+        """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
+        return _NO_REPORT
+
+    def unheard(self) -> int:
+        """See `core.ports.Host`."""
+        return self.open_streams
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """See `core.ports.Host`."""
+        self.standing.watch(listener)
+
+    @asynccontextmanager
+    async def relay(self, request: TextRequest) -> AsyncIterator[TextStream]:
+        """See `core.relay.TextReplica`."""
+        self.standing.check()
+        config = self.config
+        body = body_of(request, self.dialect, self.model, config.parameters)
+        now_s = asyncio.get_running_loop().time()
+        total_s = now_s + config.total_timeout_s
+        begin_s = min(now_s + config.first_part_timeout_s, total_s)
+        self.open_streams += 1
+        try:
+            response = await self._ask("chat/completions" if request.chat else "completions", request.id, body, begin_s)
+            reader = AnswerReader(self.name, request.choices, self.dialect)
+            stream = UpstreamStream(response, reader, begin_s=begin_s, idle_s=config.idle_timeout_s, total_s=total_s)
+            try:
+                yield stream
+            finally:
+                # Not `release`: an answer that is not whole must not go on for nobody.
+                response.close()
+        except ReplicaLost as failure:
+            log.warning("An answer of the upstream %s failed: %s.", self.name, how_broken(failure))
+            raise
+        finally:
+            self.open_streams -= 1
+
+    async def _ask(self, path: str, id: str, body: bytes, begin_s: float) -> aiohttp.ClientResponse:  # noqa: A002
+        """Sends the request; the response, if it is the beginning of an answer."""
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+            "x-request-id": id,
+        }
+        try:
+            async with asyncio.timeout_at(begin_s):
+                response = await self.request("POST", self.address.below(path), data=body, headers=headers)
+        except TimeoutError:
+            raise self._late("gave no answer", self.config.first_part_timeout_s) from None
+        try:
+            await self._check_head(response)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    async def request(
+        self, method: str, url: str, *, data: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> aiohttp.ClientResponse:
+        """One HTTP request with our credential.
+
+        Raises:
+            ReplicaUnavailable: No connection can be made, or not one that is safe.
+            ReplicaLost: It ended before a response began.
+        """
+        try:
+            return await self.session.request(
+                method,
+                url,
+                data=data,
+                headers={**self._headers(), **(headers or {})},
+                ssl=self._tls,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_s, connect=None),
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            # The library's text has host, port and the system's reason, and never a header.
+            self.standing.missed(f"it cannot be reached ({error})")
+            unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
+            unavailable.add_note(self.standing.reason)
+            raise unavailable from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise broken(f"it closed the connection before it answered ({type(error).__name__})") from None
+
+    def _headers(self) -> dict[str, str]:
+        config = self.config
+        headers = {**config.headers, "accept-encoding": "identity"}
+        if config.api_key is not None:
+            key = config.api_key.reveal()
+            header = self.dialect.key_header
+            headers[header] = f"Bearer {key}" if header == "Authorization" else key
+        return headers
+
+    async def _check_head(self, response: aiohttp.ClientResponse) -> None:
+        """Raises unless what follows is a stream of events."""
+        kind = response.content_type
+        if response.status == 200 and kind == "text/event-stream":
+            return
+        try:
+            async with asyncio.timeout(_ERROR_BODY_S):
+                body = await body_of_response(response, _MOST_ERROR_BYTES)
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            body = b""
+        error = None
+        with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            error = error_in(msgspec.json.decode(body))
+        if response.status != 200:
+            retry_after_s = retry_after_of(response.headers.get("retry-after-ms"), response.headers.get("retry-after"))
+            raise failure_of(self.name, response.status, error, retry_after_s)
+        if error is not None:
+            raise failure_of(self.name, error.status or 502, error, None)
+        raise broken(f"it was asked for a stream of events and sent {kind}" if body else "it sent nothing")
+
+    def _late(self, what: str, seconds: float) -> MaitredError:
+        log.warning("The upstream %s %s within %g s.", self.name, what, seconds)
+        return ReplicaUnavailable(
+            "The server that runs this model did not answer in time. Try again after the time in Retry-After.",
+            retry_after_s=1.0,
+        )
+
+
+async def body_of_response(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """The body, or the beginning of a longer one."""
+    pieces: list[bytes] = []
+    size = 0
+    while size < most_bytes and (piece := await response.content.readany()):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)[:most_bytes]

@@ -1,0 +1,52 @@
+"""What is passed on between a caller and a server that speak the same API: requests as they were written, and messages.
+
+Of a request, nothing is added that the caller left out: a null that was never sent can mean something to the server
+behind, and so can a default spelled out.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from maitred.wire.openai.requests import ChatRequest, CompletionRequest
+
+
+def written(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """The fields of a decoded request, as plain JSON values."""
+    return {name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, msgspec.Struct):
+        pairs = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: _plain(entry) for name, entry in pairs if entry is not None}
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
+
+
+def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The members of a message that these deltas make, in their order: texts are joined, and tool calls put together.
+
+    A tool call comes in pieces with the same `index`: first its id and its name, then its arguments, bit by bit.
+    """
+    message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for name, value in delta.items():
+            if name == "tool_calls":
+                for piece in value:
+                    _add_piece(calls, piece)
+            else:
+                message[name] = message.get(name, "") + value
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+def _add_piece(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    index = piece.get("index", len(calls))
+    call = calls.setdefault(index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call["id"] = piece.get("id") or call["id"]
+    function = piece.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""

@@ -1,0 +1,26 @@
+"""What our own engine cannot do with a request."""
+
+import pytest
+
+from maitred.app.limits import check_needs
+from maitred.core.answer import Ask
+from maitred.core.errors import InvalidRequest
+from maitred.core.request import SamplingParams
+
+
+def ask(*needs):
+    return Ask(model="m", prompts=["a"], sampling=SamplingParams(max_tokens=1, seed=0), needs=needs)
+
+
+def test_more_than_text_is_refused_by_its_name():
+    with pytest.raises(InvalidRequest) as caught:
+        check_needs(ask("tools", "tool_choice"))
+    assert (caught.value.message, caught.value.param) == (
+        "tools is not supported by this server yet. Remove it.",
+        "tools",
+    )
+
+
+def test_text_is_not():
+    check_needs(ask())
+    assert ask().needs == ()

@@ -1,0 +1,118 @@
+"""A gateway in the test's own event loop whose one model is run by another server: real HTTP on both sides."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from maitred.admission.admission import Admission
+from maitred.admission.config import AdmissionConfig
+from maitred.api.application import build
+from maitred.api.config import ServerConfig
+from maitred.api.gate import Gate
+from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.pipeline import Pipeline
+from maitred.app.upstreams import open_upstreams
+from maitred.config.tree import TextModelConfig
+from maitred.core.answer import Tally
+from maitred.core.clock import SystemClock
+from maitred.core.limits import Limit
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.server import Upstream
+from maitred.routing.catalog import Catalog, TextModel
+from maitred.store.counters.memory import MemoryCounters
+from tests.admission_desk import Limits, PaperLedger
+from tests.gateway import Anyone
+
+MODEL = "far"
+
+
+@dataclass
+class UpstreamGateway:
+    """Everything a test may want to look at."""
+
+    url: str
+    client: httpx.AsyncClient
+    model: TextModel
+    upstream: Upstream
+    gate: Gate
+    dispatcher: Dispatcher
+    ledger: PaperLedger
+    admission: Admission
+    tallies: list[Tally] = field(default_factory=list)
+
+    def ended(self, tally: Tally) -> None:
+        self.tallies.append(tally)
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether nobody holds anything any more."""
+        held = self.dispatcher.floor.stations[0].credits.held
+        return (self.upstream.open_streams, self.gate.inside, held) == (0, 0, 0)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+
+@asynccontextmanager
+async def upstream_gateway(
+    url: str,
+    *,
+    model: TextModelConfig | None = None,
+    limited: Sequence[Limit] = (),
+    admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
+    up: bool = True,
+    **settings: object,
+) -> AsyncIterator[UpstreamGateway]:
+    """A gateway on a free port.
+
+    Args:
+        url: Of the API behind it.
+        model: Its configuration; by default one server with `settings`.
+        limited: Limits of everybody.
+        admitting: How requests are admitted.
+        up: Whether to wait until the server behind was found.
+        **settings: Of the upstream.
+    """
+    config = ServerConfig(port=0, heartbeat_s=60.0)
+    listener = bind(config)
+    gate = Gate(config.max_in_flight)
+    clock = SystemClock()
+    if model is None:
+        model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
+    async with open_upstreams({MODEL: model}) as upstreams:
+        (text_model,) = upstreams.models
+        (upstream,) = text_model.replicas
+        ledger = PaperLedger()
+        admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
+        dispatcher = Dispatcher(MODEL, upstreams.posts()[MODEL], DispatchConfig(), clock)
+        pipeline = Pipeline(Catalog([text_model]), {MODEL: dispatcher}, admission, clock=clock)
+        observers = []
+        edge = build(config, pipeline, Anyone(), gate, observers, bytes, clock)
+        server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
+        async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
+            system = UpstreamGateway(
+                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission)
+            )
+            observers.append(system)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            try:
+                if up:
+                    await system.wait_until(lambda: upstream.standing.up)
+                yield system
+            finally:
+                gate.end_now()
+                server.stop(at_once=True)
+                await serving
