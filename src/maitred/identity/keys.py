@@ -21,6 +21,8 @@ _ID_LENGTH = 16
 _SECRET_BYTES = 32
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})-([A-Za-z0-9_-]{{43}})")
 _KEY_LENGTH = len(PREFIX) + _ID_LENGTH + 1 + 43
+_SHA256 = hashlib.sha256()
+"""Copied for each secret: to look the algorithm up in OpenSSL anew takes longer than to hash so little."""
 _NOBODYS = KeySecret(sha256=secrets.token_bytes(32))
 """Compared where a key has no secret, or there is no such key. Nobody knows what it is the hash of."""
 
@@ -58,7 +60,9 @@ def parse(text: str) -> tuple[str, str] | None:
 
 def hash_of(secret: str) -> bytes:
     """The SHA-256 of the secret part, which is what a store keeps."""
-    return hashlib.sha256(secret.encode("ascii")).digest()
+    digest = _SHA256.copy()
+    digest.update(secret.encode("ascii"))
+    return digest.digest()
 
 
 def matches(secret: str, kept: Sequence[KeySecret], now_s: float) -> bool:

@@ -25,7 +25,8 @@ import os
 import secrets
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
@@ -41,7 +42,7 @@ _PROBE = frame_of_nothing(4096)
 """As much as a long entry; should this process die before it is taken back, it looks like one that is incomplete."""
 
 
-class Position(NamedTuple):
+class Position(msgspec.Struct, frozen=True, order=True):
     """A place between two entries of one journal."""
 
     segment: int

@@ -103,4 +103,10 @@ def taken_of(demand: Demand, usage: Usage, outcome: Outcome) -> dict[str, int]:
 
 def reserved_of(demand: Demand, size: Size, output: int) -> dict[str, int]:
     """What a request holds of rates until it has ended, when each choice may have that much output."""
-    return {claim.counter: amount for claim in demand.rates if (amount := claim.amount(output, size))}
+    prompt_tokens, wanted, taken = size.prompt_tokens, size.choices * output, {}
+    for claim in demand.rates:
+        # `Claim.amount`, spelled out: rates are counted in whole tokens and requests, so nothing is divided.
+        amount = claim.fixed + claim.per_prompt * prompt_tokens + claim.per_output * wanted
+        if amount:
+            taken[claim.counter] = amount
+    return taken
