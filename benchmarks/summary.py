@@ -99,9 +99,10 @@ def _accounts() -> str:
         f"`{many['command']}`: {tenants['loaded']['keys']:,} keys of {tenants['loaded']['tenants']:,} tenants take "
         f"{rss['all'] - rss['none']:.0f} MiB and {start_s['all'] - start_s['none']:.1f} s more to start; a revoked key "
         f"works for {tenants['revoked_s']['most']:.2f} s at most.",
-        f"`{cost['command']}`: identity, limits and ledger add {cost['figures']['added_us']['median']:.0f} µs of "
-        f"processor time to a request that takes {cost['figures']['nothing']['cpu_us']:,.0f} without them; a key that "
-        f"is not known costs {cost['figures']['unknown key']['cpu_us']:.0f} µs.",
+        f"`{cost['command']}`: identity, limits and ledger add {cost['figures']['added_us']['median']:.0f} µs "
+        f"({cost['figures']['added_share']:.0%}) of processor time to a request that takes "
+        f"{cost['figures']['nothing']['cpu_us']:,.0f} without them; a key that is not known costs "
+        f"{cost['figures']['unknown key']['cpu_us']:.0f} µs.",
     ]
     return " ".join(sentences) + "\n"
 
