@@ -23,6 +23,11 @@ PATHS = [
     (Share("a"), Share("a", 0.5)),
 ]
 SERVICES = [1.0, 10.0, 100.0, 128.0]
+UNIT = 3 * 720720 / 2**17
+"""A short binary fraction that weights, and whatever of a flow may run at a time, divide without a rest: so sums are
+exact, and do not depend on their order."""
+CHARGES = [UNIT / 16, UNIT, 6 * UNIT, 8 * UNIT]
+STREAMS = [UNIT / 16, UNIT / 8, 2 * UNIT]
 
 
 class Spot:
@@ -49,6 +54,7 @@ class Model:
         self.taken_s: dict[tuple[Any, ...], float] = {}
         """When each class was last taken from."""
         self.taken: dict[Flow, dict[tuple[Any, ...], int]] = {}
+        self.streams: dict[Flow, float] = {}
         self.events = 0
 
     def path(self, flow: Flow, rank: int) -> list[tuple[Any, ...]]:
@@ -160,6 +166,10 @@ class Model:
                 share = service if len(leaves) == 1 else service * count / sum(leaves.values())
                 spot.counter += share * (1.0 / spot.weight)
 
+    def tick(self) -> None:
+        for flow, service in self.streams.items():
+            self.charge(flow, service)
+
     def over_service(self, flow: Flow) -> float:
         leaf = next(iter(self.taken[flow]))
         lead = 0.0
@@ -219,13 +229,29 @@ class Both:
         self.line.charge(flow, service)
         self.model.charge(flow, service)
 
+    def stream(self, drawn: int, service: float) -> None:
+        flow = self.running[drawn % len(self.running)].flow
+        self.line.stream(flow, service)
+        self.model.streams[flow] = self.model.streams.get(flow, 0.0) + service
+
+    def tick(self) -> None:
+        self.line.tick()
+        self.model.tick()
+
+    def stop(self, flow: Flow) -> None:
+        """What runs no more gets nothing."""
+        if all(entry.flow != flow for entry in self.running) and flow in self.model.streams:
+            self.line.stream(flow, -self.model.streams.pop(flow))
+
     def done(self, drawn: int) -> None:
         flow = self.running.pop(drawn % len(self.running)).flow
+        self.stop(flow)
         self.line.done(flow)
         self.model.done(flow)
 
     def put_back(self, drawn: int) -> None:
         entry = self.running.pop(drawn % len(self.running))
+        self.stop(entry.flow)
         self.line.put_back(entry, self.now_s)
         self.model.join(entry, self.model.rank[entry], self.now_s)
         self.model.done(entry.flow, self.model.path(entry.flow, self.model.rank[entry])[-1])
@@ -251,8 +277,8 @@ class Both:
     def finish(self) -> None:
         while (entry := self.line.head(self.now_s)) is not None:
             self.line.remove(entry)
-        for entry in self.running:
-            self.line.done(entry.flow)
+        while self.running:
+            self.done(0)
         assert list(self.line) == []
 
 
@@ -288,9 +314,19 @@ class FairLineMachine(RuleBasedStateMachine):
         self.both.take(drawn)
 
     @precondition(lambda self: self.both.running)
-    @rule(drawn=numbers, service=st.sampled_from([*SERVICES, -10.0]))
+    @rule(drawn=numbers, service=st.sampled_from([*CHARGES, -UNIT]))
     def charge(self, drawn, service):
         self.both.charge(drawn, service)
+
+    @precondition(lambda self: self.both.running)
+    @rule(drawn=numbers, service=st.sampled_from(STREAMS))
+    def stream(self, drawn, service):
+        self.both.stream(drawn, service)
+
+    @rule(times=st.integers(1, 3))
+    def tick(self, times):
+        for _ in range(times):
+            self.both.tick()
 
     @precondition(lambda self: self.both.running)
     @rule(drawn=numbers)
@@ -332,8 +368,12 @@ def test_long_busy_histories_agree_with_the_model(seed):
             both.take(None if draw.random() < 0.8 else draw.randrange(99))
         elif kind < 0.55 and both.model.waiting:
             both.remove(draw.randrange(99))
+        elif kind < 0.6 and both.running:
+            both.stream(draw.randrange(99), draw.choice(STREAMS))
+        elif kind < 0.67:
+            both.tick()
         elif kind < 0.75 and both.running:
-            both.charge(draw.randrange(99), draw.choice([*SERVICES, -5.0, -50.0]))
+            both.charge(draw.randrange(99), draw.choice([*CHARGES, -UNIT / 4, -4 * UNIT]))
         elif kind < 0.9 and both.running:
             both.done(draw.randrange(99))
         elif kind < 0.95 and both.running:

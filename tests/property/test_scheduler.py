@@ -23,6 +23,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 from maitred.fairness.line import LineConfig
+from tests.charges import listen
 
 EOS = 7
 VOCABULARY = 8
@@ -88,11 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.charged: dict[Flow, float] = defaultdict(float)
         self.billed: dict[Flow, float] = defaultdict(float)
-        charge = self.scheduler._state.line.charge
-        self.scheduler._state.line.charge = lambda flow, service: (
-            self.note_charge(flow, service),
-            charge(flow, service),
-        )[1]
+        listen(self.scheduler._state.line, self.note_charge)
         self.cache = PaperCache()
         self.live: list[Sequence] = []
         self.paused: list[Sequence] = []

@@ -19,6 +19,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.fairness.line import LineConfig
+from tests.charges import listen
 
 TIMES = StepTimes(4.4e-3, 1.3e-4, 6e-7, 1e-4, 7e-4, 1.6e-7)
 """The bundled model on one core, roughly."""
@@ -44,9 +45,7 @@ class Machine:
         self.live = set()
         self.charged = defaultdict(float)
         """Tenant -> service."""
-        line = self.scheduler._state.line
-        charge = line.charge
-        line.charge = lambda whose, service: (self._note(whose, service), charge(whose, service))[1]
+        listen(self.scheduler._state.line, self._note)
         self.ended = {}
         self.began = {}
         self.steps = 0

@@ -53,6 +53,12 @@ class ArrivalLine(Generic[T]):
     def charge(self, flow: Flow, service: float) -> None:
         """Changes nothing."""
 
+    def stream(self, flow: Flow, service: float) -> None:
+        """Changes nothing."""
+
+    def tick(self) -> None:
+        """Changes nothing."""
+
     def done(self, flow: Flow) -> None:
         """Changes nothing."""
 

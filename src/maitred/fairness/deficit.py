@@ -30,7 +30,7 @@ _SAMPLE = 128
 class Turns:
     """What one flow has in the line, and how much it may have yet."""
 
-    __slots__ = ("booked", "deficit", "entries", "running", "worth")
+    __slots__ = ("booked", "deficit", "entries", "running", "streams", "worth")
 
     def __init__(self, worth: float) -> None:
         self.worth = worth
@@ -39,7 +39,15 @@ class Turns:
         self.booked = 0.0
         """Predicted of what runs, and not yet replaced by what it costs."""
         self.running = 0
+        self.streams = 0.0
+        """Service per tick."""
         self.entries = EntryQueue()
+
+    def charge(self, service: float) -> None:
+        """Books service in the place of what was predicted."""
+        foreseen = max(0.0, min(self.booked, service))
+        self.booked -= foreseen
+        self.deficit -= service - foreseen
 
 
 class DeficitLine(Generic[T]):
@@ -55,6 +63,8 @@ class DeficitLine(Generic[T]):
         self._quantum = quantum or DEFAULT_QUANTUM
         self._flows: dict[tuple[str, ...], Turns] = {}
         """That wait or run; debts are forgotten with them."""
+        self._streaming: dict[Turns, None] = {}
+        """That are charged with each tick."""
         self._ring: deque[Turns] = deque()
         """That wait; the first one's turn it is."""
         self._turn: Turns | None = None
@@ -108,9 +118,21 @@ class DeficitLine(Generic[T]):
         """Books service in the place of what was predicted."""
         turns = self._flows.get(_name(flow))
         if turns is not None:
-            foreseen = max(0.0, min(turns.booked, service))
-            turns.booked -= foreseen
-            turns.deficit -= service - foreseen
+            turns.charge(service)
+
+    def stream(self, flow: Flow, service: float) -> None:
+        """Changes what is booked with each tick."""
+        turns = self._flows[_name(flow)]
+        turns.streams += service
+        if turns.streams:
+            self._streaming[turns] = None
+        else:
+            self._streaming.pop(turns, None)
+
+    def tick(self) -> None:
+        """Books what streams."""
+        for turns in self._streaming:
+            turns.charge(turns.streams)
 
     def done(self, flow: Flow) -> None:
         """A taken entry has ended: its part of what is still booked is given back."""

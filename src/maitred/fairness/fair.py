@@ -39,7 +39,7 @@ from maitred.fairness.config import LineConfig
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.estimate import before_siblings, in_leaf
 from maitred.fairness.locality import Locality
-from maitred.fairness.tree import Node, Siblings
+from maitred.fairness.tree import Node, Siblings, Ticks
 
 T = TypeVar("T")
 
@@ -53,16 +53,35 @@ SECONDS_PER_SERVICE = 0.001
 class Runs:
     """What one flow runs, by the leaf that it was taken from: several when some of it had aged."""
 
-    __slots__ = ("leaves", "only", "total")
+    __slots__ = ("leaves", "only", "streams", "total")
 
     def __init__(self, leaf: Node) -> None:
         self.leaves = {leaf: 0}
         self.only: Node | None = leaf
         """The leaf, if there is but one."""
         self.total = 0
+        self.streams = 0.0
+        """Service per tick, shared by the leaves."""
 
     def count(self, leaf: Node, runs: int) -> None:
         """So many more of a leaf; negative: fewer."""
+        if self.streams and (self.only is not leaf or self.total + runs == 0):
+            self._stream(-self.streams)
+            self._count(leaf, runs)
+            self._stream(self.streams)
+        else:
+            self._count(leaf, runs)
+
+    def stream(self, service: float) -> None:
+        """So much more with each tick; negative: less."""
+        self.streams += service
+        self._stream(service)
+
+    def _stream(self, service: float) -> None:
+        for leaf, count in self.leaves.items():
+            leaf.stream(service * count / self.total)
+
+    def _count(self, leaf: Node, runs: int) -> None:
         self.total += runs
         self.leaves[leaf] = self.leaves.get(leaf, 0) + runs
         if not self.leaves[leaf]:
@@ -73,11 +92,13 @@ class Runs:
 class FairLine(Generic[T]):
     """The line that owes everybody a share.
 
-    Joining, leaving, the head and taking cost O(d log n) with d levels, amortised; a charge O(d).
+    Joining, leaving, the head and taking cost O(d log n) with d levels, amortised; a charge or a stream O(d), a tick
+    O(1).
     """
 
     def __init__(self, config: LineConfig) -> None:
-        self._top = Siblings(None)
+        self._ticks = Ticks()
+        self._top = Siblings(None, self._ticks)
         self._classes = []
         for priority in PriorityClass:
             weight = config.class_weights.get(priority, 1.0)
@@ -133,6 +154,14 @@ class FairLine(Generic[T]):
                 leaf.charge(service * count / runs.total)
         elif (home := self._home(flow)) is not None:
             home.charge(service)
+
+    def stream(self, flow: Flow, service: float) -> None:
+        """Changes what is booked on every level of the flow's path with each tick."""
+        self._runs[flow].stream(service)
+
+    def tick(self) -> None:
+        """Books what streams, in no time: counters are looked at later."""
+        self._ticks.now += 1
 
     def done(self, flow: Flow) -> None:
         """A taken entry has ended."""

@@ -48,6 +48,18 @@ class Line(Protocol[T]):
         """
         ...
 
+    def stream(self, flow: Flow, service: float) -> None:
+        """Of a flow that runs: from now on so much more is charged with each tick; negative: less.
+
+        Equal to a charge per tick, and cheaper where many flows get the same in every step. What was streamed to a flow
+        must be taken back before the last of its entries is done or put back.
+        """
+        ...
+
+    def tick(self) -> None:
+        """Charges everything that streams, once."""
+        ...
+
     def done(self, flow: Flow) -> None:
         """A taken entry has ended, in whichever way; once for each `take` that was not put back."""
         ...

@@ -17,6 +17,10 @@ well; a request that is preempted no longer counts in *R*, counts again when it 
 not charged. Charges that may be refunded later are held against both sides: where *A* is the most of them at a time,
 ``A_f / w_f + A_g / w_g`` is added. All of it holds at every level separately.
 
+**Streams.** Most of what is charged is one token of an answer for each sequence that decodes, in every step. So a node
+knows what streams to it per tick, and its counter is a linear function of the ticks that is evaluated when somebody
+looks: a tick costs O(1), however many streams there are, and the counters are as exact as if each had been charged.
+
 Nodes are forgotten as soon as the lift makes their counter irrelevant: when they neither wait nor run and are at most
 where they would be lifted to. A node that neither waits nor runs has no children.
 """
@@ -33,11 +37,20 @@ IDLE_KEPT = 4096
 """Idle siblings that are remembered for being ahead; of more, the one that is least ahead is let off the rest."""
 
 
+class Ticks:
+    """How often everything that streams was charged."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
 class Ranking(Heap["Node"]):
     """Siblings by counter. Counters are charged without telling; the top is put right when somebody looks.
 
-    That works because a record never says more than its node's counter: charges and turns raise it, and `lowered` is
-    told of refunds.
+    That works because a record never says more than its node's counter: charges, ticks and turns raise it, and
+    `lowered` is told of refunds.
     """
 
     __slots__ = ()
@@ -72,12 +85,14 @@ class Siblings:
 
     Args:
         parent: None for the classes, which share what there is.
+        ticks: The same for all of the tree.
     """
 
-    __slots__ = ("active", "children", "floor", "idle", "last", "parent", "queue")
+    __slots__ = ("active", "children", "floor", "idle", "last", "parent", "queue", "ticks")
 
-    def __init__(self, parent: "Node | None") -> None:
+    def __init__(self, parent: "Node | None", ticks: Ticks) -> None:
         self.parent = parent
+        self.ticks = ticks
         self.children: dict[object, Node] = {}
         self.queue = Ranking()
         """That have entries waiting."""
@@ -106,10 +121,10 @@ class Siblings:
         node = self.children.get(name)
         if node is None:
             node = self.children[name] = Node(name, self, weight, turn, leaf=leaf)
-            node.counter = self.level()
+            node.lift(self.level())
             self.idle.join(node)
         else:
-            node.rate = 1.0 / weight
+            node.reweigh(weight)
         return node
 
     def lowered(self, node: "Node") -> None:
@@ -126,7 +141,7 @@ class Siblings:
     def rest(self, node: "Node") -> None:
         """A child neither waits nor runs any more. What its own children were ahead of each other is over with that."""
         if node.below is not None:
-            node.below = Siblings(node)
+            node.below = Siblings(node, self.ticks)
         self.active.remove(node)
         if self.parent is not None:
             self.idle.join(node)
@@ -152,9 +167,12 @@ class Node:
     """
 
     __slots__ = (
+        "_booked",
+        "_since",
+        "_streams",
+        "_ticks",
         "among",
         "below",
-        "counter",
         "entries",
         "joined",
         "name",
@@ -173,7 +191,13 @@ class Node:
         self.rate = 1.0 / weight
         """Counter per service."""
         self.turn = turn
-        self.counter = 0.0
+        self._booked = 0.0
+        """The counter, as of..."""
+        self._ticks = among.ticks
+        self._since = among.ticks.now
+        """...this tick."""
+        self._streams = 0.0
+        """Service per tick."""
         self.waiting = 0
         """Entries, here and below."""
         self.running = 0
@@ -185,18 +209,30 @@ class Node:
         """...and its entries in the order in which they joined, with when that was."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
         """From here up to the class."""
-        self.below = None if leaf else Siblings(self)
+        self.below = None if leaf else Siblings(self, among.ticks)
         self.entries = EntryQueue()
         """Of a leaf."""
+
+    @property
+    def counter(self) -> float:
+        """Service per weight, up to now."""
+        return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
+
+    def lift(self, counter: float) -> None:
+        """Goes up to a counter, or stays where it is if that is more."""
+        self._book(max(self.counter, counter))
+
+    def reweigh(self, weight: float) -> None:
+        """From now on the node has this weight."""
+        self._book(self.counter)
+        self.rate = 1.0 / weight
 
     def join(self, service: float, turn: int) -> None:
         """One more entry of this leaf waits."""
         for node in self.path:
             among = node.among
             if node.waiting == 0:
-                level = among.level()
-                if node.counter < level:
-                    node.counter = level
+                node.lift(among.level())
                 if among.parent is not None:
                     node.turn = turn
                 among.queue.join(node)
@@ -230,13 +266,30 @@ class Node:
         """An entry of this leaf runs no more."""
         for node in self.path:
             node.running -= 1
-            if node.running == 0 and node.waiting == 0:
-                node.among.rest(node)
+            if node.running == 0:
+                node.dry()
+                if node.waiting == 0:
+                    node.among.rest(node)
 
     def charge(self, service: float) -> None:
         """Books service; negative: a refund."""
         for node in self.path:
-            node.counter += service * node.rate
+            node._booked += service * node.rate
         if service < 0:
             for node in self.path:
                 node.among.lowered(node)
+
+    def stream(self, service: float) -> None:
+        """From now on so much more is booked with each tick; negative: less."""
+        for node in self.path:
+            node._book(node.counter)
+            node._streams += service
+
+    def dry(self) -> None:
+        """Nothing runs, so nothing streams: what rounding may have left of that is dropped."""
+        self._book(self.counter)
+        self._streams = 0.0
+
+    def _book(self, counter: float) -> None:
+        self._booked = counter
+        self._since = self._ticks.now

@@ -1,11 +1,11 @@
 """Virtual token counters at every level of a tree."""
 
 from maitred.core.flow import PriorityClass
-from maitred.fairness.tree import IDLE_KEPT, Node, Siblings
+from maitred.fairness.tree import IDLE_KEPT, Node, Siblings, Ticks
 
 
 def tree():
-    top = Siblings(None)
+    top = Siblings(None, Ticks())
     root = top.children["class"] = Node(PriorityClass.STANDARD, top, 1.0, 0, leaf=False)
     return root.below
 
@@ -92,3 +92,28 @@ def test_they_are_forgotten_when_the_level_has_passed_them():
     steady.leave(1.0)
     group.forget()
     assert "other" not in group.children
+
+
+def test_what_streams_is_booked_with_each_tick():
+    ticks = Ticks()
+    top = Siblings(None, ticks)
+    root = top.children["class"] = Node(PriorityClass.STANDARD, top, 1.0, 0, leaf=False)
+    node = root.below.child("node", 2.0, 1, leaf=True)
+    node.stream(6.0)
+    ticks.now += 3
+    assert (node.counter, root.counter) == (9.0, 18.0)
+    node.stream(-4.0)
+    node.charge(1.0)
+    ticks.now += 1
+    assert (node.counter, root.counter) == (10.5, 21.0)
+
+
+def test_a_new_weight_does_not_change_what_was_streamed_before():
+    ticks = Ticks()
+    group = Siblings(None, ticks)
+    node = group.child("node", 1.0, 1, leaf=True)
+    node.stream(8.0)
+    ticks.now += 1
+    group.child("node", 4.0, 1, leaf=True)
+    ticks.now += 1
+    assert node.counter == 8.0 + 2.0

@@ -18,20 +18,19 @@ from maitred.fairness.line import Line
 class Account:
     """One flow that has sequences here."""
 
-    __slots__ = ("due", "flow", "sequences")
+    __slots__ = ("flow", "sequences")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.sequences = 0
-        self.due = 0.0
-        """Service that the line is about to be told of."""
 
 
 class Accounts:
     """Charges flows for what their sequences get.
 
-    A flow is charged for its answers once per step, however many of them run: at a hundred running sequences the walk
-    through the tree of tenants would be a good part of the scheduler's time.
+    Sequences that decode get a token in every step. The line is told when that begins and when it ends, and charges for
+    all of them in one go: at a hundred running sequences the walks through the tree of tenants would be a good part of
+    the scheduler's time.
 
     Args:
         line: What keeps the counters.
@@ -72,16 +71,25 @@ class Accounts:
         self._line.charge(sequence.account.flow, tokens * (weights.cached if cached else weights.prompt))
         return tokens
 
-    def charge_outputs(self, sequences: Iterable[Sequence]) -> None:
-        """Charges one token of the answer of each sequence: once per flow."""
-        weight = self.weights.output
-        charged: list[Account] = []
-        for sequence in sequences:
-            account = sequence.account
-            if account.due == 0.0:
-                charged.append(account)
-            account.due += weight
-        charge = self._line.charge
-        for account in charged:
-            charge(account.flow, account.due)
-            account.due = 0.0
+    def begin_decoding(self, sequence: Sequence) -> None:
+        """From now on a sequence gets a token of its answer in every step."""
+        self._line.stream(sequence.account.flow, self.weights.output)
+
+    def end_decoding(self, sequence: Sequence) -> None:
+        """It does not any more."""
+        self._line.stream(sequence.account.flow, -self.weights.output)
+
+    def charge_outputs(self, first: Iterable[Sequence], left_out: list[Sequence]) -> None:
+        """Charges a token of the answer of each sequence that decodes.
+
+        Args:
+            first: Got a token without having decoded before: the last of their prompts was computed.
+            left_out: Decode, and got none in this step.
+        """
+        for sequence in left_out:
+            self.end_decoding(sequence)
+        self._line.tick()
+        for sequence in left_out:
+            self.begin_decoding(sequence)
+        for sequence in first:
+            self._line.charge(sequence.account.flow, self.weights.output)

@@ -18,6 +18,8 @@ class Batch:
         decoding: Have one token to compute.
         prefilling: Have more.
         context_tokens: Of those that decode, as of the last plan.
+        promised_blocks: That the sequences are still expected to take. Who got further than was expected takes what it
+            needs, and promises nothing.
         skipped: Prompts under way that the last plan had no tokens for.
     """
 
@@ -25,6 +27,7 @@ class Batch:
         self.decoding: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self.context_tokens = 0
+        self.promised_blocks = 0
         self.skipped: list[Sequence] = []
         self._default_s = itl_objective_s
         self._objectives: Counter[float] = Counter()
@@ -47,30 +50,30 @@ class Batch:
         """Prompt tokens still to be computed."""
         return sum(max(0, sequence.prompt_tokens - sequence.computed) for sequence in self.prefilling.values())
 
-    def promised_blocks(self, block_tokens: int) -> int:
-        """Blocks that the sequences are still expected to take."""
-        promised = 0
-        for sequences in (self.decoding, self.prefilling):
-            for sequence in sequences.values():
-                left = sequence.prompt_tokens + sequence.expected_output - sequence.table.capacity_tokens
-                if left > 0:
-                    promised += -(-left // block_tokens)
-        return promised
-
     def enter(self, sequence: Sequence) -> None:
-        """A sequence was admitted."""
+        """A sequence was admitted, with blocks for what it has."""
+        table = sequence.table
+        expected = table.blocks_for(sequence.prompt_tokens + sequence.expected_output)
+        self._promise(sequence, expected - len(table.blocks))
         if sequence.pending == 1:
             self._decode(sequence)
         else:
             self.prefilling[sequence.key] = sequence
 
-    def computed(self, sequence: Sequence) -> None:
-        """A part of a prompt was computed; if it was the last one, the sequence decodes from now on."""
-        if sequence.pending == 1 and self.prefilling.pop(sequence.key, None) is not None:
-            self._decode(sequence)
+    def computed(self, sequence: Sequence) -> bool:
+        """A part of a prompt was computed; if it was the last one, the sequence decodes from now on, which is told."""
+        if sequence.pending != 1 or self.prefilling.pop(sequence.key, None) is None:
+            return False
+        self._decode(sequence)
+        return True
+
+    def grew(self, sequence: Sequence, blocks: int) -> None:
+        """A sequence took so many blocks more."""
+        self._promise(sequence, sequence.promised_blocks - blocks)
 
     def leave(self, sequence: Sequence) -> bool:
-        """Takes a sequence out; False if it is not in."""
+        """Takes a sequence out; tells whether it decoded."""
+        self._promise(sequence, 0)
         if self.decoding.pop(sequence.key, None) is not None:
             objective_s = self._objective(sequence)
             if objective_s is not None:
@@ -78,7 +81,8 @@ class Batch:
                 if not self._objectives[objective_s]:
                     del self._objectives[objective_s]
             return True
-        return self.prefilling.pop(sequence.key, None) is not None
+        self.prefilling.pop(sequence.key, None)
+        return False
 
     def count_skipped(self, now_s: float) -> None:
         """The time since the last plan was lost for those whom it had skipped."""
@@ -93,6 +97,11 @@ class Batch:
         objective_s = self._objective(sequence)
         if objective_s is not None:
             self._objectives[objective_s] += 1
+
+    def _promise(self, sequence: Sequence, blocks: int) -> None:
+        self.promised_blocks -= sequence.promised_blocks
+        sequence.promised_blocks = max(0, blocks)
+        self.promised_blocks += sequence.promised_blocks
 
     def _objective(self, sequence: Sequence) -> float | None:
         return self._default_s if sequence.itl_objective_s is None else sequence.itl_objective_s

@@ -18,24 +18,28 @@ def plan_decodes(state: State, plan: StepPlan, now_s: float, *, rows: int, servi
     """
     decoding = state.batch.decoding
     left_out = state.guests.left_out(decoding, rows)
-    growing = [s for s in decoding.values() if len(s.tokens) > s.table.capacity_tokens and s.key not in left_out]
+    chosen = [s for s in decoding.values() if s.key not in left_out] if left_out else list(decoding.values())
+    eventful = [s for s in chosen if s.computed >= s.plain_until]
+    growing = [s for s in eventful if len(s.tokens) > s.table.capacity_tokens]
     # Victims are found before anything is planned: what a plan publishes is certain to be computed.
     if growing:
         _make_room(state, plan, growing, now_s, service_unit)
-    decodes = plan.decodes
-    context = 0
-    for key, sequence in decoding.items():
-        if key in left_out:
-            continue
-        start = sequence.computed
-        end = start + 1
-        context += end
-        if end % sequence.table.block_tokens == 0 or start < sequence.prompt_tokens or start < sequence.once_computed:
-            state.book(sequence, start, end)
-        else:  # nearly always: nothing is charged for it and no block is full
-            sequence.once_computed = end
-        decodes.append(Chunk(sequence, start, 1))
-    state.batch.context_tokens = context
+        if plan.preempted:
+            chosen = [s for s in chosen if s.key in decoding]
+            eventful = [s for s in eventful if s.key in decoding]
+    for sequence in eventful:
+        _book(state, sequence)
+    plan.decodes = [Chunk(s, s.computed, 1) for s in chosen]
+    state.batch.context_tokens = sum([chunk.start for chunk in plan.decodes]) + len(plan.decodes)
+
+
+def _book(state: State, sequence: Sequence) -> None:
+    """Books a decode that fills a block, or had to get one, or is of the prompt; and finds when the next such comes."""
+    end = sequence.computed + 1
+    state.book(sequence, end - 1, end)
+    table = sequence.table
+    fills_next = (end // table.block_tokens + 1) * table.block_tokens - 1
+    sequence.plain_until = min(fills_next, table.capacity_tokens)
 
 
 def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float) -> None:

@@ -50,6 +50,11 @@ class StepPlan:
         return self.decodes + self.prefills
 
     @property
+    def sampling(self) -> list[Chunk]:
+        """The chunks that reach the newest token of their sequences: every decode, and where a prompt ends."""
+        return self.decodes + [chunk for chunk in self.prefills if chunk.samples]
+
+    @property
     def tokens(self) -> int:
         """Tokens computed in the step; never more than the step budget."""
         return len(self.decodes) + sum(chunk.length for chunk in self.prefills)

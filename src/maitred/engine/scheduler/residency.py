@@ -103,6 +103,8 @@ class Residency:
 
     def room(self, flow: Flow, idle: int) -> int:
         """How many of the idle blocks a sequence of the flow may take, to be admitted or to grow."""
+        if not self._holdings:
+            return idle
         own = self._of(flow)
         reserved = self._reserved - sum(holding.reserved for holding in own)
         entitled = max((holding.unmet for holding in own), default=0)

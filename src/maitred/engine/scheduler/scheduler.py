@@ -101,7 +101,6 @@ class Scheduler:
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
-        self._block_tokens = block_tokens
         self._by_class = line.policy in ("fair", "priority")
         self._service_unit = step_tokens * weights.prompt
         self._window = window or BatchingWindow({}, 2)
@@ -181,7 +180,7 @@ class Scheduler:
     @property
     def promised_blocks(self) -> int:
         """Blocks that what runs and waits is still expected to take."""
-        return self._state.room.blocks + self._state.batch.promised_blocks(self._block_tokens)
+        return self._state.room.blocks + self._state.batch.promised_blocks
 
     @property
     def waiting_prompt_tokens(self) -> int:
@@ -282,28 +281,26 @@ class Scheduler:
 
         Args:
             plan: The latest plan, computed in full.
-            sampled: A token for each chunk of `plan.chunks` that samples, in their order.
+            sampled: A token for each chunk of `plan.sampling`.
 
         Returns:
             One advance per sampled token, in the same order; finished sequences hold no blocks any more.
         """
-        advances = []
-        tokens = iter(sampled)
-        ended = []
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            sequence.computed = end = chunk.start + chunk.length
-            if end == len(sequence.tokens):
-                token = next(tokens)
-                finish = sequence.append(token)
-                advances.append(Advance(sequence, token, finish))
-                if finish is not None:
-                    ended.append(sequence)
-        self._state.accounts.charge_outputs(advance.sequence for advance in advances)
-        for sequence in ended:
-            self._state.end(sequence)
+        state, decodes = self._state, plan.decodes
+        sampling = [chunk.sequence for chunk in plan.sampling]
         for chunk in plan.prefills:
-            self._state.batch.computed(chunk.sequence)
+            chunk.sequence.computed = chunk.end
+        advances = [Advance(s, token, s.append(token)) for s, token in zip(sampling, sampled, strict=True)]
+        left_out: list[Sequence] = []
+        if len(decodes) < len(state.batch.decoding):
+            planned = {chunk.sequence.key for chunk in decodes}
+            left_out = [s for key, s in state.batch.decoding.items() if key not in planned]
+        state.accounts.charge_outputs(sampling[len(decodes) :], left_out)
+        ended = [advance.sequence for advance in advances if advance.finish is not None]
+        for sequence in ended:
+            state.end(sequence)
+        for chunk in plan.prefills:
+            state.computed(chunk.sequence)
         self._seat_guests()
         self.counters.output_tokens += len(advances)
         self.counters.finished += len(ended)

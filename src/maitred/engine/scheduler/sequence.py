@@ -46,7 +46,9 @@ class Sequence:
         "max_tokens",
         "min_tokens",
         "once_computed",
+        "plain_until",
         "preemptions",
+        "promised_blocks",
         "prompt_tokens",
         "request",
         "stop_tokens",
@@ -80,7 +82,12 @@ class Sequence:
         self.cached_tokens: int | None = None
         """Of the prompt, found in the prefix cache instead of being computed; None before the first admission."""
         self.once_computed = 0
-        """The furthest that `computed` ever was; computing below it again is the cost of a preemption."""
+        """The furthest that `computed` ever was when it stopped running, or within its prompt; computing below it again
+        is the cost of a preemption."""
+        self.plain_until = 0
+        """Decodes at positions below need nothing but computing: no block is filled or missing, nothing is charged."""
+        self.promised_blocks = 0
+        """While it runs: blocks that it is expected to take yet."""
         self.preemptions = 0
         self.left_out_at = 0
         """When it last gave way to a guest; see `Guests`."""
@@ -120,8 +127,9 @@ class Sequence:
         return self.max_tokens if expected is None else min(self.max_tokens, max(expected, self.output_tokens + 1))
 
     def append(self, token: int) -> FinishReason | None:
-        """Adds the token that was sampled; tells whether it is the last one."""
+        """Adds the token that was sampled from all those before it; tells whether it is the last one."""
         tokens = self.tokens
+        self.computed = len(tokens)
         output = len(tokens) - self.prompt_tokens
         if output:
             tokens.append(token)

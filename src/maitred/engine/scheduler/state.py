@@ -84,6 +84,7 @@ class State:
         self.room.take(sequence, now_s)
         self.residency.hold(sequence.account.flow, sequence.table.blocks)
         sequence.computed = cached
+        sequence.plain_until = 0
         if sequence.cached_tokens is None:
             sequence.cached_tokens = 0
             self.counters.prompt_tokens += sequence.prompt_tokens
@@ -93,12 +94,21 @@ class State:
         sequence.once_computed = max(sequence.once_computed, cached)
         self._note_wait(sequence)
         self.batch.enter(sequence)
+        if sequence.key in self.batch.decoding:
+            self.accounts.begin_decoding(sequence)
+
+    def computed(self, sequence: Sequence) -> None:
+        """A part of its prompt was computed."""
+        if self.batch.computed(sequence):
+            self.accounts.begin_decoding(sequence)
 
     def grow(self, sequence: Sequence) -> None:
         """Takes the next block; the pool has one."""
         held = len(sequence.table.blocks)
         sequence.table.grow(len(sequence.tokens))
-        self.residency.hold(sequence.account.flow, sequence.table.blocks[held:])
+        fresh = sequence.table.blocks[held:]
+        self.residency.hold(sequence.account.flow, fresh)
+        self.batch.grew(sequence, len(fresh))
 
     def book(self, sequence: Sequence, start: int, end: int) -> None:
         """Charges a run of tokens that is certain to be computed, and makes the blocks findable that it fills."""
@@ -143,9 +153,11 @@ class State:
             self.counters.wasted_tokens += sequence.output_tokens
 
     def _stop(self, sequence: Sequence) -> None:
-        self.batch.leave(sequence)
+        if self.batch.leave(sequence):
+            self.accounts.end_decoding(sequence)
         self.residency.release(sequence.account.flow, sequence.table.blocks)
         sequence.table.release()
+        sequence.once_computed = max(sequence.once_computed, sequence.computed)
         sequence.computed = 0
 
     def _note_wait(self, sequence: Sequence) -> None:

@@ -46,7 +46,7 @@ class StepWork:
         """The work of a plan."""
         return cls(
             len(plan.decodes),
-            sum(chunk.end for chunk in plan.decodes),
+            sum([chunk.start for chunk in plan.decodes]) + len(plan.decodes),
             len(plan.prefills),
             sum(chunk.length for chunk in plan.prefills),
             sum(pairs_of(chunk.start, chunk.length) for chunk in plan.prefills),

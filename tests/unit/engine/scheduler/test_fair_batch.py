@@ -12,6 +12,7 @@ from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.fairness.line import LineConfig
+from tests.charges import listen
 
 
 def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16, policy="fair", **options):
@@ -32,9 +33,7 @@ class Charges:
 
     def __init__(self, scheduler):
         self.heard = []
-        line = scheduler._state.line
-        charge = line.charge
-        line.charge = lambda flow, service: (self.heard.append((flow.path[-1].id, service)), charge(flow, service))
+        listen(scheduler._state.line, lambda flow, service: self.heard.append((flow.path[-1].id, service)))
 
     def of(self, tenant):
         return sum(service for name, service in self.heard if name == tenant)
@@ -228,8 +227,9 @@ def test_answers_of_one_tenant_are_charged_together():
     scheduler = make_scheduler(step_tokens=64)
     for _ in range(5):
         add(scheduler, "a", prompt=1)
-    step(scheduler)
     charges = Charges(scheduler)
+    step(scheduler)
+    charges.heard.clear()
     step(scheduler)
     assert charges.heard == [("a", 10.0)]
 
