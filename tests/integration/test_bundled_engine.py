@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import anthropic
 import httpx
 import openai
 import psutil
@@ -158,3 +159,21 @@ def test_a_killed_engine_loses_its_streams_loudly_and_comes_back():
             assert answer.json()["usage"]["completion_tokens"] == 3
         assert server.metrics()["maitred_engine_restarts_total"] == 1
         assert server.stop() == 0
+
+
+def test_a_client_that_speaks_anthropic_gets_the_same_answer(client, server):
+    messages = [{"role": "user", "content": "Tell me about the rabbit and the fox. " * 8}]
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 40}
+    theirs = client.chat.completions.create(**asked, temperature=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as other:
+        whole = other.messages.create(**asked, extra_body={"temperature": 0})
+        with other.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            streamed = stream.get_final_message()
+        counted = other.messages.count_tokens(model=MODEL, messages=asked["messages"])
+    assert whole.content[0].text == streamed.content[0].text == theirs.choices[0].message.content
+    assert whole.stop_reason == streamed.stop_reason
+    assert whole.usage.output_tokens == streamed.usage.output_tokens == theirs.usage.completion_tokens
+    assert counted.input_tokens == theirs.usage.prompt_tokens
+    read = streamed.usage.cache_read_input_tokens
+    assert streamed.usage.input_tokens + read == theirs.usage.prompt_tokens
+    assert read >= BLOCK_TOKENS

@@ -10,6 +10,7 @@ from maitred.api.edge import Edge
 from maitred.api.embeddings import EmbeddingRoutes
 from maitred.api.gate import Gate
 from maitred.api.idempotent import Idempotency
+from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.queue import QueueRoutes
 from maitred.api.retries import Retries
@@ -61,6 +62,7 @@ def build(
         *ChatRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *CompletionRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *([] if embedding is None else EmbeddingRoutes(embedding, strict=config.strict).routes()),
+        *MessagesRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *QueueRoutes(answering).routes(),
         *admin,
         *service.routes(),

@@ -15,13 +15,13 @@ from urllib.parse import parse_qsl
 
 from maitred.api.account import account_headers
 from maitred.api.connection import connection_of
-from maitred.api.errors import Header, body_of, clamped_headers, headers_of, standing_headers
+from maitred.api.dialect import OPENAI, Dialect
+from maitred.api.errors import Header, clamped_headers, headers_of
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.wire.sse import DONE, encode_event
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -59,6 +59,7 @@ class Call:
         method: Upper case.
         tally: What is known of this request so far.
         parameter: The part of the path that its route leaves open.
+        dialect: Of the API that was called.
         body: What was read.
         status: The status that was sent; 0 before.
         answer_headers: Sent with the answer, whatever it will be.
@@ -72,6 +73,7 @@ class Call:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.parameter = ""
+        self.dialect: Dialect = OPENAI
         self.body = b""
         self.status = 0
         self.answer_headers: list[Header] = []
@@ -180,10 +182,12 @@ class Call:
         A stream that is broken off gets no ``[DONE]``, and its last chunk is never marked as the last: the server
         closes the connection instead. So a client that looks at any of the three knows that the answer is not whole.
         """
+        request_id = self.tally.request_id
         if self.progress is Progress.STREAMING:
-            await self.stream(encode_event(body_of(error)))
+            await self.stream(self.dialect.error_event(error, request_id))
         elif self.progress is Progress.NOTHING_SENT:
-            await self.respond(body_of(error), status=error.http_status, headers=[*headers_of(error), *headers])
+            status, body = self.dialect.error(error, request_id)
+            await self.respond(body, status=status, headers=[*headers_of(error), *headers])
 
     async def stream(self, events: bytes) -> None:
         """Sends encoded events; the first call sends the status line before them.
@@ -204,7 +208,7 @@ class Call:
 
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""
-        await self.stream(events + DONE)
+        await self.stream(events + self.dialect.done)
         self.progress = Progress.COMPLETE
         await self._send({"type": "http.response.body", "body": b""})
 
@@ -215,7 +219,7 @@ class Call:
             *headers,
             *self.answer_headers,
             (b"x-request-id", tally.request_id.encode("ascii")),
-            *standing_headers(tally.standing),
+            *self.dialect.head(tally),
             *clamped_headers(tally.clamped_max_tokens),
             *account_headers(tally, explain=self._explain),
         ]

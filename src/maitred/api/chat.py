@@ -70,7 +70,7 @@ class ChatRoutes:
     async def create(self, call: Call) -> None:
         """Answers a conversation."""
         request = decode_chat(call.body, strict=self._strict)
-        ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
+        ask = with_urgency(ask_of(request), call.header, retries=call.retries)
         async with self._answering.answer(ask, call.tally) as answer:
             await deliver(
                 call,
@@ -133,7 +133,8 @@ class ChatShape:
         return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
 
-def _ask_of(request: ChatRequest) -> Ask:
+def ask_of(request: ChatRequest) -> Ask:
+    """What a chat request asks, free of its shape."""
     return Ask(
         model=request.model,
         prompts=[Conversation(request.conversation())],

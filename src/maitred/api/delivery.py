@@ -24,6 +24,7 @@ class WholeChoice:
     scores: list[TokenScore] | None = None
     extras: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
+    stop: str | None = None
 
     def add(self, part: Part) -> None:
         """Appends a part."""
@@ -35,14 +36,14 @@ class WholeChoice:
         if part.extra is not None:
             self.extras.append(part.extra)
         if part.finish is not None:
-            self.finish = part.finish
+            self.finish, self.stop = part.finish, part.stop
 
 
 class Shape(Protocol):
     """One API's way to write one answer."""
 
     def opening(self) -> bytes:
-        """Events that come before any text."""
+        """Events that come before any text; asked for once the replica has begun to answer."""
         ...
 
     def events(self, parts: Sequence[Part]) -> bytes:
@@ -78,7 +79,8 @@ async def _stream(call: Call, answer: Answer, shape: Shape, heartbeat_s: float) 
     """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
     async with Heartbeat(call, heartbeat_s):
         batches = aiter(answer)
-        await call.stream(shape.opening() + shape.events(await anext(batches)))
+        first = await anext(batches)
+        await call.stream(shape.opening() + shape.events(first))
         async for parts in batches:
             if events := shape.events(parts):
                 await call.stream(events)

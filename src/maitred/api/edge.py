@@ -94,7 +94,7 @@ class Edge:
         headers: list[Header] = []
         try:
             route, call.parameter = self._table.find(call.method, call.path)
-            call.tally.route = route.path
+            call.tally.route, call.dialect = route.path, route.dialect
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
                 principal = await self._identity.identify(call.header)

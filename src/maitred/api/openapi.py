@@ -4,6 +4,7 @@ OpenAPI 3.1 takes JSON Schema as it is, which is what msgspec writes.
 """
 
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -11,7 +12,6 @@ import msgspec
 from maitred import __version__
 from maitred.api.routes import Route
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
-from maitred.wire.openai.responses import ErrorBody
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -85,7 +85,7 @@ def describe(routes: Iterable[Route]) -> bytes:
     structs = [
         struct for route in routes for struct in (route.reads, route.returns, route.streams, route.query) if struct
     ]
-    types = list(dict.fromkeys([*structs, ErrorBody]))
+    types = list(dict.fromkeys([*structs, *(route.dialect.error_struct for route in routes)]))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ def describe(routes: Iterable[Route]) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _operation(route: Route, schema_of: dict[type, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: dict[type | UnionType, Any], components: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": _operation_id(route),
@@ -116,7 +116,7 @@ def _operation(route: Route, schema_of: dict[type, Any], components: dict[str, A
             "200": {"description": "The answer.", "content": _answer_content(route, schema_of)},
             "default": {
                 "description": "An error; `error.message` says what to do.",
-                "content": {"application/json": {"schema": schema_of[ErrorBody]}},
+                "content": {"application/json": {"schema": schema_of[route.dialect.error_struct]}},
             },
         },
     }
@@ -133,8 +133,13 @@ def _operation(route: Route, schema_of: dict[type, Any], components: dict[str, A
     return operation
 
 
-def _parameters(route: Route, schema_of: dict[type, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
-    parameters: list[dict[str, Any]] = []
+def _parameters(
+    route: Route, schema_of: dict[type | UnionType, Any], components: dict[str, Any]
+) -> list[dict[str, Any]]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "header", "required": True, "schema": {"type": "string", "enum": values}}
+        for name, values in route.dialect.required_headers.items()
+    ]
     _, brace, rest = route.path.partition("{")
     if brace:
         parameters.append(
@@ -158,7 +163,7 @@ def _name_in(reference: dict[str, Any]) -> str:
     return str(reference["$ref"]).rpartition("/")[2]
 
 
-def _answer_content(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
+def _answer_content(route: Route, schema_of: dict[type | UnionType, Any]) -> dict[str, Any]:
     if route.returns is None:
         return {route.content_type: {"schema": {"type": "string" if "text" in route.content_type else "object"}}}
     content = {"application/json": {"schema": schema_of[route.returns]}}

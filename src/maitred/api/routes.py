@@ -7,10 +7,12 @@ rest, slashes included, because a model's name may hold them; in the middle it t
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from types import UnionType
 
 import msgspec
 
 from maitred.api.call import Call
+from maitred.api.dialect import OPENAI, Dialect
 from maitred.core.errors import MethodNotAllowed, RouteNotFound
 from maitred.core.tenancy import Scope
 
@@ -32,6 +34,7 @@ class Route:
         also: Another content type, of text, that the caller can choose.
         idempotent: Takes an ``Idempotency-Key``.
         remembers: Takes one, too, and keeps its replies itself.
+        dialect: Of the API that it belongs to.
     """
 
     method: str
@@ -40,13 +43,14 @@ class Route:
     summary: str
     reads: type | None = None
     returns: type | None = None
-    streams: type | None = None
+    streams: type | UnionType | None = None
     content_type: str = "application/json"
     needs: Scope | None = None
     query: type[msgspec.Struct] | None = None
     also: str = ""
     idempotent: bool = False
     remembers: bool = False
+    dialect: Dialect = OPENAI
 
 
 @dataclass(frozen=True, slots=True)

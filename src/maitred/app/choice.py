@@ -77,7 +77,7 @@ class Choice:
             return None
         if scores is not None:
             self._scores = []
-        return Part(index, text, self.finish, scores)
+        return Part(index, text, self.finish, scores, stop=None if self._window is None else self._window.stop)
 
     def _show(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""

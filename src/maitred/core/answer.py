@@ -103,6 +103,8 @@ class Part(msgspec.Struct, frozen=True):
     """One per token, if asked for. Text can lag behind: it waits for whole characters and possible stop strings."""
     extra: dict[str, Any] | None = None
     """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``..."""
+    stop: str | None = None
+    """The stop string that ended the choice; on its last part, if one did."""
 
 
 class Standing(msgspec.Struct, frozen=True):

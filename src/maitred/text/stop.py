@@ -19,6 +19,9 @@ class StopWindow:
 
     Args:
         stops: Strings that end the text, none of them empty. No strings: everything passes.
+
+    Attributes:
+        stop: The string that ended the text; None while none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -26,7 +29,7 @@ class StopWindow:
         firsts = {re.escape(stop[0]) for stop in self._stops}
         self._first = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else "(?!)")
         self._held = ""
-        self._stopped = False
+        self.stop: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Takes more text.
@@ -35,14 +38,15 @@ class StopWindow:
             What can be shown now, and whether a stop string is complete. If so, the text ends here, cut before that
             string, and all later pushes give nothing.
         """
-        if self._stopped:
+        if self.stop is not None:
             return "", True
         if not self._held and not self._first.search(text):
             return text, False
         text = self._held + text
         if found := [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]:
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, at = min(found)
+            self._held, self.stop = "", text[at:end]
+            return text[:at], True
         shown = min(self._begins_at(stop, text) for stop in self._stops)
         self._held = text[shown:]
         return text[:shown], False

@@ -32,6 +32,8 @@ async def test_it_names_every_route_and_resolves_every_reference():
         ("get", "/v1/models/{model}"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
+        ("post", "/v1/messages"),
+        ("post", "/v1/messages/count_tokens"),
         ("get", "/v1/queue/{id}"),
         ("post", "/tokenize"),
         ("post", "/detokenize"),

@@ -55,11 +55,19 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
+class ImageUrl(msgspec.Struct, frozen=True):
+    """Where a picture is, or the picture itself as a ``data:`` URL."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True):
     """One piece of a message. Only `text` parts pass the rules."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class Message(msgspec.Struct, frozen=True):

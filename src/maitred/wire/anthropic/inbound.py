@@ -1,0 +1,179 @@
+"""A client's Messages request as the chat completion that means the same.
+
+=====================  ==============================================================================
+Messages               chat completion
+=====================  ==============================================================================
+``system``             a first message of the role ``system``; such messages elsewhere stay where they are
+neighbours of a role   one message, as Anthropic reads them
+``tool_use``           ``tool_calls`` of the assistant's message; ``input`` as JSON text
+``tool_result``        a message of the role ``tool``, before what else its turn says
+``image``              a part ``image_url``, inline images as ``data:`` URLs
+``thinking``           left out: what a model thought before an earlier answer is not read again
+``tool_choice: any``   ``required``; ``tool`` names the function
+``metadata.user_id``   ``user``
+=====================  ==============================================================================
+
+Hints that have no counterpart (``cache_control``, ``thinking``, ``output_config.effort``, ``service_tier``) go unheard.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.requests import (
+    Base64Source,
+    Block,
+    CountTokensRequest,
+    ImageBlock,
+    InputMessage,
+    MessagesRequest,
+    TextBlock,
+    ToolChoice,
+    ToolDefinition,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
+from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, ImageUrl, Message, ToolCall
+from maitred.wire.openai.rules import check_chat
+
+
+def chat_of(request: CountTokensRequest) -> ChatRequest:
+    """The chat completion.
+
+    Args:
+        request: Decoded. If it asks for an answer, so does the result.
+
+    Raises:
+        InvalidRequest: It asks for what is not built yet; `param` says where.
+    """
+    parallel = request.tool_choice.disable_parallel_tool_use if request.tool_choice else None
+    chat = ChatRequest(
+        model=request.model,
+        messages=[*_system(request.system), *_turns(request.messages)],
+        tools=[_tool(tool) for tool in request.tools] if request.tools else None,
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=False if parallel else None,
+    )
+    if isinstance(request, MessagesRequest):
+        chat = msgspec.structs.replace(
+            chat,
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stop=request.stop_sequences or None,
+            stream=request.stream,
+            user=request.metadata.user_id if request.metadata else None,
+        )
+    check_chat(chat)
+    return chat
+
+
+def _system(system: str | list[TextBlock] | None) -> Iterator[Message]:
+    if system:
+        yield Message(role="system", content=system if isinstance(system, str) else [_part(text) for text in system])
+
+
+def _turns(messages: Sequence[InputMessage]) -> Iterator[Message]:
+    for role, blocks in _merged(messages):
+        match role:
+            case "assistant":
+                yield from _assistant(blocks)
+            case "system":
+                yield Message(role="system", content=_content(blocks) or "")
+            case _:
+                yield from _user(blocks)
+
+
+def _merged(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block]]]:
+    """The turns, each with all of its blocks."""
+    turns: list[tuple[str, list[Block]]] = []
+    for message in messages:
+        if turns and turns[-1][0] == message.role:
+            turns[-1][1].extend(message.blocks())
+        else:
+            turns.append((message.role, list(message.blocks())))
+    return turns
+
+
+def _user(blocks: Sequence[Block]) -> Iterator[Message]:
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=_result(block))
+    if content := _content(blocks):
+        yield Message(role="user", content=content)
+
+
+def _result(block: ToolResultBlock) -> str | list[ContentPart]:
+    match block.content:
+        case None:
+            return ""
+        case str() as text:
+            return text
+        case several:
+            return _content(several) or ""
+
+
+def _assistant(blocks: Sequence[Block]) -> Iterator[Message]:
+    calls = [
+        ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=_json(block.input)))
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    content = _content(blocks)
+    if content or calls:
+        yield Message(role="assistant", content=content, tool_calls=calls or None)
+
+
+def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:
+    """Text and images; None if there are none."""
+    match [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock)]:
+        case []:
+            return None
+        case [ContentPart(type="text", text=str() as text)]:
+            return text
+        case parts:
+            return parts
+
+
+def _part(block: TextBlock | ImageBlock) -> ContentPart:
+    match block:
+        case TextBlock():
+            return ContentPart(type="text", text=block.text)
+        case ImageBlock(source=Base64Source() as image):
+            url = f"data:{image.media_type};base64,{image.data}"
+        case ImageBlock(source=UrlSource() as image):
+            url = image.url
+    return ContentPart(type="image_url", image_url=ImageUrl(url=url))
+
+
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    match choice:
+        case None:
+            return None
+        case ToolChoice(type="any"):
+            return "required"
+        case ToolChoice(type="tool", name=name):
+            return {"type": "function", "function": {"name": name}}
+        case _:
+            return choice.type
+
+
+def _json(value: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(value).decode("utf-8")
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply. Send a flatter one.") from None

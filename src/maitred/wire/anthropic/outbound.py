@@ -1,0 +1,240 @@
+"""A chat completion as the Messages request that means the same, for servers that speak Anthropic.
+
+The way back of `maitred.wire.anthropic.inbound`, with what Messages demands beyond it: instructions stand in ``system``
+and nowhere else, turns alternate and begin with the user's, the results of tools come first in their turn, no text is
+empty, and ``max_tokens`` is required.
+
+What Messages has no word for is refused where the answer would be another one without it (several choices,
+log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
+`prompt_cache_key`...). A temperature above 1, which is the highest there, is 1, as in Anthropic's own translation
+(https://platform.claude.com/docs/en/api/openai-sdk).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.requests import (
+    Base64Source,
+    Block,
+    ImageBlock,
+    InputMessage,
+    MessagesRequest,
+    RequestMetadata,
+    TextBlock,
+    ToolChoice,
+    ToolDefinition,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
+from maitred.wire.openai.requests import ChatRequest, ContentPart, Message, ToolCall
+
+VERSION = "2023-06-01"
+"""To be sent as ``anthropic-version``: the last one that takes `temperature`, `top_p` and `top_k`, for the models that
+know them. Its events are those of the newer one."""
+_NOT_SAID: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "response_format": ({"type": "text"},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Field -> the values that ask for nothing (beside null)."""
+_HIGHEST_TEMPERATURE = 1.0
+_INLINE = "data:"
+
+
+def messages_of(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRequest:
+    """The Messages request, which asks for a stream: that is how a server that dies or stalls is noticed.
+
+    Args:
+        chat: The chat completion.
+        model: What the server calls the model.
+        max_tokens: Most output tokens; Messages has no default.
+
+    Raises:
+        InvalidRequest: Messages cannot say what it asks for; `param` says where.
+    """
+    for field, harmless in _NOT_SAID.items():
+        value = getattr(chat, field)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+    tools = [_tool(position, tool) for position, tool in enumerate(chat.tools or ())]
+    end_user = chat.safety_identifier or chat.user
+    return MessagesRequest(
+        model=model,
+        max_tokens=max_tokens,
+        messages=_turns(chat.messages),
+        system=_system(chat.messages),
+        tools=tools or None,
+        tool_choice=_tool_choice(chat) if tools else None,
+        stop_sequences=_stops(chat.stops),
+        temperature=None if chat.temperature is None else min(chat.temperature, _HIGHEST_TEMPERATURE),
+        top_p=chat.top_p,
+        # Clients write "all" as 0 or as -1; Messages leaves the field out.
+        top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
+        metadata=RequestMetadata(user_id=end_user) if end_user else None,
+        stream=True,
+    )
+
+
+def _system(messages: Sequence[Message]) -> str | list[TextBlock] | None:
+    texts = [
+        TextBlock(text=text)
+        for message in messages
+        if message.role in ("system", "developer")
+        if (text := message.text())
+    ]
+    if len(texts) == 1:
+        return texts[0].text
+    return texts or None
+
+
+def _turns(messages: Sequence[Message]) -> list[InputMessage]:
+    """Alternating turns, of which each has at least one block."""
+    turns: list[tuple[str, list[Block]]] = []
+    for position, message in enumerate(messages):
+        if message.role in ("system", "developer"):
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        blocks = list(_blocks(f"messages[{position}]", message))
+        if not blocks:
+            continue
+        if turns and turns[-1][0] == role:
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((role, blocks))
+    if not turns or turns[0][0] != "user":
+        raise InvalidRequest(
+            "messages must begin with a message of the role user, after those of the role system, for this model.",
+            param="messages",
+        )
+    return [InputMessage(role=role, content=_written(blocks)) for role, blocks in turns]
+
+
+def _written(blocks: list[Block]) -> str | list[Block]:
+    match blocks:
+        case [TextBlock(text=text)]:
+            return text
+        case _:
+            # The results of tools come first in their turn. The sort is stable.
+            return sorted(blocks, key=lambda block: not isinstance(block, ToolResultBlock))
+
+
+def _blocks(path: str, message: Message) -> Iterator[Block]:
+    content = list(_content(path, message))
+    if message.role == "tool":
+        result: str | list[TextBlock | ImageBlock] | None = content or None
+        if len(content) == 1 and isinstance(content[0], TextBlock):
+            result = content[0].text
+        yield ToolResultBlock(tool_use_id=message.tool_call_id or "", content=result)
+        return
+    yield from content
+    for position, call in enumerate(message.tool_calls or ()):
+        yield _tool_use(f"{path}.tool_calls[{position}]", call)
+
+
+def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock]:
+    if isinstance(message.content, list):
+        for position, part in enumerate(message.content):
+            if part.type != "text" or part.text:
+                yield _part(f"{path}.content[{position}]", part)
+    elif text := message.content or message.refusal:
+        yield TextBlock(text=text)
+
+
+def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock:
+    if part.type == "text":
+        return TextBlock(text=part.text or "")
+    if part.type != "image_url" or part.image_url is None:
+        raise InvalidRequest(
+            f"{path} has the type {part.type[:64]!r}. This model reads text and image_url.", param=path
+        )
+    url = part.image_url.url
+    if not url.startswith(_INLINE):
+        return ImageBlock(source=UrlSource(url=url))
+    media_type, base64, data = url.removeprefix(_INLINE).partition(";base64,")
+    if not base64 or not media_type:
+        raise InvalidRequest(
+            f"{path}.image_url.url must be a URL, or data:<media type>;base64,<data>.", param=f"{path}.image_url.url"
+        )
+    return ImageBlock(source=Base64Source(media_type=media_type, data=data))
+
+
+def _tool_use(path: str, call: ToolCall) -> ToolUseBlock:
+    arguments: Any = {}
+    if call.function.arguments.strip():
+        try:
+            arguments = msgspec.json.decode(call.function.arguments)
+        except (msgspec.DecodeError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(
+            f"{path}.function.arguments must be a JSON object for this model.", param=f"{path}.function.arguments"
+        )
+    return ToolUseBlock(id=call.id, name=call.function.name, input=arguments)
+
+
+def _tool(position: int, tool: object) -> ToolDefinition:
+    match tool:
+        case {"type": "function", "function": {"name": str() as name, **rest}}:
+            pass
+        case _:
+            raise InvalidRequest(
+                f"tools[{position}] must be of the type function, with a name, for this model.",
+                param=f"tools[{position}]",
+            )
+    description, schema, strict = rest.get("description"), rest.get("parameters"), rest.get("strict")
+    return ToolDefinition(
+        name=name,
+        description=description if isinstance(description, str) else None,
+        # A function without parameters takes none.
+        input_schema=schema if isinstance(schema, dict) else {"type": "object", "properties": {}},
+        strict=True if strict is True else None,
+    )
+
+
+def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
+    one_by_one = True if chat.parallel_tool_calls is False else None
+    match chat.tool_choice:
+        case None:
+            return ToolChoice(type="auto", disable_parallel_tool_use=True) if one_by_one else None
+        case "auto":
+            return ToolChoice(type="auto", disable_parallel_tool_use=one_by_one)
+        case "none":
+            return ToolChoice(type="none")
+        case "required":
+            return ToolChoice(type="any", disable_parallel_tool_use=one_by_one)
+        case {"type": "function", "function": {"name": str() as name}}:
+            return ToolChoice(type="tool", name=name, disable_parallel_tool_use=one_by_one)
+        case _:
+            raise InvalidRequest(
+                "tool_choice must be none, auto, required or name a function for this model.", param="tool_choice"
+            )
+
+
+def _stops(stops: Sequence[str]) -> list[str] | None:
+    if any(not stop.strip() for stop in stops):
+        raise InvalidRequest(
+            "stop must not be white space alone for this model. Remove it, or add what stands around it.", param="stop"
+        )
+    return list(stops) or None

@@ -1,0 +1,159 @@
+"""A Messages request, field by field: read from clients that speak Anthropic, and written to servers that do.
+
+Names and meanings are Anthropic's (https://platform.claude.com/docs/en/api/messages). A field that is not sent is left
+out, so what is written says no more than what was asked. As in `maitred.wire.openai.requests`, some fields are here
+only to be refused.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class TextBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="text"):
+    """A piece of text."""
+
+    text: str
+    cache_control: Any = None
+    citations: Any = None
+
+
+class Base64Source(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="base64"):
+    """An image in the request."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="url"):
+    """An image that the server fetches."""
+
+    url: str
+
+
+class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="image"):
+    """A picture."""
+
+    source: Base64Source | UrlSource
+    cache_control: Any = None
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tool_use"):
+    """A tool that the model called."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: Any = None
+
+
+class ToolResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tool_result"
+):
+    """What a tool gave back; in a user message."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+    cache_control: Any = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought before an earlier answer."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="redacted_thinking"):
+    """The same, encrypted."""
+
+    data: str
+
+
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+
+
+class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn, or a part of one: neighbours of one role count as one turn."""
+
+    role: str
+    content: str | list[Block]
+
+    def blocks(self) -> list[Block]:
+        """The content, however it was written."""
+        return [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool that the model may call."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    """JSON Schema of an object. Only tools that run at the provider have none."""
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether and which tools are to be called: ``auto``, ``any``, ``tool`` (by its name) or ``none``."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """About the request."""
+
+    user_id: str | None = None
+    """Opaque; tells one end user from another."""
+
+
+class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/messages/count_tokens`: a conversation as it would be sent for an answer."""
+
+    model: str
+    messages: list[InputMessage]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Any = None
+    cache_control: Any = None
+    output_config: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: RequestMetadata | None = None
+    service_tier: str | None = None
+    container: Any = None
+    diagnostics: Any = None
+    inference_geo: str | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer goes out as it comes."""
+        return self.stream is True
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_request(request: MessagesRequest) -> bytes:
+    """The body of a request, as JSON in UTF-8."""
+    return _encoder.encode(request)

@@ -1,0 +1,184 @@
+"""What a Messages server answers, field by field, whole and as the events of a stream; and its errors.
+
+The structs serve both directions. Where we read them they are lenient about what may be added (blocks, deltas and
+stop reasons of kinds that nobody knows yet) and strict about what an answer cannot do without.
+
+Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from maitred.core.request import Usage
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens, as billed. Those of the prompt are counted apart: read from the cache, written to it, and the rest."""
+
+    output_tokens: int
+    """So far; final in ``message_delta``."""
+    input_tokens: int | UnsetType | None = UNSET
+    cache_creation_input_tokens: int | UnsetType | None = UNSET
+    cache_read_input_tokens: int | UnsetType | None = UNSET
+
+    @classmethod
+    def of(cls, usage: Usage) -> "MessageUsage":
+        """A usage as Anthropic writes it. Writing to our cache costs nothing, so nothing is said of it."""
+        return cls(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class ContentBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A block of an answer; in ``content_block_start`` still empty."""
+
+    type: str
+    text: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: Any = UNSET
+
+
+class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole answer; in ``message_start`` one without content."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class MessageStart(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_start"):
+    """The first event."""
+
+    message: MessagesAnswer
+
+
+class ContentBlockStart(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_start"
+):
+    """A block begins."""
+
+    index: int
+    content_block: ContentBlock
+
+
+class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is added to a block: ``text_delta``, or ``input_json_delta`` with a piece of a tool's arguments."""
+
+    type: str
+    text: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+
+
+class ContentBlockDelta(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_delta"
+):
+    """A block goes on."""
+
+    index: int
+    delta: BlockDelta
+
+
+class ContentBlockStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_stop"):
+    """A block is whole."""
+
+    index: int
+
+
+class StopDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Why the answer ended."""
+
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_delta"):
+    """All blocks are whole."""
+
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_stop"):
+    """The last event of every complete answer."""
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="ping"):
+    """Says that the server lives; may come at any time."""
+
+
+class ErrorCode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What exactly went wrong, as `type` is coarse."""
+
+    error_code: str | UnsetType | None = UNSET
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What went wrong: `type` for a program, `message` for a person."""
+
+    type: str
+    message: str
+    details: ErrorCode | UnsetType | None = UNSET
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="error"):
+    """Any error, whole or as the last event of a stream."""
+
+    error: MessagesError
+    request_id: str | UnsetType | None = UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Answer of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+StreamEvent = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | Ping
+    | MessagesErrorBody
+)
+Body = MessagesAnswer | MessagesErrorBody | TokenCount
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(body: Body) -> bytes:
+    """The body as JSON in UTF-8."""
+    return _encoder.encode(body)
+
+
+def encode_stream_event(event: StreamEvent) -> bytes:
+    """The event as it stands in a stream, under its name."""
+    return b"event: %b\ndata: %b\n\n" % (_NAMES[type(event)], _encoder.encode(event))
+
+
+_NAMES = {
+    kind: str(kind.__struct_config__.tag).encode("ascii")
+    for kind in (
+        MessageStart,
+        ContentBlockStart,
+        ContentBlockDelta,
+        ContentBlockStop,
+        MessageDelta,
+        MessageStop,
+        Ping,
+        MessagesErrorBody,
+    )
+}

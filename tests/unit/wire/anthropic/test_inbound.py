@@ -1,0 +1,157 @@
+"""Messages requests as chat completions, and back."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.decode import decode_count, decode_messages
+from maitred.wire.anthropic.inbound import chat_of
+from maitred.wire.anthropic.outbound import messages_of
+from maitred.wire.anthropic.requests import encode_request
+from maitred.wire.openai.requests import ChatRequest
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(messages=(USER,), **fields):
+    body = {"model": "m", "max_tokens": 9, "messages": messages, **fields}
+    return chat_of(decode_messages(json.dumps(body).encode(), strict=True))
+
+
+def messages_in(request):
+    return [
+        {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
+        for message in request.messages
+    ]
+
+
+def test_a_conversation_with_tools():
+    request = chat(
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "text", "text": "See."},
+                    {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sea"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "And?"},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "waves", "cache_control": {"type": "ephemeral"}}],
+                        "is_error": False,
+                    },
+                ],
+            },
+        ],
+        system="Be brief.",
+    )
+    function = {"name": "look", "arguments": '{"at":"sea"}'}
+    assert messages_in(request) == [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {
+            "role": "assistant",
+            "content": "See.",
+            "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "waves"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_a_turn_of_thoughts_alone_is_left_out():
+    thought = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
+    assert messages_in(chat([USER, thought, USER])) == [USER, USER]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_k": -1}, "top_k"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"stop_sequences": ["x" * 2000]}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 40}, "stop_sequences"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"stopsequences": []}, "stopsequences"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_counting_needs_no_limit():
+    request = decode_count(json.dumps({"model": "m", "messages": [USER]}).encode(), strict=True)
+    assert chat_of(request).max_tokens is None
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes(body):
+    with pytest.raises(InvalidRequest):
+        decode_messages(body, strict=True)
+
+
+words = st.text(min_size=1, max_size=6)
+inputs = st.dictionaries(words, st.integers(-9, 9) | words | st.lists(st.booleans(), max_size=2), max_size=2)
+calls = st.builds(
+    lambda name, arguments: {
+        "id": f"c-{name}",
+        "type": "function",
+        "function": {"name": name, "arguments": msgspec.json.encode(arguments).decode()},
+    },
+    words,
+    inputs,
+)
+turn = st.tuples(words, words | st.none(), st.lists(calls, max_size=2), words)
+
+
+@given(
+    st.lists(turn, max_size=3),
+    st.none() | words,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 1),
+            "top_p": st.floats(0.01, 1),
+            "top_k": st.integers(1, 99),
+            "stop": st.lists(words.filter(str.strip), min_size=1, max_size=3),
+            "user": words,
+        },
+    ),
+)
+def test_there_and_back_again(turns, system, fields):
+    """A chat completion that both APIs can say is the same one after it has been a Messages request."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for asked, answered, called, result in turns:
+        messages.append({"role": "user", "content": asked})
+        if answered is None and not called:
+            continue
+        reply = {"role": "assistant", "content": answered, "tool_calls": called or None}
+        messages.append({name: value for name, value in reply.items() if value is not None})
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": result} for call in called]
+    messages.append({"role": "user", "content": "Go on."})
+    # Neighbours of a role are one turn to the one API and several to the other.
+    alternating = [
+        message for at, message in enumerate(messages)
+        if message["role"] != "user" or at + 1 == len(messages) or messages[at + 1]["role"] != "user"
+    ]  # fmt: skip
+    body = {"model": "m", "messages": alternating, "max_tokens": 9, "stream": True, **fields}
+    there = msgspec.convert(body, ChatRequest)
+    sent = encode_request(messages_of(there, model="m", max_tokens=9))
+    assert chat_of(decode_messages(sent, strict=True)) == there

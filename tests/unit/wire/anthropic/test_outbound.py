@@ -1,0 +1,148 @@
+"""Chat completions as Messages requests."""
+
+import json
+
+import msgspec
+import pytest
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.outbound import messages_of
+from maitred.wire.anthropic.requests import encode_request
+from maitred.wire.openai.requests import ChatRequest
+
+USER = {"role": "user", "content": "Hi"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sea"}'}}
+
+
+def written(messages, **fields):
+    """The body that is sent, as the server reads it."""
+    chat = msgspec.convert({"model": "m", "messages": messages, **fields}, ChatRequest)
+    return json.loads(encode_request(messages_of(chat, model="claude", max_tokens=9)))
+
+
+def test_the_least_request():
+    assert written([USER]) == {"model": "claude", "max_tokens": 9, "messages": [USER], "stream": True}
+
+
+def test_what_both_know_is_passed_on():
+    body = written([USER], temperature=0.5, top_p=0.9, top_k=4, stop="END", user="u1")
+    assert {name: body[name] for name in ("temperature", "top_p", "top_k", "stop_sequences", "metadata")} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "stop_sequences": ["END"],
+        "metadata": {"user_id": "u1"},
+    }
+    assert written([USER], temperature=1.7)["temperature"] == 1
+    assert "top_k" not in written([USER], top_k=-1)
+
+
+def test_instructions_stand_apart_and_turns_alternate():
+    body = written(
+        [
+            {"role": "system", "content": "One."},
+            {"role": "developer", "content": "Two."},
+            USER,
+            {"role": "user", "content": [{"type": "text", "text": "there"}, {"type": "text", "text": ""}]},
+            {"role": "assistant", "content": "Yes?"},
+            USER,
+        ]
+    )
+    assert body["system"] == [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    assert body["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
+        {"role": "assistant", "content": "Yes?"},
+        USER,
+    ]
+
+
+def test_tools_their_calls_and_their_results():
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+    bare = {"type": "function", "function": {"name": "wait"}}
+    body = written(
+        [
+            USER,
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "waves"},
+            {"role": "tool", "tool_call_id": "c2", "content": ""},
+            {"role": "user", "content": "And?"},
+        ],
+        tools=[tool, bare],
+    )
+    assert body["tools"] == [
+        {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}},
+        {"name": "wait", "input_schema": {"type": "object", "properties": {}}},
+    ]
+    used = {"type": "tool_use", "name": "look", "input": {"at": "sea"}}
+    assert body["messages"][1:] == [
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "Let me see."}, {**used, "id": "c1"}, {**used, "id": "c2"}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "waves"},
+                {"type": "tool_result", "tool_use_id": "c2"},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"tool_choice": "auto"}, {"type": "auto"}),
+        ({"tool_choice": "none"}, {"type": "none"}),
+        ({"tool_choice": "required"}, {"type": "any"}),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, {"type": "tool", "name": "look"}),
+        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
+    ],
+)
+def test_which_tool_is_to_be_called(asked, sent):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert written([USER], tools=tools, **asked)["tool_choice"] == sent
+    assert "tool_choice" not in written([USER], **asked)
+
+
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("data:image/png;base64,AAAA", {"type": "base64", "media_type": "image/png", "data": "AAAA"}),
+        ("https://example.org/a.png", {"type": "url", "url": "https://example.org/a.png"}),
+    ],
+)
+def test_images(url, source):
+    body = written([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+    assert body["messages"][0]["content"] == [{"type": "image", "source": source}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([USER], {"n": 2}, "n"),
+        ([USER], {"logprobs": True}, "logprobs"),
+        ([USER], {"presence_penalty": 0.5}, "presence_penalty"),
+        ([USER], {"response_format": {"type": "json_object"}}, "response_format"),
+        ([USER], {"stop": ["\n"]}, "stop"),
+        ([USER], {"tools": [{"type": "retrieval"}]}, "tools[0]"),
+        ([USER], {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "maybe"}, "tool_choice"),
+        ([{"role": "system", "content": "x"}], {}, "messages"),
+        ([{"role": "assistant", "content": "x"}, USER], {}, "messages"),
+        ([USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[]"}}]}], {},
+         "messages[1].tool_calls[0].function.arguments"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}], {},
+         "messages[0].content[0].image_url.url"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_refused(messages, fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        written(messages, **fields)
+    assert caught.value.param == param
+
+
+def test_hints_go_unheard():
+    hints = {"seed": 7, "reasoning_effort": "low", "prompt_cache_key": "k", "presence_penalty": 0, "n": 1}
+    assert written([USER], **hints) == written([USER])
