@@ -167,6 +167,23 @@ def test_the_same_key_gets_the_same_answer_without_computing(server):
     assert server.metrics()["maitred_engine_finished_total"] == computed
 
 
+def test_an_encoder_can_be_served_alone(folder, oracle):
+    with serving(str(folder), settings={"model.served_name": "only", "engine.threads": "1"}) as server:
+        response = post(server, model="only", input="hello world")
+        assert response.json()["data"][0]["embedding"] == pytest.approx(oracle("hello world"), abs=1e-4)
+        refused = httpx.post(f"{server.url}/v1/completions", json={"model": "only", "prompt": "hello"})
+        assert refused.status_code == 400
+
+
+def test_two_models_need_two_names(folder):
+    settings = {"encoder.path": str(folder), "encoder.served_name": "maitred-tiny"}
+    with (
+        pytest.raises(RuntimeError, match=r"encoder\.served_name: both models are called maitred-tiny"),
+        serving(settings=settings),
+    ):
+        pass
+
+
 async def test_the_process_speaks_the_protocol_of_every_engine(folder):
     async with LocalEngine(engine_command(folder, EncoderConfig(threads=1).engine())) as engine:
         await engine.started()

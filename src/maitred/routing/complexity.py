@@ -1,0 +1,134 @@
+"""How hard a prompt is: the probability that a small model answers it wrong, from 0 to 1.
+
+The length of a prompt says next to nothing about it. What it is about says more, and a sentence embedding holds that;
+how it is written (options to choose from, statements to judge, numbers, negations) says the rest. A logistic
+regression over both is enough, and a few hundred multiplications are no work for a gateway, which has no NumPy.
+
+The weights are made by ``benchmarks/router_quality.py``, which also says how good they are.
+"""
+
+import json
+import math
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from maitred.core.embedding import Vector
+from maitred.core.errors import ConfigInvalid
+
+_OPTION = re.compile(r"^\s*\(?[A-E][.)]\s+(.*)$", re.MULTILINE)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_SYMBOLS = re.compile(r"[=+*/^<>√∑∫π%$\\{}]")
+_NEGATION = re.compile(r"\b(?:not|except|least|never|false|incorrect|neither)\b", re.IGNORECASE)
+_STATEMENTS = re.compile(r"\b(?:statement|which of the following|scenario)\b", re.IGNORECASE)
+_CODE = re.compile(r"```|\bdef \w+\(|\bclass \w+|;\s*$|\breturn\b", re.MULTILINE)
+
+SURFACE = (
+    "log_characters",
+    "log_words",
+    "word_length",
+    "log_numbers",
+    "digits",
+    "symbols",
+    "capitals",
+    "negations",
+    "statements",
+    "questions",
+    "commas",
+    "lines",
+    "options",
+    "option_length",
+    "numeric_options",
+    "blanks",
+    "code",
+)
+"""What `surface_of` measures, in its order."""
+
+
+def surface_of(text: str) -> list[float]:
+    """How a prompt is written, whatever it is about; one number for each of `SURFACE`, most of them near 1."""
+    words = text.split()
+    options = _OPTION.findall(text)
+    characters = max(1, len(text))
+    return [
+        math.log1p(len(text)),
+        math.log1p(len(words)),
+        sum(map(len, words)) / max(1, len(words)),
+        math.log1p(len(_NUMBER.findall(text))),
+        10 * sum(map(str.isdigit, text)) / characters,
+        10 * len(_SYMBOLS.findall(text)) / characters,
+        10 * sum(map(str.isupper, text)) / characters,
+        math.log1p(len(_NEGATION.findall(text))),
+        math.log1p(len(_STATEMENTS.findall(text))),
+        math.log1p(text.count("?")),
+        10 * text.count(",") / characters,
+        math.log1p(text.count("\n")),
+        len(options) / 4,
+        math.log1p(sum(map(len, options)) / len(options)) if options else 0.0,
+        sum(bool(_NUMBER.search(option)) for option in options) / len(options) if options else 0.0,
+        math.log1p(text.count("__")),
+        math.log1p(len(_CODE.findall(text))),
+    ]
+
+
+class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights: a logistic regression over an embedding and `surface_of`, each less its mean, over its spread."""
+
+    encoder: str
+    """Whose embeddings it was trained on; those of another mean nothing to it."""
+    surface: tuple[str, ...]
+    means: list[float]
+    """Of the embedding's numbers, then of the surface..."""
+    spreads: list[float]
+    """...and their standard deviations."""
+    weights: list[float]
+    bias: float
+
+    @classmethod
+    def load(cls, path: Path) -> "ComplexityModel":
+        """Reads the weights.
+
+        Raises:
+            ConfigInvalid: They cannot be read, or were made for other features.
+        """
+        try:
+            model = msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError) as fault:
+            raise ConfigInvalid(f"{path} holds no weights of a complexity model: {fault}.") from fault
+        sizes = {len(model.means), len(model.spreads), len(model.weights)}
+        if model.surface != SURFACE or len(sizes) != 1:
+            raise ConfigInvalid(f"{path} was made for other features. Train it again (benchmarks/router_quality.py).")
+        return model
+
+    def save(self, path: Path) -> None:
+        """Writes the weights, with as many digits as matter."""
+        fields = msgspec.to_builtins(self)
+        for name in ("means", "spreads", "weights"):
+            fields[name] = [float(f"{value:.5g}") for value in fields[name]]
+        path.write_text(json.dumps(fields, separators=(",", ":")) + "\n", encoding="utf-8")
+
+    @property
+    def dimensions(self) -> int:
+        """Of the embeddings that it takes."""
+        return len(self.weights) - len(SURFACE)
+
+    def score(self, text: str, embedding: Vector) -> float:
+        """The probability that a small model answers this wrong.
+
+        Args:
+            text: The prompt.
+            embedding: Of the same, by `encoder`.
+
+        Raises:
+            ValueError: The embedding has another length.
+        """
+        return self.score_of([*struct.unpack(f"<{self.dimensions}f", embedding), *surface_of(text)])
+
+    def score_of(self, features: Sequence[float]) -> float:
+        """The same for features that are computed already."""
+        columns = zip(features, self.means, self.spreads, self.weights, strict=True)
+        logit = self.bias + math.fsum((value - mean) / spread * weight for value, mean, spread, weight in columns)
+        return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
