@@ -4,7 +4,10 @@ A request becomes the chat completion that means the same and goes the same way 
 has another shape.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from maitred.api.call import Call
 from maitred.api.chat import ask_of
@@ -13,6 +16,7 @@ from maitred.api.dialect import ANTHROPIC
 from maitred.api.routes import Route
 from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Conversation, Part, Tally
+from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
@@ -36,6 +40,15 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
+from maitred.wire.openai.rules import needs_of
+from maitred.wire.openai.written import merged_delta
+
+_TEXT = -1
+_STOP_REASONS: Mapping[FinishReason, str] = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.CONTENT_FILTER: "refusal",
+}
 
 
 class MessagesRoutes:
@@ -92,13 +105,15 @@ class MessagesRoutes:
         """Counts a conversation's tokens, as its model would read it."""
         check_version(call.header(b"anthropic-version"))
         chat = chat_of(decode_count(call.body, strict=self._strict))
+        if needs := needs_of(chat):
+            raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         prompt = Conversation(chat.conversation())
         tokens = await self._answering.tokenize(call.principal, chat.model, prompt, add_special_tokens=None)
         await call.respond(encode(TokenCount(input_tokens=len(tokens))))
 
 
 class MessagesShape:
-    """Writes one answer: a message with one block of text.
+    """Writes one answer: a message with a block for its text and one for each tool that it calls.
 
     Args:
         model: As the client names it.
@@ -110,15 +125,17 @@ class MessagesShape:
         self._model = model
         self._tally = tally
         self._stop = StopDelta()
+        self._block = -1
+        """The last one that was begun."""
+        self._of: int | None = None
+        """What it is a block of: a call, by its number, or text, which is `_TEXT`; None: it is closed."""
 
     def opening(self) -> bytes:
-        """The message without its content, and the beginning of its one block."""
-        return encode_stream_event(
-            MessageStart(message=self._answer([], StopDelta(), self._tally.usage))
-        ) + encode_stream_event(ContentBlockStart(index=0, content_block=ContentBlock(type="text", text="")))
+        """The message without its content."""
+        return encode_stream_event(MessageStart(message=self._answer([], StopDelta(), self._tally.usage)))
 
     def events(self, parts: Sequence[Part]) -> bytes:
-        """One event for new text, and one for the end of the block."""
+        """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
         return b"".join(encode_stream_event(event) for part in parts for event in self._events(part))
 
     def closing(self, usage: Usage) -> bytes:
@@ -130,17 +147,43 @@ class MessagesShape:
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The answer as one object."""
         (choice,) = choices
-        text = "".join(choice.text)
+        extra = merged_delta(choice.extras)
+        text = "".join(choice.text) + extra.get("refusal", "")
         # Clients send an answer back as a part of the next conversation, where an empty block is a fault.
         content = [ContentBlock(type="text", text=text)] if text else []
+        content += map(_tool_use, extra.get("tool_calls", ()))
         return encode(self._answer(content, _stop_of(choice.finish, choice.stop), usage))
 
     def _events(self, part: Part) -> Iterator[StreamEvent]:
-        if part.text:
-            yield ContentBlockDelta(index=0, delta=BlockDelta(type="text_delta", text=part.text))
+        extra = part.extra or {}
+        if text := part.text + extra.get("refusal", ""):
+            if self._of != _TEXT:
+                yield from self._open(_TEXT, ContentBlock(type="text", text=""))
+            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text))
+        for piece in extra.get("tool_calls", ()):
+            yield from self._call(piece)
         if part.finish is not None:
             self._stop = _stop_of(part.finish, part.stop)
-            yield ContentBlockStop(index=0)
+            yield from self._close()
+
+    def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        number, function = piece.get("index", 0), piece.get("function") or {}
+        if self._of != number:
+            name = function.get("name") or ""
+            yield from self._open(number, ContentBlock(type="tool_use", id=piece.get("id") or "", name=name, input={}))
+        if arguments := function.get("arguments"):
+            delta = BlockDelta(type="input_json_delta", partial_json=arguments)
+            yield ContentBlockDelta(index=self._block, delta=delta)
+
+    def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
+        yield from self._close()
+        self._block, self._of = self._block + 1, of
+        yield ContentBlockStart(index=self._block, content_block=block)
+
+    def _close(self) -> Iterator[StreamEvent]:
+        if self._of is not None:
+            self._of = None
+            yield ContentBlockStop(index=self._block)
 
     def _answer(self, content: list[ContentBlock], stop: StopDelta, usage: Usage) -> MessagesAnswer:
         return MessagesAnswer(
@@ -157,4 +200,16 @@ def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
     """Why an answer ended, in Anthropic's words. Theirs for a part of an answer is the one for too many tokens."""
     if stop is not None:
         return StopDelta(stop_reason="stop_sequence", stop_sequence=stop)
-    return StopDelta(stop_reason="end_turn" if finish is FinishReason.STOP else "max_tokens")
+    return StopDelta(stop_reason=_STOP_REASONS.get(finish, "max_tokens"))
+
+
+def _tool_use(call: Mapping[str, Any]) -> ContentBlock:
+    """A call whose arguments are all there."""
+    function = call["function"]
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ReplicaLost("The model called a tool with arguments that are no JSON object. Send the request again.")
+    return ContentBlock(type="tool_use", id=call["id"], name=function["name"], input=arguments)

@@ -8,7 +8,7 @@ should be.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from maitred.replica.upstream.failures import ServerError, error_in, failure_of
 from maitred.replica.upstream.logprobs import Logprobs, scores_of
 from maitred.wire.sse import SSEDecoder
 
-_MOST_EVENT_BYTES = 8 << 20
+MOST_EVENT_BYTES = 8 << 20
 """Of one event. The largest honest ones have log-probabilities for many tokens."""
 _EXTRAS: Mapping[str, type] = {"tool_calls": list, "refusal": str, "reasoning_content": str, "reasoning": str}
 """Members of a delta that are passed on as they are."""
@@ -67,8 +67,34 @@ class _Chunk(msgspec.Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
+class Reader(Protocol):
+    """Makes parts of the bytes of one stream, whatever API it is of."""
+
+    begun: bool
+    """Whether any part of the answer has come."""
+    whole: bool
+    """Whether everything has come."""
+
+    def feed(self, data: bytes) -> Batch | None:
+        """What these bytes add; None if nothing.
+
+        Raises:
+            ReplicaLost: The answer has failed.
+            MaitredError: The server said at the beginning why there is none; see `failures`.
+        """
+        ...
+
+    def ended(self) -> None:
+        """The body has ended, as HTTP sees it.
+
+        Raises:
+            ReplicaLost: The answer has not.
+        """
+        ...
+
+
 class AnswerReader:
-    """One stream.
+    """One stream of OpenAI's API; implements `Reader`.
 
     Args:
         server: Its name, for the log.
@@ -105,7 +131,7 @@ class AnswerReader:
         usage, self._usage = self._usage, None
         events = self._events.feed(data)
         self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
-        if self._undecoded_bytes > _MOST_EVENT_BYTES:
+        if self._undecoded_bytes > MOST_EVENT_BYTES:
             raise broken("it sent an event without an end")
         for event in events:
             if self.whole:

@@ -40,12 +40,15 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=256)] | None,
         Meta(description="What the ledger and the log call it; null takes host and port of the URL."),
     ] = None
-    kind: Annotated[Literal["openai"], Meta(description="The API that it speaks.")] = "openai"
+    kind: Annotated[
+        Literal["openai", "anthropic"],
+        Meta(description="The API that it speaks: OpenAI's chat completions, or Anthropic's Messages."),
+    ] = "openai"
     dialect: Annotated[
         DialectName,
         Meta(
             description="Which server it is: where it tells of its health, which fields it takes beyond OpenAI's, how "
-            "its refusals look. See [upstreams](upstreams.md)."
+            "its refusals look. Of the kind `openai` only. See [upstreams](upstreams.md)."
         ),
     ] = "generic"
     model: Annotated[

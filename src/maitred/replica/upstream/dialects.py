@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from maitred.replica.upstream.config import DialectName
+from maitred.wire.anthropic.outbound import VERSION
 
 _OPENAI_FIELDS = frozenset(
     {
@@ -48,6 +49,7 @@ class Dialect:
         stream_options: Asks for the usage.
         counts_chunks: Whether every chunk with text has at least one token of its own, so that more chunks than tokens
             are chunks that were sent twice.
+        headers: Sent with every request.
     """
 
     health: str
@@ -57,10 +59,13 @@ class Dialect:
     key_header: str = "Authorization"
     stream_options: Mapping[str, object] = field(default_factory=lambda: {"include_usage": True})
     counts_chunks: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 _MODELS = "models"
 """The list of models, which every one has; with credentials it also tells whether these are good."""
+ANTHROPIC = Dialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": VERSION})
+"""Of all servers of the kind `anthropic`; what may be sent to them is decided in `maitred.wire.anthropic.outbound`."""
 
 DIALECTS: Mapping[DialectName, Dialect] = {
     "generic": Dialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),

@@ -19,11 +19,12 @@ from maitred.core.errors import MaitredError, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.relay import TextRequest, TextStream
 from maitred.replica.upstream.address import Address
-from maitred.replica.upstream.answer import AnswerReader, broken, how_broken
+from maitred.replica.upstream.answer import AnswerReader, Reader, broken, how_broken
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.dialects import ANTHROPIC, DIALECTS
 from maitred.replica.upstream.failures import error_in, failure_of, retry_after_of
 from maitred.replica.upstream.gauges import ServerLoad
+from maitred.replica.upstream.messages import MessagesReader, messages_body
 from maitred.replica.upstream.standing import Standing
 from maitred.replica.upstream.stream import UpstreamStream
 from maitred.replica.upstream.writing import body_of
@@ -39,7 +40,7 @@ _NO_REPORT = LoadReport()
 
 
 class Upstream:
-    """Implements `core.relay.TextReplica` over OpenAI's HTTP API.
+    """Implements `core.relay.TextReplica` over OpenAI's HTTP API, or Anthropic's.
 
     Args:
         config: Where it is, and how it is spoken to.
@@ -70,7 +71,7 @@ class Upstream:
         self.config = config
         self.address = Address(config.url)
         self.name = config.name or self.address.host_and_port
-        self.dialect = DIALECTS[config.dialect]
+        self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
         self.session = session
         self.standing = Standing(self.name, config.probe_every_s)
         self.window_tokens: int | None = None
@@ -123,14 +124,13 @@ class Upstream:
         """See `core.relay.TextReplica`."""
         self.standing.check()
         config = self.config
-        body = body_of(request, self.dialect, self.model, config.parameters)
+        path, body, reader = self._exchange(request)
         now_s = asyncio.get_running_loop().time()
         total_s = now_s + config.total_timeout_s
         begin_s = min(now_s + config.first_part_timeout_s, total_s)
         self.open_streams += 1
         try:
-            response = await self._ask("chat/completions" if request.chat else "completions", request.id, body, begin_s)
-            reader = AnswerReader(self.name, request.choices, self.dialect)
+            response = await self._ask(path, request.id, body, begin_s)
             stream = UpstreamStream(response, reader, begin_s=begin_s, idle_s=config.idle_timeout_s, total_s=total_s)
             try:
                 yield stream
@@ -142,6 +142,15 @@ class Upstream:
             raise
         finally:
             self.open_streams -= 1
+
+    def _exchange(self, request: TextRequest) -> tuple[str, bytes, Reader]:
+        """Where the request goes, how it is written there, and who reads the answer."""
+        parameters = self.config.parameters
+        if self.config.kind == "anthropic":
+            return "messages", messages_body(request, self.model, parameters), MessagesReader(self.name)
+        path = "chat/completions" if request.chat else "completions"
+        body = body_of(request, self.dialect, self.model, parameters)
+        return path, body, AnswerReader(self.name, request.choices, self.dialect)
 
     async def _ask(self, path: str, id: str, body: bytes, begin_s: float) -> aiohttp.ClientResponse:  # noqa: A002
         """Sends the request; the response, if it is the beginning of an answer."""
@@ -192,7 +201,7 @@ class Upstream:
 
     def _headers(self) -> dict[str, str]:
         config = self.config
-        headers = {**config.headers, "accept-encoding": "identity"}
+        headers = {**self.dialect.headers, **config.headers, "accept-encoding": "identity"}
         if config.api_key is not None:
             key = config.api_key.reveal()
             header = self.dialect.key_header

@@ -6,7 +6,7 @@ from typing import Self
 import aiohttp
 
 from maitred.core.relay import Batch
-from maitred.replica.upstream.answer import AnswerReader, broken
+from maitred.replica.upstream.answer import Reader, broken
 
 _REST_S = 0.05
 
@@ -23,7 +23,7 @@ class UpstreamStream:
     """
 
     def __init__(
-        self, response: aiohttp.ClientResponse, reader: AnswerReader, *, begin_s: float, idle_s: float, total_s: float
+        self, response: aiohttp.ClientResponse, reader: Reader, *, begin_s: float, idle_s: float, total_s: float
     ) -> None:
         self._response = response
         self._reader = reader

@@ -1,0 +1,205 @@
+"""A scripted server of Anthropic's Messages API on a real socket, for everything that such a server can do wrong.
+
+What it answers is a list of `Reply` objects, one for each request, of which the last counts for all further ones. It
+runs in the event loop of the test and notes what it was asked::
+
+    async with ScriptedAnthropic([Reply(text("Hello"), cut=True)]) as server:
+        ...  # ask server.url
+        assert server.asked[0].headers["x-api-key"] == "sk-ant-1"
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+Event = Mapping[str, Any]
+
+PING: Event = {"type": "ping"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How one request is answered.
+
+    Attributes:
+        events: Of the stream; see `text` and `tool_use`. Strings are sent as they are.
+        status: Of the response; others than 200 send `error`.
+        error: Type and message.
+        headers: Further ones.
+        cut: Whether the connection closes in place of the end of the body.
+        stall: Whether nothing comes any more after the events, and the connection stays open.
+        content_type: Of a stream.
+    """
+
+    events: Sequence[Event | str] = ()
+    status: int = 200
+    error: tuple[str, str] = ("api_error", "The script wants it so.")
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
+    stall: bool = False
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came; `body` is empty where there was none."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+def text(*pieces: str, stop_reason: str = "end_turn", prompt_tokens: int = 10, cached_tokens: int = 0) -> list[Event]:
+    """The events of an answer of one block of text, which has as many tokens as there are pieces."""
+    return [
+        start(prompt_tokens, cached_tokens),
+        *block(0, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in pieces)),
+        *end(stop_reason, len(pieces)),
+    ]
+
+
+def tool_use(name: str, *pieces: str, id: str = "toolu_1") -> list[Event]:  # noqa: A002 - the API's word
+    """The events of an answer that calls one tool, its arguments in pieces."""
+    deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces)
+    return [
+        start(10, 0),
+        *block(0, {"type": "tool_use", "id": id, "name": name, "input": {}}, *deltas),
+        *end("tool_use", len(pieces)),
+    ]
+
+
+def start(prompt_tokens: int, cached_tokens: int) -> Event:
+    """The beginning of an answer."""
+    usage = {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "output_tokens": 1,
+    }
+    message = {"id": "msg_scripted", "type": "message", "role": "assistant", "model": "scripted", "content": []}
+    ending = {"stop_reason": None, "stop_sequence": None}
+    return {"type": "message_start", "message": {**message, **ending, "usage": usage}}
+
+
+def block(index: int, opening: Event, *deltas: Event) -> list[Event]:
+    """A block, from its opening to its end."""
+    return [
+        {"type": "content_block_start", "index": index, "content_block": opening},
+        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
+
+
+def end(stop_reason: str, output_tokens: int) -> list[Event]:
+    """The end of an answer."""
+    delta = {"stop_reason": stop_reason, "stop_sequence": None}
+    usage = {"output_tokens": output_tokens}
+    return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+
+
+def error(kind: str, message: str) -> Event:
+    """An error in the stream."""
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class ScriptedAnthropic:
+    """The server, from entering its context to leaving it.
+
+    Args:
+        replies: To the requests for answers, in their order. The list of models is always answered.
+
+    Attributes:
+        url: Of the API.
+        asked: The requests for answers.
+        left: How many clients closed their connections before their answer had ended.
+    """
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self.url = ""
+        self.asked: list[Asked] = []
+        self.left = 0
+        self._replies = list(replies)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while (asked := await _read(reader)) is not None and await self._answer(asked, reader, writer):
+                pass
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client left, or the test has ended
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; whether the connection can have another."""
+        if asked.method == "GET":
+            models = {"data": [{"type": "model", "id": "scripted", "display_name": "Scripted"}], "has_more": False}
+            await _send(writer, 200, json.dumps(models).encode(), {"content-type": "application/json"})
+            return True
+        reply = self._replies[min(len(self.asked), len(self._replies) - 1)]
+        self.asked.append(asked)
+        if reply.status != 200:
+            body = {"type": "error", "error": dict(zip(("type", "message"), reply.error, strict=True))}
+            headers = {"content-type": "application/json", **reply.headers}
+            await _send(writer, reply.status, json.dumps(body).encode(), headers)
+            return True
+        head = {"content-type": reply.content_type, "transfer-encoding": "chunked", **reply.headers}
+        await _send(writer, 200, None, head)
+        for event in reply.events:
+            data = event if isinstance(event, str) else f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+            writer.write(b"%x\r\n%b\r\n" % (len(data.encode()), data.encode()))
+            await writer.drain()
+        if reply.stall:
+            # Until the client has had enough.
+            await reader.read()
+            self.left += 1
+            return False
+        if reply.cut:
+            return False
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked | None:
+    """The next request; None if the client is done."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.splitlines()
+    method, path, _ = first.split(" ")
+    pairs = (line.partition(":") for line in lines if line)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method, path, headers, json.loads(body) if body else {})
+
+
+async def _send(writer: asyncio.StreamWriter, status: int, body: bytes | None, headers: Mapping[str, str]) -> None:
+    lines = [f"HTTP/1.1 {status} Scripted", *(f"{name}: {value}" for name, value in headers.items())]
+    if body is not None:
+        lines.append(f"content-length: {len(body)}")
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b""))
+    await writer.drain()
