@@ -258,6 +258,37 @@ def test_a_revoked_key_is_refused_within_a_second(tmp_path, keys):
         assert post(server, made["key"]).status_code == 401
 
 
+def test_what_runs_under_a_revoked_key_is_broken_off_and_billed(tmp_path, keys):
+    with installation(tmp_path, keys, script=SLOW) as server:
+        operator = {"x-api-key": keys["ADMIN_KEY"]}
+        made = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "search"}, headers=operator).json()
+        body = {**BODY, "max_tokens": 400, "stream": True}  # eight seconds
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, headers={"x-api-key": made["key"]}, timeout=LIMIT_S
+        ) as stream:
+            lines = stream.iter_lines()
+            assert next(lines)
+            httpx.post(f"{server.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
+            revoked_s = time.monotonic()
+            *_, last = [line for line in _until_broken(lines) if line]
+            assert time.monotonic() - revoked_s < 1
+        assert '"code":"invalid_api_key"' in last
+        assert "was revoked" in last
+        (line,) = eventually(lambda: admin(server, keys, "usage/events")["data"], "no line")
+        assert line["outcome"] == "cancelled"
+        assert 0 < line["output_tokens"] < 400
+        assert line["cost_usd"] == pytest.approx(line["prompt_tokens"] * 0.001 + line["output_tokens"] * 0.002)
+        eventually(lambda: budget_of_acme(server, keys)["reserved_usd"] == 0, "the reservation stays")
+
+
+def _until_broken(lines):
+    """A stream that is broken off has no end, so that nobody takes it for whole."""
+    try:
+        yield from lines
+    except httpx.RemoteProtocolError:
+        return
+
+
 def test_what_is_no_longer_declared_is_no_longer_served(tmp_path, keys):
     with installation(tmp_path, keys) as server:
         assert post(server, keys["BUSY_KEY"]).status_code == 200

@@ -17,7 +17,15 @@ from maitred.admission.work import Work
 from maitred.core.answer import Outcome, Standing
 from maitred.core.clock import Clock
 from maitred.core.counters import Reading, Size
-from maitred.core.errors import CallerError, DeadlineExceeded, MaitredError, Refused, ReplicaLost, Unavailable
+from maitred.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    MaitredError,
+    Refused,
+    ReplicaLost,
+    Unauthenticated,
+    Unavailable,
+)
 from maitred.core.request import Usage
 from maitred.core.usage import Ledger, UsageEvent
 
@@ -176,8 +184,9 @@ def _outcome_of(error: BaseException | None, *, processed: bool) -> Outcome:
         error = error.args[0] if isinstance(error.args[0], MaitredError) else error
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return Outcome.CANCELLED
-    if isinstance(error, DeadlineExceeded) and processed:
-        # The time was the caller's choice. What was computed in it is billed as if the caller had left then.
+    if isinstance(error, DeadlineExceeded | Unauthenticated) and processed:
+        # The time was the caller's choice, and so was, on its side, the end of its key. What was computed until then is
+        # billed as if the caller had left.
         return Outcome.CANCELLED
     turned_away = isinstance(error, CallerError | Refused | Unavailable) and not isinstance(error, ReplicaLost)
     return Outcome.REFUSED if turned_away and not processed else Outcome.FAILED

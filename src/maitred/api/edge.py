@@ -132,8 +132,9 @@ class Edge:
     async def _work(self, route: Route, call: Call) -> None:
         """A call that takes a place inside and that the client can abandon."""
         # A server that is full must still take the change that relieves it.
-        tenant = call.principal.tenants[0]
-        async with self._gate.enter(tenant, even_if_full=route.needs is KeyScope.ADMIN) as block:
+        # Nor does it stop halfway because it has ended the very key that it came with.
+        administers = route.needs is KeyScope.ADMIN
+        async with self._gate.enter(None if administers else call.tally.principal, even_if_full=administers) as block:
             try:
                 async with asyncio.timeout(self._body_timeout_s):
                     await call.read_body(self._max_body_bytes)

@@ -1,20 +1,23 @@
 """Who may come in, who is inside, and how the house empties.
 
 The gate bounds how many requests are inside at once, and it drains: from the first SIGTERM on it takes nobody new,
-those inside get a grace period, and who is still there when it ends is shown out with an honest error.
+those inside get a grace period, and who is still there when it ends is shown out with an honest error. So is, at any
+time, whose key is no longer valid.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from maitred.admission.policy.departures import Departures
 from maitred.api.interrupt import Interruptible
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import Draining, Saturated
+from maitred.core.errors import Draining, Saturated, Unauthenticated
+from maitred.core.tenancy import Principal
 from maitred.dispatch.policy.comeback import Comebacks
 
+_REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
 _DRAIN_RETRY_S = 2.0
 """A load balancer has taken us out by then."""
 
@@ -34,7 +37,7 @@ class Gate:
         self._draw = draw
         self._departures = Departures()
         self._comebacks = Comebacks()
-        self._inside: set[Interruptible] = set()
+        self._inside: dict[Interruptible, Principal | None] = {}
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -50,34 +53,56 @@ class Gate:
         return self._draining
 
     @asynccontextmanager
-    async def enter(self, caller: Hashable = None, *, even_if_full: bool = False) -> AsyncIterator[Interruptible]:
+    async def enter(
+        self, principal: Principal | None = None, *, even_if_full: bool = False
+    ) -> AsyncIterator[Interruptible]:
         """A place inside, for as long as the block runs; the block can be interrupted.
 
         Args:
-            caller: Whose it is. Those of one caller that are refused shall come back one after the other, as places
-                come free.
+            principal: Whose request it is; None: it ends by itself, whoever sent it. Those of one tenant that are
+                refused shall come back one after the other, as places come free.
             even_if_full: Whether to come in where no place is left; for those who can make some.
 
         Raises:
             Draining: Nobody is let in any more; or, from within the block, the grace period is over.
+            Unauthenticated: From within the block, the principal's key is no longer valid.
             Saturated: Every place is taken.
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
         if len(self._inside) >= self._capacity and not even_if_full:
-            raise Saturated(retry_after_s=self._comeback_s(caller))
+            raise Saturated(retry_after_s=self._comeback_s(principal))
         async with Interruptible() as block:
             if not self._inside:
                 self._departures.opened(self._clock.monotonic_s())
-            self._inside.add(block)
+            self._inside[block] = principal
             self._empty.clear()
             try:
                 yield block
             finally:
-                self._inside.discard(block)
+                del self._inside[block]
                 self._departures.left(self._clock.monotonic_s())
                 if not self._inside:
                     self._empty.set()
+
+    def recheck(self, holds: Callable[[Principal], bool]) -> int:
+        """Interrupts everyone inside whose key is no longer valid; returns how many.
+
+        Args:
+            holds: Whether a request of this principal would still be let in; asked once for each key and tenant.
+        """
+        verdicts: dict[tuple[str, str], bool] = {}
+        ended = 0
+        for block, principal in list(self._inside.items()):
+            if principal is None:
+                continue
+            member = principal.key, principal.tenants[0]
+            if member not in verdicts:
+                verdicts[member] = holds(principal)
+            if not verdicts[member]:
+                block.interrupt(Unauthenticated(_REVOKED))
+                ended += 1
+        return ended
 
     def close(self) -> None:
         """Takes nobody new from now on."""
@@ -105,7 +130,8 @@ class Gate:
             block.interrupt(Draining("The server shut down before the answer was complete. Send the request again."))
         return len(inside)
 
-    def _comeback_s(self, caller: Hashable) -> float:
+    def _comeback_s(self, principal: Principal | None) -> float:
         now_s = self._clock.monotonic_s()
         gap_s = self._departures.gap_s(now_s)
-        return self._comebacks.take(caller, gap_s, gap_s, now_s, self._draw())
+        tenant = None if principal is None else principal.tenants[0]
+        return self._comebacks.take(tenant, gap_s, gap_s, now_s, self._draw())

@@ -157,6 +157,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         server = HttpServer(edge, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
+        access.refresher.watch(lambda: gate.recheck(access.identity.holds))
         async with AsyncExitStack() as background:
             await background.enter_async_context(running(admission.leases.run(), "leases"))
             for name, dispatcher in queues.items():

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Unauthenticated
-from maitred.core.tenancy import Principal
+from maitred.core.tenancy import ApiKey, Principal, is_id
 from maitred.identity.directory import Directory
 from maitred.identity.keys import PREFIX, matches, parse
 
@@ -89,6 +89,24 @@ class Identity:
             raise Unauthenticated("This API key is not valid here. Check it, or ask for a new one.")
         return principal
 
+    def holds(self, principal: Principal) -> bool:
+        """Whether who was let in before would still be: its key neither revoked nor expired, no tenant disabled.
+
+        A token counts until its tenants are disabled: it cannot be revoked, and its end is that of new requests.
+        """
+        if principal is self._anonymous:
+            return True
+        key = self._directory.key(principal.key)
+        if key is not None:
+            return not self._expired(key) and self._directory.principal_of(key) is not None
+        if is_id(principal.key):
+            return False  # it was a key, and is gone
+        tenant = principal.tenants[0]
+        return self._directory.principal_in(tenant, key=principal.key, scopes=principal.scopes) is not None
+
+    def _expired(self, key: ApiKey) -> bool:
+        return key.expires_s is not None and self._clock.wall_s() >= key.expires_s
+
     def _holder_of(self, credential: str) -> Principal | None:
         parsed = parse(credential)
         if parsed is None:
@@ -99,7 +117,7 @@ class Identity:
         # The secret first: only who holds it may learn, from the time that it takes, what became of the key.
         if not matches(secret, key.secrets if key is not None else (), now_s) or key is None:
             return None
-        if key.expires_s is not None and now_s >= key.expires_s:
+        if self._expired(key):
             return None
         return self._directory.principal_of(key)
 

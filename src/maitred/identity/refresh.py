@@ -7,6 +7,7 @@ used: a key that was revoked in the meantime must not work for ever.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from maitred.core.clock import Clock
 from maitred.core.directory import DirectorySource
@@ -46,6 +47,7 @@ class Refresher:
         self._max_stale_s = max_stale_s
         self._as_of_s: float | None = None
         self._away = False
+        self._listeners: list[Callable[[], object]] = []
         # Two answers at once could be applied in the wrong order, and bring a revoked key back for a moment.
         self._one_at_a_time = asyncio.Lock()
 
@@ -58,6 +60,10 @@ class Refresher:
     def away(self) -> bool:
         """Whether the source could not be read when it was last asked."""
         return self._away
+
+    def watch(self, listener: Callable[[], object]) -> None:
+        """Has a function called whenever the source was asked: keys may have been revoked since, or have expired."""
+        self._listeners.append(listener)
 
     def check(self) -> None:
         """Raises StoreUnavailable if the directory is too old to be used."""
@@ -103,6 +109,8 @@ class Refresher:
             else:
                 if was_away:
                     log.info("Keys and limits are up to date again.")
+            for listener in self._listeners:
+                listener()
 
     async def _read(self) -> None:
         since = self._directory.version

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from maitred.core.answer import Outcome
-from maitred.core.errors import Draining, ReplicaLost
+from maitred.core.errors import Draining, ReplicaLost, Unauthenticated
 from maitred.core.request import Usage
 from tests.admission_desk import Desk, limit
 
@@ -58,3 +58,15 @@ async def test_failure_keeps_what_was_processed_and_refusal_nothing():
                     grant.used(Usage(10, 5))
                 raise error
     assert [event.taken for event in full.ledger.events] == [{REQUESTS: 1, TOKENS: 15, INPUT: 10, OUTPUT: 5}, {}]
+
+
+async def test_what_was_made_before_the_key_was_revoked_is_billed_and_nothing_before_it_was():
+    full = desk()
+    for output in (5, 0):
+        with suppress(Unauthenticated):
+            async with full.admit(10, 100) as grant:
+                grant.used(Usage(10, output))
+                raise Unauthenticated
+    billed, refused = full.ledger.events
+    assert (billed.outcome, billed.cost_nusd) == (Outcome.CANCELLED, 10 * 1000 + 5 * 2000)
+    assert (refused.outcome, refused.cost_nusd, refused.taken) == (Outcome.REFUSED, 0, {})

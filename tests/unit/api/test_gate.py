@@ -8,13 +8,18 @@ import pytest
 
 from maitred.api.gate import Gate
 from maitred.api.interrupt import ClientLeft, Interruptible
-from maitred.core.errors import Draining, Saturated
+from maitred.core.errors import Draining, Saturated, Unauthenticated
+from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock
 
 
-async def inside(gate, until):
-    async with gate.enter():
+async def inside(gate, until, principal=None):
+    async with gate.enter(principal):
         await until.wait()
+
+
+def principal(tenant, key="one"):
+    return Principal(key=key, tenants=(tenant,), scopes=frozenset({Scope.INFERENCE}))
 
 
 async def test_no_more_than_its_capacity():
@@ -32,9 +37,9 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
     clock = FakeClock()
     gate = Gate(2, clock, draw=lambda: 0.5)
 
-    async def refused_s(caller):
+    async def refused_s(tenant):
         with pytest.raises(Saturated) as refusal:
-            async with gate.enter(caller):
+            async with gate.enter(principal(tenant)):
                 pass
         return refusal.value.retry_after_s
 
@@ -88,6 +93,24 @@ async def test_who_is_still_there_after_the_grace_period_is_told_why():
     results = await asyncio.gather(*guests, return_exceptions=True)
     assert [type(result) for result in results] == [Draining] * 3
     assert gate.inside == 0
+
+
+async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
+    gate, door, asked = Gate(9), asyncio.Event(), []
+    keys = [principal("a", "good"), principal("a", "revoked"), principal("a", "revoked"), None]
+    guests = [asyncio.create_task(inside(gate, door, key)) for key in keys]
+    await asyncio.sleep(0)
+
+    def holds(one):
+        asked.append(one.key)
+        return one.key != "revoked"
+
+    assert gate.recheck(holds) == 2
+    assert asked == ["good", "revoked"]
+    await asyncio.wait(guests[1:3])
+    door.set()
+    results = await asyncio.gather(*guests, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), Unauthenticated, Unauthenticated, type(None)]
 
 
 async def test_an_interruption_leaves_with_its_reason_and_only_the_first():

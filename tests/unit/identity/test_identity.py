@@ -104,6 +104,34 @@ async def test_a_key_ends_at_the_second():
     await fixture.refusal()
 
 
+async def test_what_held_when_a_request_came_may_not_hold_later():
+    fixture = Fixture(anonymous=ANONYMOUS)
+    someone = await fixture.who()
+    assert fixture.identity.holds(someone)
+    assert fixture.identity.holds(ANONYMOUS)
+    fixture.put_key(expires_s=1001.0)
+    assert fixture.identity.holds(someone)
+    fixture.clock.now_s = 1001.0
+    assert not fixture.identity.holds(someone), "it has expired"
+    fixture.put_key(revoked=True)
+    assert not fixture.identity.holds(someone)
+    fixture.put_key()
+    assert fixture.identity.holds(someone)
+    fixture.put(Tenant(id="acme", disabled=True))
+    assert not fixture.identity.holds(someone)
+    fixture.put(Tenant(id="acme"))
+    fixture.directory.apply(DirectoryChanges(9, deleted_keys=[someone.key]))
+    assert not fixture.identity.holds(someone), "there is no such key any more"
+
+
+async def test_who_came_with_a_token_stays_while_its_tenants_do():
+    fixture = Fixture()
+    bearer = fixture.directory.principal_in("acme", key="google:me", scopes=frozenset())
+    assert fixture.identity.holds(bearer)
+    fixture.put(Tenant(id="acme", disabled=True))
+    assert not fixture.identity.holds(bearer)
+
+
 async def test_a_secret_ends_before_its_key_while_another_takes_over():
     fixture = Fixture()
     old = make_key(fixture.made.public_id, expires_s=1010.0)

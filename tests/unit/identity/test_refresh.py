@@ -104,6 +104,17 @@ async def test_it_goes_on_asking_whatever_happens(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
+async def test_whoever_watches_is_told_after_every_look_whatever_it_brought():
+    directory, _, _, refresher = parts(StoreUnavailable(), FIRST, DirectoryChanges(3), every_s=0.0)
+    seen = []
+    refresher.watch(lambda: seen.append(directory.version))
+    running = asyncio.create_task(refresher.run())
+    await until(lambda: len(seen) >= 3)
+    running.cancel()
+    await asyncio.wait([running])
+    assert seen[:3] == [0, 3, 3]
+
+
 async def test_an_unexpected_fault_is_told_once(caplog):
     _, _, source, refresher = parts(ValueError("odd"), every_s=0.0)
     running = asyncio.create_task(refresher.run())
