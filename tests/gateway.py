@@ -96,6 +96,7 @@ async def gateway(
     step_s: float = 0.0,
     idempotency: IdempotencyConfig | None = None,
     limited: Sequence[Limit] = (),
+    recoveries: int = 0,
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     **limits: object,
 ) -> AsyncIterator[Gateway]:
@@ -109,12 +110,14 @@ async def gateway(
         link.unread_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, TOKENIZER)
-        metrics = Metrics(lambda: gate.inside, lambda: {MODEL: EngineState(link.ready, 0, link.load(), CARD)})
+        metrics = Metrics(
+            lambda: gate.inside, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)}
+        )
         kept = MemoryAnswers(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
-            dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(), clock)
+            dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(recoveries=recoveries), clock)
             pipeline = Pipeline(Catalog([model]), {MODEL: dispatcher}, admission, clock=clock)
             observers: list[Observer] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)

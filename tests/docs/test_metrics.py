@@ -33,7 +33,7 @@ def queues():
 def rendered():
     metrics = Metrics(
         lambda: 0,
-        lambda: {"m": EngineState(True, 0, LoadReport(), None)},
+        lambda: {("m", "r"): EngineState(True, 0, LoadReport(), None)},
         accounts,
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
@@ -41,6 +41,7 @@ def rendered():
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
+    tally.recoveries = 1
     metrics.requests.degradation_skipped("overflow", "no_target")
     tally.close(Outcome.FINISHED, 200, 2.0)
     metrics.requests.ended(tally)

@@ -223,7 +223,7 @@ async def test_every_request_has_exactly_one_outcome_in_the_metrics():
         assert 'maitred_requests_total{outcome="refused",route="unmatched",status="404"} 1.0' in text
         assert f'maitred_output_tokens_total{{model="tiny"}} {len(HELLO)}.0' in text
         assert 'maitred_cached_tokens_total{model="tiny"} 3.0' in text
-        assert 'maitred_engine_up{model="tiny"} 1.0' in text
+        assert 'maitred_engine_up{model="tiny",replica="local"} 1.0' in text
         assert "maitred_in_flight 0.0" in text
 
 

@@ -1,7 +1,8 @@
-"""Requests join, run, are cut off and leave in every order, before a replica that hears late and dies; then nothing is
-left of them, and at no time was more released than the replica has.
+"""Requests join, run, are put back, cut off and leave in every order, before a replica that hears late, refuses and
+dies; then nothing is left of them, at no time was more released than the replica has, and each was charged what it got.
 """
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -70,6 +71,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.running = []
         self.ended = []
         self.unsent = {}
+        self.got = 0.0
 
     @rule(
         org=st.integers(0, 3),
@@ -147,18 +149,40 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.runs)
     @rule(data=st.data(), tokens=st.integers(1, 50))
     def answer(self, data, tokens):
+        weights = self.floor.weights
         ticket = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
         if ticket in self.running and not self.unsent[ticket]:
+            prompt_tokens = 0 if ticket.begun else ticket.errand.prompt_tokens
             if not ticket.begun:
                 self.floor.first_token(ticket, self.now_s)
-            self.floor.took(ticket, 0 if ticket.begun else ticket.errand.prompt_tokens, 0, tokens)
+            self.floor.took(ticket, prompt_tokens, 0, tokens)
+            self.got += weights.prompt * prompt_tokens + weights.output * tokens
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), in_s=st.none() | st.floats(0.1, 100))
+    def put_back(self, data, in_s):
+        ticket = data.draw(st.sampled_from(self.running))
+        prompts = data.draw(st.sets(st.sampled_from(range(len(ticket.errand.prompts))), min_size=1))
+        self._put_back(ticket, prompts, in_s=in_s)
+        if self.engine.up:
+            self.engine.underway.append((ticket, None))
+
+    def _put_back(self, ticket, prompts, *, in_s=None):
+        self.running.remove(ticket)
+        self.unsent.pop(ticket)
+        answer_by_s = None if in_s is None else self.now_s + in_s
+        self.floor.put_back(ticket, self.now_s, prompts=sorted(prompts), answer_by_s=answer_by_s, draw=0.0)
+        self.waiting.append(ticket)
 
     @precondition(lambda self: self.engine.up)
-    @rule()
-    def die(self):
+    @rule(again=st.booleans())
+    def die(self, again):
         self.engine.die()
-        for ticket in self.running:
-            self.floor.leave(ticket, self.now_s, finished=False, lost=True)
+        for ticket in list(self.running):
+            if again:
+                self._put_back(ticket, range(len(ticket.errand.prompts)))
+            else:
+                self.floor.leave(ticket, self.now_s, finished=False, lost=True)
         self.running.clear()
         self.unsent.clear()
 
@@ -194,6 +218,8 @@ class DispatchMachine(RuleBasedStateMachine):
         assert account.held == self.floor.running == self.floor.waiting == self.floor.allotment.holdings.slots == 0
         assert all(quota.used == (0, 0, 0) for quota in self.floor.allotment.quotas.all)
         assert all(len(room.waits) == 0 and room.waits.weight == 0 for room in self.floor.rooms)
+        assert all(not room.returned for room in self.floor.rooms)
+        assert self.floor.outlook.served == pytest.approx(self.got), "charged otherwise than computed"
         assert CARD.max_sequences == SLOTS
 
 

@@ -2,11 +2,13 @@
 
 Every request of a random crowd is answered twice: alone, by an engine that computes whole prompts and remembers
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
-are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must agree.
+are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must agree. Nor does an answer
+depend on where it is computed: one that is taken over in the middle by another engine goes on as it would have.
 """
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -103,6 +105,34 @@ def check(engines, requests, between=lambda engine, step: None):
 @given(crowd=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
 def test_alone_or_in_a_random_crowd(engines, crowd):
     check(engines, [Request(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(crowd)])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    crowd=st.lists(
+        st.tuples(prompts, sampling, st.lists(st.integers(0, 45), min_size=3, max_size=3)), min_size=1, max_size=16
+    )
+)
+def test_alone_or_taken_over_in_the_middle(engines, crowd):
+    whole, left = {}, []
+    for number, (prompt, params, cuts) in enumerate(crowd):
+        request = Request(id=str(number), prompt=prompt, sampling=params)
+        answers = run(engines.calm, [request])
+        resumes = {
+            index: tokens[: cuts[index]] for (_, index), (tokens, _, _) in answers.items() if cuts[index] < len(tokens)
+        }
+        whole |= {(id_, index): answers[id_, index] for id_, index in answers if index in resumes}
+        if resumes:
+            left.append(msgspec.structs.replace(request, resumes=resumes))
+    rest = run(engines.crowded, left)
+    assert rest.keys() == whole.keys()
+    for request in left:
+        for index, output in request.resumes.items():
+            tokens, logprobs, finishes = whole[request.id, index]
+            assert output + rest[request.id, index][0] == tokens
+            assert rest[request.id, index][2] == finishes
+            later = logprobs[len(output) :]
+            assert all(math.isclose(a, b, abs_tol=1e-3) for a, b in zip(later, rest[request.id, index][1], strict=True))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

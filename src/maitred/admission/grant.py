@@ -60,7 +60,7 @@ class Grant:
         max_tokens: What each choice may generate; less than the caller asked for if `clamped`.
         clamped: Whether a limit lowered it.
         standing: Where the caller stands with its rates, this request included; None without rates.
-        replica: Which one serves it, once that is decided.
+        replica: Which one serves it, once that is decided; several, with commas, if it went from one to another.
     """
 
     def __init__(
@@ -92,6 +92,12 @@ class Grant:
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
         begun = Usage(work.prompt_tokens, 0)
         books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_of(plan.demand, size, max_tokens)))
+
+    def served_by(self, replica: str) -> None:
+        """A replica works on it from now on, after those that did before."""
+        names = self.replica.split(",") if self.replica else []
+        if replica not in names:
+            self.replica = ",".join([*names, replica])
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""

@@ -1,7 +1,7 @@
 """The state of stores, leases and ledger, collected for metrics and health."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from maitred.admission.admission import Admission
 from maitred.app.access import Access
@@ -44,7 +44,7 @@ class AccountsView:
         access: What is known of keys and limits.
         admission: Holds the leases.
         alarm: Counts the soft budgets that were passed.
-        engines: Model -> where it runs.
+        engines: Model -> all that run it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AccountsView:
         access: Access,
         admission: Admission,
         alarm: SoftBudgetAlarm,
-        engines: Mapping[str, EngineLink],
+        engines: Mapping[str, Sequence[EngineLink]],
     ) -> None:
         self._stores = stores
         self._alarm = alarm
@@ -88,7 +88,7 @@ class AccountsView:
             recorded=recorded,
             soft_budgets_passed=self._alarm.passed,
             drift_tokens={
-                model: engine.output_tokens - recorded.get(model, _NOTHING).completion_tokens
-                for model, engine in self._engines.items()
+                model: sum(link.output_tokens for link in links) - recorded.get(model, _NOTHING).completion_tokens
+                for model, links in self._engines.items()
             },
         )

@@ -1,22 +1,25 @@
 """One answer in the making: waits for its turn, runs, and turns what comes back into text.
 
 Reading it for the first time is what makes it wait: until then the request has its place in the queue and nothing
-else, so whoever reads can tell the caller where it stands.
+else, so whoever reads can tell the caller where it stands. A replica that fails on the way is followed by another one,
+which goes on where it was lost (see `continuation`); who reads sees nothing of it but the time that it takes.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
 from maitred.admission.grant import Grant
 from maitred.app.choice import Choice
-from maitred.app.merge import merged
+from maitred.app.continuation import Attempt, Transcript, attempt
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.clock import Clock
-from maitred.core.errors import DeadlineExceeded, ReplicaLost
-from maitred.core.ports import TokenStream
+from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.request import Delta, FinishReason, Request
+from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.seat import Seat
+
+_GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
 
 
 class Generation:
@@ -57,9 +60,11 @@ class Generation:
         self._clock = clock
         self._grant = grant
         self._partial = partial
-        self._streams: Sequence[TokenStream] = ()
-        self._batches: AsyncIterator[tuple[int, list[Delta]]] | None = None
-        self._per_stream = 1
+        self._transcript: Transcript | None = None
+        self._attempt: Attempt | None = None
+        self._at_replica = AsyncExitStack()
+        """Holds the attempt."""
+        self._per_prompt = 1
 
     def __aiter__(self) -> Self:
         return self
@@ -67,43 +72,85 @@ class Generation:
     async def __anext__(self) -> list[Part]:
         if not self._unfinished:
             raise StopAsyncIteration
-        batches = self._batches or await self._begin()
-        try:
-            source, deltas = await anext(batches)
-        except StopAsyncIteration:
-            raise ReplicaLost from None
+        prompt, deltas = await self._news()
         now_s = self._clock.monotonic_s()
         touched: dict[int, Choice] = {}
         for delta in deltas:
-            index = source * self._per_stream + delta.index
+            index = prompt * self._per_prompt + delta.index
             choice = touched[index] = self._choices[index]
             if choice.finish is None:
-                self._take(source, choice, delta)
+                self._take(prompt, choice, delta)
         self._time(touched.values(), now_s)
         if not self._unfinished:
             # Nobody may see the end of an answer that could still be lost to the ledger.
             await self._grant.settle(self._tally.usage, Outcome.FINISHED)
         return [part for index, choice in touched.items() if (part := choice.part(index)) is not None]
 
-    async def _begin(self) -> AsyncIterator[tuple[int, list[Delta]]]:
-        """Waits for its turn, and submits."""
-        post = await self._seat.granted()
-        tally = self._tally
-        tally.place, tally.released_s = None, self._clock.monotonic_s()
-        tally.waited_ms = dict(self._seat.waited_ms)
-        self._grant.replica = post.name
-        streams = []
-        for request in self._requests(tally.released_s):
-            streams.append(await self._running.enter_async_context(post.replica.generate(request)))
-            self._seat.submitted()
-        self._streams = streams
-        self._per_stream = len(self._choices) // len(self._streams)
-        self._batches = await self._running.enter_async_context(merged(self._streams))
-        return self._batches
+    async def _news(self) -> tuple[int, list[Delta]]:
+        """What comes next, from whichever replica: one that fails is followed by another, as often as that is allowed.
 
-    def _take(self, source: int, choice: Choice, delta: Delta) -> None:
-        if delta.finish is FinishReason.CANCELLED:
-            raise ReplicaLost("The replica gave up the answer before it was complete. Send the request again.")
+        Raises:
+            ReplicaLost: Too many replicas failed, or none came back in time.
+        """
+        while True:
+            if self._attempt is None:
+                try:
+                    post = await self._seat.granted()
+                except DeadlineExceeded:
+                    if self._transcript is None or self._tally.first_token_s is None or not self._partial:
+                        raise
+                    return self._transcript.cut_off()
+                except ReplicaUnavailable:
+                    if self._tally.first_token_s is None:
+                        raise
+                    raise ReplicaLost from None
+            try:
+                if self._attempt is None:
+                    self._attempt = await self._submit(post)
+                prompt, deltas = await self._attempt.news()
+                if not any(delta.finish is FinishReason.CANCELLED for delta in deltas):
+                    return prompt, deltas
+                failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_GIVEN_UP)
+            except StopAsyncIteration:
+                failure = ReplicaLost()
+            except (ReplicaLost, ReplicaUnavailable) as error:
+                failure = error
+            await self._go_on_elsewhere(failure)
+
+    async def _submit(self, post: AnyPost) -> Attempt:
+        """Hands a replica what is left."""
+        tally, now_s = self._tally, self._clock.monotonic_s()
+        if self._transcript is None:
+            requests = self._requests(now_s)
+            self._transcript = Transcript(requests, now_s)
+            self._per_prompt = len(self._choices) // len(requests)
+            await self._running.enter_async_context(self._at_replica)
+        if tally.first_token_s is None:
+            tally.place, tally.released_s = None, now_s
+            tally.waited_ms = dict(self._seat.waited_ms)
+        self._grant.served_by(post.name)
+        return await self._at_replica.enter_async_context(
+            attempt(post.replica, self._transcript.left(now_s), self._seat)
+        )
+
+    async def _go_on_elsewhere(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
+        """Leaves a replica that has failed, and waits for another one.
+
+        Raises:
+            ReplicaLost: It has been so too often, and a part of the answer has been sent.
+            ReplicaUnavailable: The same, and nothing has.
+        """
+        assert self._transcript is not None
+        await self._at_replica.aclose()
+        self._attempt = None
+        if not self._seat.again(prompts=self._transcript.prompts, answer_by_s=self._transcript.answer_by_s):
+            if isinstance(failure, ReplicaUnavailable) and self._tally.first_token_s is not None:
+                raise ReplicaLost from failure
+            raise failure
+        self._tally.recoveries += 1
+
+    def _take(self, prompt: int, choice: Choice, delta: Delta) -> None:
+        assert self._transcript is not None
         if delta.finish is FinishReason.DEADLINE and not self._partial:
             raise DeadlineExceeded
         if not delta.begun:
@@ -115,6 +162,7 @@ class Generation:
             self._seat.took(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
         before = choice.tokens
         choice.take(delta)
+        self._transcript.heard(prompt, delta)
         self._tally.completion_tokens += choice.tokens - before
         if delta.tokens:
             self._seat.took(output_tokens=len(delta.tokens))
@@ -125,9 +173,10 @@ class Generation:
                 self._tally.waited_ms[cause] = max(self._tally.waited_ms.get(cause, 0.0), in_all_ms)
         if choice.finish is not None:
             self._unfinished -= 1
-            if delta.finish is None:
+            self._transcript.ended(prompt, delta.index)
+            if delta.finish is None and self._attempt is not None:
                 # A stop string came up, of which the replica knows nothing.
-                self._streams[source].cancel(delta.index)
+                self._attempt.streams[prompt].cancel(delta.index)
 
     def _time(self, choices: Collection[Choice], now_s: float) -> None:
         if self._tally.first_token_s is None and any(choice.tokens for choice in choices):

@@ -6,7 +6,7 @@
                         ^           v
                      Directory   Pipeline -> Admission -> Counters, Ledger -> database
                         ^           +-----> Catalog
-                     database       +-----> Dispatcher -> EngineLink <- LocalEngine (its own process)
+                     database       +-----> Dispatcher -> EngineLinks <- LocalEngines (each its own process)
                                                        -> Upstream <- Probe -> servers of others
                                  Embedder -> the same, before an encoder
 
@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
@@ -51,6 +52,7 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
 from maitred.engine.models.source import find_model
 from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
@@ -58,8 +60,8 @@ from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.address import parse_address
 
-_Local = tuple[ServedModel, LocalEngine | AttachedEngine]
-"""A model that generates, and our own engine that runs it."""
+_Local = tuple[ServedModel, Engines]
+"""A model that generates, and our own engines that run it."""
 
 
 def run(loaded: LoadedConfig, command: Command | None = None) -> int:
@@ -106,25 +108,28 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         models: list[AnyModel] = [*upstreams.models]
         posts = upstreams.posts()
-        engines: dict[str, LocalEngine | AttachedEngine] = {}
+        engines: dict[tuple[str, str], Engine] = {}
         if local is not None:
-            model, engine = local
+            model, own = local
             models.append(model)
-            posts[model.name] = [Post(config.model.engine_address or "local", engine.link)]
-            engines[model.name] = engine
-        for name in (*engines, *encoders.engines):
+            posts[model.name] = [Post(replica, engine.link) for replica, engine in own.items()]
+            engines |= {(model.name, replica): engine for replica, engine in own.items()}
+        for name, encoder in encoders.engines.items():
+            engines[name, config.encoder.engine_address or "local"] = encoder
+        names = dict.fromkeys(name for name, _ in engines)
+        for name in names:
             if name in config.models:
                 raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
         models += encoders.models
-        engines |= encoders.engines
         gate = Gate(config.server.max_in_flight)
-        accounts = AccountsView(stores, access, admission, alarm, {name: one.link for name, one in engines.items()})
+        links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name in names}
+        accounts = AccountsView(stores, access, admission, alarm, links)
         queues = {name: Dispatcher(name, of_model, config.dispatch, clock) for name, of_model in posts.items()}
         dispatchers = {**queues, **encoders.dispatchers}
         catalog = Catalog(models)
         metrics = Metrics(
             lambda: gate.inside,
-            lambda: {name: _state_of(one) for name, one in engines.items()},
+            lambda: {where: _state_of(engine) for where, engine in engines.items()},
             accounts.state,
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
@@ -165,7 +170,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())
-                loading = "".join(f"; {escape(name)} is being loaded" for name in engines)
+                loading = "".join(f"; {escape(name)} is being loaded" for name in names)
                 console.print(f"Listening at {url_of(listener)}{loading}.", highlight=False)
                 try:
                     if upstreams.models:
@@ -185,22 +190,30 @@ async def _serve(config: Config, command: Command | None) -> int:
 
 @asynccontextmanager
 async def _open_engine(config: Config, command: Command | None, clock: Clock) -> AsyncIterator[_Local | None]:
-    """Our own engine with the model that it runs; None where only servers of others run any."""
+    """Our own engines with the model that they run; None where only servers of others run any."""
     if not config.has_engine:
         yield None
         return
     folder = find_model(config.model.folder)
     tokenizer = Tokenizer.load(folder)
-    command = command or engine_command(folder, config.engine, config.dispatch.service.weights)
-    async with _engine(config, command, clock) as engine:
-        engine.link.unread_tokens = config.server.unread_tokens
-        yield ServedModel(config.model.served_name or folder.resolve().name, engine.link, tokenizer), engine
+    each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
+    command = command or engine_command(folder, each, config.dispatch.service.weights)
+    async with _engines(config, command, clock) as engines:
+        for engine in engines.values():
+            engine.link.unread_tokens = config.server.unread_tokens
+        yield ServedModel(config.model.served_name or folder.resolve().name, engines, tokenizer), engines
 
 
-def _engine(config: Config, command: Command, clock: Clock) -> LocalEngine | AttachedEngine:
-    if config.model.engine_address is not None:
-        return AttachedEngine(parse_address(config.model.engine_address))
-    return LocalEngine(command, clock=clock)
+def _engines(config: Config, command: Command, clock: Clock) -> Engines:
+    """All engines of the model, under the names that the ledger has for them."""
+    if config.model.attached:
+        return Engines({address: AttachedEngine(parse_address(address)) for address in config.model.attached})
+    count = config.model.replicas
+    names = [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
+    engines: Engines = Engines(
+        {name: LocalEngine(command, clock=clock, others_serve=lambda: engines.ready) for name in names}
+    )
+    return engines
 
 
 def _ladders(config: Config, local: _Local | None) -> dict[str, list[DegradationStep]]:
@@ -211,16 +224,16 @@ def _ladders(config: Config, local: _Local | None) -> dict[str, list[Degradation
     return ladders
 
 
-async def _is_up(engine: LocalEngine | AttachedEngine | None, encoders: Encoders, shutdown: Shutdown) -> bool:
-    """Waits until the engine is ready, and the encoder; False if we are told to stop before that.
+async def _is_up(engines: Engines | None, encoders: Encoders, shutdown: Shutdown) -> bool:
+    """Waits until an engine is ready, and the encoder; False if we are told to stop before that.
 
     Raises:
-        ReplicaUnavailable: One of them cannot start.
+        ReplicaUnavailable: No engine can start, or the encoder cannot.
     """
 
     async def started() -> None:
-        if engine is not None:
-            await engine.started()
+        if engines is not None:
+            await engines.started()
         await encoders.started()
 
     starting = asyncio.create_task(started(), name="engine start")
@@ -235,6 +248,6 @@ async def _is_up(engine: LocalEngine | AttachedEngine | None, encoders: Encoders
         stopping.cancel()
 
 
-def _state_of(engine: LocalEngine | AttachedEngine) -> EngineState:
+def _state_of(engine: Engine) -> EngineState:
     up = engine.link.ready
     return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)

@@ -1,4 +1,4 @@
-"""`maitred serve`: the gateway and its engine."""
+"""`maitred serve`: the gateway and its engines."""
 
 from typing import Annotated
 
@@ -26,6 +26,10 @@ Examples:
 
     maitred serve --profile team
 
+    maitred serve ./model --replicas 3
+
+    maitred serve ./model --engine tcp:10.0.0.1:9100 --engine tcp:10.0.0.2:9100
+
     maitred serve ./model --kv-memory 4GiB --max-sequences 256 --set server.strict=true
 """
 
@@ -47,10 +51,16 @@ def serve(
             help="Serve requests without an API key on any address, not only on a loopback one.",
         ),
     ] = False,
-    engine: Annotated[
+    replicas: Annotated[
         str | None,
+        typer.Option("--replicas", metavar="COUNT", help="Engines to start; they share this machine. Default: 1."),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
         typer.Option(
-            "--engine", metavar="ADDRESS", help="Use an engine that runs already: unix:/path or tcp:host:port."
+            "--engine",
+            metavar="ADDRESS",
+            help="Use an engine that runs already: unix:/path or tcp:host:port. Repeatable.",
         ),
     ] = None,
     device: DeviceOption = None,
@@ -77,7 +87,8 @@ def serve(
             "profile": ("--profile", profile),
             "model.path": ("MODEL", model),
             "model.served_name": ("--served-name", served_name),
-            "model.engine_address": ("--engine", engine),
+            "model.replicas": ("--replicas", replicas),
+            "model.engines": ("--engine", f"[{', '.join(engine)}]" if engine else None),
             "server.host": ("--host", host),
             "server.port": ("--port", port),
             "server.allow_unauthenticated": ("--allow-unauthenticated", "true" if allow_unauthenticated else None),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
-from maitred.config.tree import Config
+from maitred.config.tree import Config, ModelConfig
 from maitred.dispatch.faults import dispatch_faults
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
@@ -29,6 +29,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             f"{engine.step_tokens} is less than engine.max_sequences, {engine.max_sequences}. Each running sequence "
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
+    yield from _engine_conflicts(config.model)
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
@@ -45,3 +46,19 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         ),
     ):
         yield Conflict((key,), message)
+
+
+def _engine_conflicts(model: ModelConfig) -> Iterator[Conflict]:
+    """Where the engines are."""
+    if model.engines and model.engine_address is not None:
+        yield Conflict(
+            ("model.engine_address", "model.engines"),
+            "Engines are named in model.engines too. Move this address there.",
+        )
+    if model.attached and model.replicas > 1:
+        yield Conflict(
+            ("model.replicas", "model.engines"),
+            "Replicas are started here only where no engine is named that runs already. Leave out one of the two.",
+        )
+    if len(set(model.engines)) < len(model.engines):
+        yield Conflict(("model.engines",), "An engine is named twice. Name each once.")

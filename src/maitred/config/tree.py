@@ -45,6 +45,24 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "`tcp:host:port`. It must run the same model. Null: start one."
         ),
     ] = None
+    engines: Annotated[
+        list[Annotated[str, Meta(min_length=1)]],
+        Meta(
+            description="Several engines that run already, by their addresses, as in `engine_address`. All must run "
+            "the same model. A request goes to the one that has the most room, and goes on at another one if that is "
+            "lost."
+        ),
+    ] = []
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Engines of the model to start on this machine, each a process of its own with its part of the "
+            "cores and of the memory. If one dies, the others go on with its answers while it is started again.",
+            extra={"unit": "engines"},
+        ),
+    ] = 1
     max_choices: Annotated[
         int,
         Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
@@ -56,6 +74,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "late. Empty: it is refused as it is."
         ),
     ] = []
+
+    @property
+    def attached(self) -> list[str]:
+        """The addresses of the engines that run already; none: they are started."""
+        return self.engines or ([] if self.engine_address is None else [self.engine_address])
 
     @property
     def folder(self) -> Path:

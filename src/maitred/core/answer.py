@@ -165,6 +165,8 @@ class Tally:
     first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     """Between one delivery of tokens of a choice and the next."""
+    recoveries: int = 0
+    """How often it went on at another replica because its own had failed."""
     outcome: Outcome | None = None
     stalled: bool = False
     """Whether it was cancelled because its client had stopped reading."""

@@ -104,7 +104,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
-    """Computed again after a preemption; never billed."""
+    """Computed again after a preemption, or after another replica that was lost; never billed."""
     finished: int = 0
     cancelled: int = 0
     wasted_tokens: int = 0
@@ -153,16 +153,20 @@ class TokenStream(Protocol):
         ...
 
 
-class Host(Protocol):
-    """What every replica says of itself, whichever kind it is."""
+class Carded(Protocol):
+    """What can say which model it runs: one replica, or all of a model."""
 
     def card(self) -> ModelCard:
         """What runs there.
 
         Raises:
-            ReplicaUnavailable: The replica is not ready.
+            ReplicaUnavailable: Nothing is ready.
         """
         ...
+
+
+class Host(Carded, Protocol):
+    """What every replica says of itself, whichever kind it is."""
 
     def load(self) -> LoadReport:
         """The last report heard from it."""

@@ -103,6 +103,15 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Output of each choice that the gateway predicts, at most `max_tokens`; None: nobody knows."""
     partial: bool = True
     """Whether what there is at the deadline is of use; otherwise it counts as wasted."""
+    resumes: dict[int, list[int]] | None = None
+    """To go on with an answer that another replica has begun: each choice that has not ended -> the output that it has.
+    Only these run, and only what follows is sent; to sampling, limits and bills the output is output. None: all choices
+    from their beginning."""
+
+    @property
+    def begun(self) -> dict[int, list[int]]:
+        """The choices that run, each with the output that it has already."""
+        return {index: [] for index in range(self.sampling.n)} if self.resumes is None else self.resumes
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

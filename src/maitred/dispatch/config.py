@@ -133,6 +133,16 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         Meta(gt=0, le=1, description="Part of `max_tokens` that an answer is predicted to use before any was seen."),
     ] = 0.5
 
+    recoveries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="How often one request may go on at another replica, or at the same one once it is back, after "
+            "its replica was lost or refused it. The client sees nothing of it. 0: it sees every failure.",
+        ),
+    ] = 5
+
     def first_token_within_s(self, flow: Flow) -> float | None:
         """By when the first token must come of a request that does not say it; None: whenever."""
         for level in reversed(flow.path):

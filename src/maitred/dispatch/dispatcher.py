@@ -53,6 +53,8 @@ class Dispatcher:
     ) -> None:
         self.model = model
         self.floor = Floor(posts, config)
+        self._recoveries = config.recoveries
+        self._draw = draw
         self._gatekeeper = Gatekeeper(self.floor, config, draw)
         self._clock = clock
         self._seats: dict[Ticket, Seat] = {}
@@ -113,9 +115,17 @@ class Dispatcher:
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
         self.floor.join(ticket, self._clock.monotonic_s())
-        self._seats[ticket] = seat
-        self._by_id.setdefault(ticket.errand.id, []).append(ticket)
-        self._ask_for_turn()
+        self._wait(seat)
+
+    def again(self, seat: Seat, *, prompts: Sequence[int], answer_by_s: float | None) -> bool:
+        """See `Seat`."""
+        ticket = seat.ticket
+        if ticket.state is not State.RELEASED or ticket.returns >= self._recoveries:
+            return False
+        now_s = self._clock.monotonic_s()
+        self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw())
+        self._wait(seat)
+        return True
 
     def leave(self, seat: Seat, error: BaseException | None) -> None:
         """See `Seat`."""
@@ -149,6 +159,13 @@ class Dispatcher:
         if not self._turn_asked:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self.turn)
+
+    def _wait(self, seat: Seat) -> None:
+        """It waits from now on."""
+        ticket = seat.ticket
+        self._seats[ticket] = seat
+        self._by_id.setdefault(ticket.errand.id, []).append(ticket)
+        self._ask_for_turn()
 
     def _forget(self, ticket: Ticket) -> Seat | None:
         """It does not wait any more. Returns its seat if it did."""

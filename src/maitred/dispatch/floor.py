@@ -11,7 +11,6 @@ more than a replica has in all is released once it has everything.
 import heapq
 import itertools
 from collections.abc import Sequence
-from typing import cast
 
 from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
 from maitred.core.place import Place
@@ -112,11 +111,40 @@ class Floor:
         self.allotment.holdings.saw(ticket.tenant, now_s)
         ticket.room.join(ticket, now_s)
         self.forecaster.joined(ticket.flow, now_s)
-        if ticket.first_token_by_s is not None:
-            heapq.heappush(self._due, (ticket.first_token_by_s, next(self._numbers), ticket))
-            if len(self._due) > 2 * self.waiting + _LITTER:
-                self._due = [due for due in self._due if due[2].state is State.WAITING]
-                heapq.heapify(self._due)
+        self._watch(ticket)
+
+    def put_back(
+        self,
+        ticket: Ticket,
+        now_s: float,
+        *,
+        prompts: Sequence[int],
+        answer_by_s: float | None,
+        draw: float,
+    ) -> None:
+        """The replica of a released request has failed it: it gives back what it holds there, and waits again.
+
+        It has the age that it had, goes before those who have not run yet, and is charged nothing twice.
+
+        Args:
+            ticket: The request.
+            now_s: Now.
+            prompts: Those that have not been answered in full, by their numbers.
+            answer_by_s: When its answer must be there.
+            draw: From 0 to 1, for how long the replica rests if it still seems ready.
+        """
+        grip = self._let_go(ticket, lost=True)
+        grip.station.refresh(now_s)
+        if grip.station.ready:
+            grip.station.rest(now_s, draw)
+        ticket.keep(prompts)
+        ticket.grip, ticket.state, ticket.joined_s = None, State.WAITING, now_s
+        ticket.returns += 1
+        ticket.predicted = None  # nothing is to be learnt from a wait that nobody could foresee
+        if ticket.begun:
+            ticket.first_token_by_s = answer_by_s
+        ticket.room.put_back(ticket, now_s)
+        self._watch(ticket)
 
     def turn(self, now_s: float) -> list[Ticket]:
         """Releases whom there are credits for, and fails whose time is over. Returns both.
@@ -158,27 +186,18 @@ class Floor:
         state, ticket.state = ticket.state, State.GONE
         ticket.failure = None  # it may hold the frames that it was raised through, and these hold the ticket
         if state is State.WAITING:
+            self._refund(ticket)
             ticket.room.remove(ticket, now_s)
             self.forecaster.changed()
             self.counts.left_waiting += 1
         elif state is State.RELEASED:
-            grip = ticket.grip
-            assert grip is not None
-            grip.station.credits.release(grip.hold)
-            if lost:
-                grip.station.failed()
-            self.allotment.give(ticket, grip.quota)
-            del self.forecaster.at_work[ticket]
-            self.forecaster.changed()
-            told = ticket.told_prompt_tokens
-            if not ticket.begun or told:
-                # What of the prompt was never computed is not owed.
-                self._charge(ticket, -self.weights.prompt * max(0, ticket.errand.prompt_tokens - told))
+            self._let_go(ticket, lost=lost)
+            self._refund(ticket)
             ticket.room.line.done(ticket.flow)
             if finished:
                 self.outlook.finished(ticket)
-            else:
-                self.counts.wasted_tokens += ticket.output_tokens
+        if state is not State.GONE and not finished:
+            self.counts.wasted_tokens += ticket.output_tokens
 
     def submitted(self, ticket: Ticket) -> None:
         """The next of its prompts was sent to the replica."""
@@ -196,9 +215,9 @@ class Floor:
         """
         if ticket.state is not State.RELEASED:
             return
-        if not ticket.begun:
-            ticket.begun = True
-            assert ticket.grip is not None
+        assert ticket.grip is not None
+        if not ticket.grip.begun:
+            ticket.begun = ticket.grip.begun = True
             ticket.grip.station.credits.answered(ticket.grip.hold)
         ticket.told_prompt_tokens += prompt_tokens
         ticket.output_tokens += output_tokens
@@ -218,9 +237,8 @@ class Floor:
         self, room: Room, quota: Quota, ready: Sequence[Station], changed: list[Ticket], now_s: float
     ) -> tuple[str, WaitCause] | None:
         """Releases from the head of a line until it is empty or its head lacks something; returns whose and what."""
-        while (entry := room.line.head(now_s)) is not None:
-            ticket = cast(Ticket, entry)
-            above = self.allotment.above_share(ticket, quota, ready, now_s)
+        while (ticket := room.head(now_s)) is not None:
+            above = not ticket.returns and self.allotment.above_share(ticket, quota, ready, now_s)
             station = self.allotment.station_for(ticket, quota, ready, above_share=above)
             if isinstance(station, WaitCause):
                 light = self.allotment.below_share(room, quota, ready, now_s) if above else None
@@ -245,12 +263,43 @@ class Floor:
         self.allotment.take(ticket, quota)
         self.forecaster.at_work[ticket] = None
         self.forecaster.changed()
+        if ticket.returns:
+            return
+        ticket.owes_prompts = True
         self._charge(ticket, self.weights.prompt * ticket.errand.prompt_tokens)
         self.outlook.released(ticket)
         self.outlook.waited(ticket, now_s)
         self.counts.released(ticket.flow.priority, ticket.waited_ms)
 
+    def _let_go(self, ticket: Ticket, *, lost: bool) -> Grip:
+        """A released request gives its places back."""
+        grip = ticket.grip
+        assert grip is not None
+        grip.station.credits.release(grip.hold)
+        if lost:
+            grip.station.failed()
+        self.allotment.give(ticket, grip.quota)
+        del self.forecaster.at_work[ticket]
+        self.forecaster.changed()
+        return grip
+
+    def _refund(self, ticket: Ticket) -> None:
+        """What of its prompts was charged and never computed is not owed."""
+        told = ticket.told_prompt_tokens
+        if ticket.owes_prompts and (told or not ticket.begun):
+            self._charge(ticket, -self.weights.prompt * max(0, ticket.errand.prompt_tokens - told))
+        ticket.owes_prompts = False
+
+    def _watch(self, ticket: Ticket) -> None:
+        """Notes until when a waiting request may wait."""
+        if ticket.first_token_by_s is not None:
+            heapq.heappush(self._due, (ticket.first_token_by_s, next(self._numbers), ticket))
+            if len(self._due) > 2 * self.waiting + _LITTER:
+                self._due = [due for due in self._due if due[2].state is State.WAITING]
+                heapq.heapify(self._due)
+
     def _fail(self, ticket: Ticket, failure: MaitredError, now_s: float) -> None:
+        self._refund(ticket)
         ticket.room.remove(ticket, now_s)
         self.forecaster.changed()
         ticket.state = State.FAILED
@@ -267,7 +316,8 @@ class Floor:
         """Fails those whose deadline has passed."""
         while self._due and (self._due[0][0] <= now_s or self._due[0][2].state is not State.WAITING):
             ticket = heapq.heappop(self._due)[2]
-            if ticket.state is State.WAITING:
+            due_s = ticket.first_token_by_s
+            if ticket.state is State.WAITING and due_s is not None and due_s <= now_s:
                 self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
                 changed.append(ticket)
 

@@ -6,7 +6,7 @@ With a line of its own, a full pool never stands in the way of those who do not 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.errand import Errand
@@ -36,6 +36,8 @@ class Room:
         self.waits = WaitAccount()
         self.tenants: dict[str, dict[Ticket, None]] = {}
         """Whose requests wait here, each tenant's in the order in which they joined."""
+        self.returned: dict[Ticket, None] = {}
+        """Those of them whose replicas have failed them, in the order in which they came back."""
         self._local = config.policy == "fair" and config.quantum > 0
 
     def __len__(self) -> int:
@@ -43,10 +45,20 @@ class Room:
 
     def join(self, ticket: Ticket, now_s: float) -> None:
         """A request begins to wait."""
-        tenant = ticket.tenant
         self.line.add(ticket, now_s)
-        self.tenants.setdefault(tenant.id, {})[ticket] = None
-        ticket.waited = self.waits.join(tenant, now_s)
+        self._joined(ticket, now_s)
+
+    def put_back(self, ticket: Ticket, now_s: float) -> None:
+        """A request that was taken waits again."""
+        self.line.put_back(ticket, now_s)
+        self.returned[ticket] = None
+        self._joined(ticket, now_s)
+
+    def head(self, now_s: float) -> Ticket | None:
+        """Whose turn it is. Who comes back goes first: it has had its turn, and somebody may be reading its answer."""
+        for ticket in self.returned:
+            return ticket
+        return cast("Ticket | None", self.line.head(now_s))
 
     def take(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and runs."""
@@ -58,14 +70,23 @@ class Room:
         self.line.remove(ticket)
         self._left(ticket, now_s)
 
+    def _joined(self, ticket: Ticket, now_s: float) -> None:
+        tenant = ticket.tenant
+        self.tenants.setdefault(tenant.id, {})[ticket] = None
+        ticket.waited = self.waits.join(tenant, now_s)
+
     def _left(self, ticket: Ticket, now_s: float) -> None:
+        self.returned.pop(ticket, None)
         tenant = ticket.tenant.id
         of_tenant = self.tenants[tenant]
         del of_tenant[ticket]
         if not of_tenant:
             del self.tenants[tenant]
         assert ticket.waited is not None
+        before = ticket.waited_ms
         ticket.waited_ms = self.waits.leave(ticket.waited, now_s)
+        for cause, waited_ms in before.items():
+            ticket.waited_ms[cause] = ticket.waited_ms.get(cause, 0.0) + waited_ms
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Requests of one class that wait here."""

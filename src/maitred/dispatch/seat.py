@@ -1,6 +1,7 @@
 """What a request has of dispatch: a place in the line, then a replica, then nothing."""
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,20 @@ class Seat:
         """Its state has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None) -> bool:
+        """Gives up the granted replica, which has failed it, and waits for another one; `granted` says which.
+
+        It keeps its age, goes before those who have not run, and nothing is charged twice.
+
+        Args:
+            prompts: Those that have not been answered in full, by their numbers. `submitted` is to be called for each.
+            answer_by_s: When its whole answer must be there; waiting ends then.
+
+        Returns:
+            False if that has happened too often; nothing has changed then.
+        """
+        return self._dispatcher.again(self, prompts=prompts, answer_by_s=answer_by_s)
 
     @property
     def expected_tokens(self) -> int:

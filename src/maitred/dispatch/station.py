@@ -9,6 +9,10 @@ from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
 from maitred.dispatch.policy.window import Window
 
 _UNKNOWN_BLOCK_TOKENS = 16
+_REST_S = 0.05
+"""At first; twice as long after each further failure, ..."""
+_MOST_REST_S = 2.0
+"""... but no longer than this."""
 
 
 class Station:
@@ -31,6 +35,8 @@ class Station:
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
         self._window = None if post.exact else Window()
+        self._rests = 0
+        self._rests_until_s = 0.0
 
     def refresh(self, now_s: float) -> None:
         """Looks at the replica. Cheap: it asks nobody, the last report is here."""
@@ -40,7 +46,7 @@ class Station:
         except ReplicaUnavailable as unavailable:
             self.ready, self.retry_after_s = False, unavailable.retry_after_s
             return
-        self.ready = True
+        self.ready, self.retry_after_s = now_s >= self._rests_until_s, max(0.0, self._rests_until_s - now_s)
         load = replica.load()
         if load is not self.load:
             self.load, self.reported_s = load, now_s
@@ -73,6 +79,7 @@ class Station:
 
     def first_token(self, after_s: float) -> None:
         """A request that it got so long ago begins to be answered."""
+        self._rests = 0
         if self._window is not None:
             self._window.first_token(after_s, self.credits.held)
 
@@ -80,3 +87,15 @@ class Station:
         """It refused a request, or lost it."""
         if self._window is not None:
             self._window.refused()
+
+    def rest(self, now_s: float, draw: float) -> None:
+        """It failed a request though it seems ready: it gets none for a while, and others serve meanwhile.
+
+        The while grows with every failure after a rest until it serves again: exponential back-off with full jitter.
+
+        Args:
+            now_s: Now.
+            draw: From 0 to 1, which part of the longest while.
+        """
+        self._rests_until_s = now_s + draw * min(_MOST_REST_S, _REST_S * 2.0 ** min(self._rests, 10))
+        self._rests += 1

@@ -3,12 +3,16 @@
 ::
 
     waiting --released--> released --left--> gone
+       |  ^                   |
+       |  `---- put back -----'
        |  `--failed--> failed --left--> gone
        `--left--> gone
 
-What it holds, and thus what has to be given back, follows from the state alone, and each arrow is passed at most once.
+What it holds, and thus what has to be given back, follows from the state alone. It is put back when its replica has
+failed it, which is bounded; every other arrow is passed at most once between two of these.
 """
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from maitred.core.errors import MaitredError
@@ -37,18 +41,21 @@ class State(Enum):
 class Grip:
     """What a released request holds."""
 
-    __slots__ = ("hold", "quota", "station")
+    __slots__ = ("begun", "hold", "quota", "station")
 
     def __init__(self, station: Station, hold: Hold, quota: Quota) -> None:
         self.station = station
         self.hold = hold
         self.quota = quota
+        self.begun = False
+        """Whether something came of it from there."""
 
 
 class Ticket(Entry[None]):
     """See the module. It is itself what waits in the line. Its fields are written by `Floor` and its room alone."""
 
     __slots__ = (
+        "_costs",
         "begun",
         "cost",
         "costs",
@@ -60,10 +67,12 @@ class Ticket(Entry[None]):
         "in_advance",
         "joined_s",
         "output_tokens",
+        "owes_prompts",
         "predicted",
         "prefill_s",
         "raw_wait_s",
         "released_s",
+        "returns",
         "room",
         "state",
         "told_prompt_tokens",
@@ -91,7 +100,9 @@ class Ticket(Entry[None]):
         )
         self.errand = errand
         self.room = room
+        self._costs = costs
         self.costs = costs
+        """Of the prompts that are to be submitted."""
         self.cost = sum_of(costs)
         self.expected_tokens = expected_tokens
         self.first_token_by_s = first_token_by_s
@@ -109,6 +120,15 @@ class Ticket(Entry[None]):
         self.begun = False
         self.told_prompt_tokens = 0
         self.output_tokens = 0
+        self.owes_prompts = False
+        """Whether all its prompts were charged, computed or not."""
+        self.returns = 0
+        """How often it was put back."""
+
+    def keep(self, prompts: Sequence[int]) -> None:
+        """It needs places for these of its prompts only."""
+        self.costs = [self._costs[number] for number in prompts]
+        self.cost = sum_of(self.costs)
 
     @property
     def tenant(self) -> Share:

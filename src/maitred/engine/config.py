@@ -59,6 +59,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per core, less one for the gateway."),
     ] = 0
+    machine_share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of the cores and of the free memory that the engine takes where `threads` and "
+            "`kv_memory_bytes` do not say how much. `maitred serve` divides it among the replicas that it starts.",
+        ),
+    ] = 1.0
     kv_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1 << 20)] | None,
         Meta(

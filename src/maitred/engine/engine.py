@@ -85,7 +85,7 @@ class Engine:
         sampling = request.sampling
         if sampling.n > self._max_choices:
             raise ValueError(f"n must be at most {self._max_choices}.")
-        named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias)
+        named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias, *(request.resumes or {}).values())
         if not all(0 <= token < self._vocab_size for token in named):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
         sequences = self._scheduler.add(request, self._clock.monotonic_s())

@@ -124,10 +124,12 @@ def build(
     """Everything but the socket, for a model that generates."""
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    torch.set_num_threads(step_threads(config.threads))
+    torch.set_num_threads(step_threads(config.threads, config.machine_share))
     loaded = load_model(model, dtype=dtype, device=device)
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
-    kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=_free_bytes(device))
+    kv = plan_kv(
+        config, loaded.config, block_bytes=block_bytes, free_bytes=int(_free_bytes(device) * config.machine_share)
+    )
     cache = KVCache(loaded.config, kv.blocks, config.block_tokens, dtype, device)
     loaded.decoder.warm_up(cache)
     guests = config.most_guests

@@ -16,6 +16,12 @@ def sleep_at_barriers() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def step_threads(configured: int) -> int:
-    """The threads of a step: what is configured; for 0, one per core that we may use, less one, but at least one."""
-    return configured or max(1, len(os.sched_getaffinity(0)) - 1)
+def step_threads(configured: int, share: float = 1.0) -> int:
+    """The threads of a step: what is configured; for 0, a share of the cores that we may use less one; at least one.
+
+    Args:
+        configured: By the operator.
+        share: Which part of the machine the engine has; others have the rest.
+    """
+    cores = len(os.sched_getaffinity(0)) - 1
+    return configured or max(1, int(cores * share + 1e-9))  # three thirds of three are three

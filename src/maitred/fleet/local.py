@@ -3,7 +3,8 @@
     starting --hello--> ready --end of stream--> dead --back-off--> starting
 
 The first start is different from all later ones. If it fails, the command or the model is wrong, and `started` says so
-with the engine's own last words. Once the engine has been ready, every death is met with a new start.
+with the engine's own last words. Once the engine has been ready, or while others serve its model, every death is met
+with a new start.
 """
 
 import asyncio
@@ -80,6 +81,7 @@ class LocalEngine:
         stop_grace_s: From SIGTERM to SIGKILL. By then the gateway has drained; there is nothing to wait for.
         expected_start_s: What a start is expected to take before one has been measured.
         backoff: When to start again after a death.
+        others_serve: Whether other engines serve the model now, so that a first start that fails is tried again too.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
 
@@ -97,6 +99,7 @@ class LocalEngine:
         stop_grace_s: float = 5.0,
         expected_start_s: float = 10.0,
         backoff: Backoff | None = None,
+        others_serve: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -106,6 +109,7 @@ class LocalEngine:
         self._stop_grace_s = stop_grace_s
         self._start_s = expected_start_s
         self._backoff = backoff or Backoff()
+        self._others_serve = others_serve
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._ready_at_s = self._clock.monotonic_s() + expected_start_s
@@ -163,7 +167,7 @@ class LocalEngine:
         try:
             while True:
                 ready_s, reason = await self._live(first_start)
-                if not first_start.done():
+                if not first_start.done() and not self._others_serve():
                     raise ReplicaUnavailable(f"The engine did not start: {reason}")
                 wait_s = self._backoff.wait_s(ready_s)
                 _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)

@@ -86,5 +86,6 @@ class RequestLog:
                 "priority": tally.priority,
                 "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
                 "degraded": tally.degraded,
+                "recoveries": tally.recoveries,
             },
         )

@@ -38,6 +38,10 @@ class EngineState:
     """None before the engine has been ready."""
 
 
+Engines = Mapping[tuple[str, str], EngineState]
+"""By model and replica."""
+
+
 class RequestMetrics:
     """Counts ended requests. Implements `maitred.core.answer.Observer`."""
 
@@ -63,6 +67,12 @@ class RequestMetrics:
         self._stalled = Counter(
             "maitred_stalled_requests",
             "Requests that were ended because their clients had stopped reading.",
+            registry=registry,
+        )
+        self._recoveries = Counter(
+            "maitred_recoveries",
+            "Times that a request went on at another replica because its own had failed.",
+            ["model"],
             registry=registry,
         )
         self._duration = Histogram(
@@ -104,6 +114,8 @@ class RequestMetrics:
             self._stalled.inc()
         if tally.clamped_max_tokens is not None:
             self._clamped.inc()
+        if tally.recoveries:
+            self._recoveries.labels(tally.model).inc(tally.recoveries)
         if tally.first_token_s is None:
             return
         self._ttft.labels(tally.model).observe(tally.first_token_s - tally.started_s)
@@ -175,7 +187,7 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         lambda state: state.load.preemptions,
     ),
     "maitred_engine_recomputed_tokens": (
-        "Tokens computed again after a preemption; never billed.",
+        "Tokens computed again after a preemption, or after another replica that was lost; never billed.",
         lambda state: state.load.recomputed_tokens,
     ),
     "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
@@ -192,10 +204,10 @@ class LiveState(Collector):
 
     Args:
         in_flight: Requests that are being answered.
-        engines: Each engine by its model's name.
+        engines: Each engine by the names of its model and of its replica.
     """
 
-    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Mapping[str, EngineState]]) -> None:
+    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Engines]) -> None:
         self._in_flight = in_flight
         self._engines = engines
 
@@ -204,14 +216,14 @@ class LiveState(Collector):
         yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
         engines = self._engines()
         for name, (text, read) in _GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=["model"])
-            for model, state in engines.items():
-                gauge.add_metric([model], read(state))
+            gauge = GaugeMetricFamily(name, text, labels=["model", "replica"])
+            for names, state in engines.items():
+                gauge.add_metric(names, read(state))
             yield gauge
         for name, (text, read) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=["model"])
-            for model, state in engines.items():
-                counter.add_metric([model], read(state))
+            counter = CounterMetricFamily(name, text, labels=["model", "replica"])
+            for names, state in engines.items():
+                counter.add_metric(names, read(state))
             yield counter
 
 
@@ -225,7 +237,7 @@ class Metrics:
     def __init__(
         self,
         in_flight: Callable[[], int],
-        engines: Callable[[], Mapping[str, EngineState]],
+        engines: Callable[[], Engines],
         accounts: Callable[[], AccountsState] = AccountsState,
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
         upstreams: UpstreamStates = dict,

@@ -82,9 +82,7 @@ class EngineConnection(asyncio.Protocol):
         self._submitted += 1
         wire_id = f"{request.id}/{self._submitted}"
         frame = encode_frame(Submit(msgspec.structs.replace(request, id=wire_id)))
-        stream = EngineStream(
-            wire_id, request.sampling, self._send_cancel, self._send_pause, pause_at_tokens=pause_at_tokens
-        )
+        stream = EngineStream(wire_id, request, self._send_cancel, self._send_pause, pause_at_tokens=pause_at_tokens)
         self._streams[wire_id] = stream
         self._write(frame)
         return stream

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from maitred.core.errors import Bug, MaitredError, ProtocolViolation
-from maitred.core.request import Delta, SamplingParams
+from maitred.core.request import Delta, Request
 
 PAUSE_AT_TOKENS = 512
 """Many seconds of text for a reader, and a few kilobytes for us."""
@@ -21,7 +21,7 @@ class EngineStream:
 
     Args:
         wire_id: How the connection and the engine call the request.
-        sampling: Of the request: how many choices, and how many tokens of each, may come.
+        request: Says which choices, and how many tokens of each, may come.
         send_cancel: Tells the engine that a choice (or None: all that are left) is no longer wanted.
         send_pause: Tells the engine to compute no more of the request (True) or to go on.
         pause_at_tokens: Unread tokens at which the stream pauses by itself.
@@ -46,15 +46,16 @@ class EngineStream:
     def __init__(
         self,
         wire_id: str,
-        sampling: SamplingParams,
+        request: Request,
         send_cancel: Callable[[str, int | None], None],
         send_pause: Callable[[str, bool], None],
         *,
         pause_at_tokens: int = PAUSE_AT_TOKENS,
     ) -> None:
         self.wire_id = wire_id
-        self._running = set(range(sampling.n))
-        self._tokens_left = sampling.n * sampling.max_tokens
+        begun = request.begun
+        self._running = set(begun)
+        self._tokens_left = sum(request.sampling.max_tokens - len(output) for output in begun.values())
         self._cancelled: set[int] = set()
         self._pending: list[Delta] = []
         self._failure: MaitredError | None = None

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from maitred.core.errors import ModelNotFound, ReplicaUnavailable
-from maitred.core.ports import Host, ModelCard, Replica
+from maitred.core.ports import Carded, ModelCard
 from maitred.core.relay import TextReplica
 from maitred.core.tenancy import Principal
 from maitred.text.estimate import LearntRatio
@@ -14,7 +14,7 @@ from maitred.text.tokenizer import Tokenizer
 class _Model:
     """What every model has: a name, and hosts that say whether they are there."""
 
-    def __init__(self, name: str, hosts: Sequence[Host]) -> None:
+    def __init__(self, name: str, hosts: Sequence[Carded]) -> None:
         self.name = name
         self._hosts = hosts
         self._card: ModelCard | None = None
@@ -46,13 +46,12 @@ class ServedModel(_Model):
 
     Args:
         name: The name.
-        replica: Where it runs.
+        replicas: Where it runs.
         tokenizer: The model's own.
     """
 
-    def __init__(self, name: str, replica: Replica, tokenizer: Tokenizer) -> None:
-        super().__init__(name, [replica])
-        self.replica = replica
+    def __init__(self, name: str, replicas: Carded, tokenizer: Tokenizer) -> None:
+        super().__init__(name, [replicas])
         self.tokenizer = tokenizer
 
 
@@ -105,7 +104,7 @@ class Catalog:
         return model
 
 
-def _is_ready(host: Host) -> bool:
+def _is_ready(host: Carded) -> bool:
     try:
         host.card()
     except ReplicaUnavailable:

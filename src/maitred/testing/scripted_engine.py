@@ -245,8 +245,8 @@ class _Connection(asyncio.Protocol):
         if answer.fault is Fault.REJECT:
             self._send_step([], [Rejection(request.id, answer.rejection, answer.retryable)])
             return
-        self._engine.count(prompt_tokens=len(request.prompt) * request.sampling.n)
-        for index in range(request.sampling.n):
+        self._engine.count(prompt_tokens=len(request.prompt) * len(request.begun))
+        for index in request.begun:
             self._runs[request.id, index] = ChoiceRun(request, index, answer)
         self._schedule()
 

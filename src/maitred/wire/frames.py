@@ -21,7 +21,7 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Delta, Request
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 

@@ -111,7 +111,7 @@ def ids(text):
 
 
 def pipeline(replica, **options):
-    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
+    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
     return Pipeline(catalog, {"m": dispatcher}, Desk().admission, clock=FrozenClock(), **options)
 

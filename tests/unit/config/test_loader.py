@@ -224,3 +224,16 @@ def test_tenants_and_providers_are_checked_where_they_are_written() -> None:
         "maitred.yaml:9: identity.oidc.idp.issuer",
     ]
     assert not any("hunter2" in fault for fault in listed)
+
+
+def test_engines_are_attached_or_started_and_each_once() -> None:
+    config = loaded("", overrides={"model.engines": Flag("--engine", "[unix:/a, tcp:[::1]:9]")}).config
+    assert config.model.attached == ["unix:/a", "tcp:[::1]:9"]
+    assert loaded("model:\n  engine_address: unix:/a\n").config.model.attached == ["unix:/a"]
+    assert loaded("model:\n  replicas: 3\n").config.model.attached == []
+    (both,) = faults("model:\n  replicas: 2\n  engines: [unix:/a]\n")
+    assert "Replicas are started here only" in both
+    (named,) = faults("model:\n  engine_address: unix:/a\n  engines: [unix:/b]\n")
+    assert "Move this address there" in named
+    (twice,) = faults("model:\n  engines: [unix:/a, unix:/a]\n")
+    assert "named twice" in twice

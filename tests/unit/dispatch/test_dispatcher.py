@@ -245,6 +245,90 @@ async def test_the_replica_is_lost_while_it_runs():
     desk.assert_empty()
 
 
+async def test_who_comes_back_from_a_lost_replica_goes_first_and_elsewhere_and_is_charged_once():
+    desk = Desk(replicas=2)
+    async with AsyncExitStack() as stack:
+        seats = [await stack.enter_async_context(desk.seat(number)) for number in range(10)]
+        await turn()
+        posts = [(await seat.granted()).name for seat in seats[:8]]
+        for seat in seats[:8]:
+            seat.submitted()
+            seat.took(prompt_tokens=16, output_tokens=3)
+        desk.replicas[1].say(free_sequences=0, running=4)
+        charged = desk.floor.outlook.served
+        lost = [seat for seat, post in zip(seats, posts, strict=False) if post == "post-0"]
+        desk.replica.set_up(False)
+        assert all(seat.again(prompts=[0]) for seat in lost)
+        await turn()
+        assert [seat.place() is None for seat in lost] == [False] * 4, "the other replica is full"
+        stays = [seat for seat in seats[:8] if seat not in lost]
+        for seat in stays[:2]:
+            desk.dispatcher.leave(seat, None)
+        desk.replicas[1].say(free_sequences=2, running=2)
+        await turn()
+        assert [seat.place() is None for seat in lost] == [True, True, False, False]
+        assert seats[8].place() is not None
+        assert (await lost[0].granted()).name == "post-1"
+        assert desk.floor.outlook.served == charged
+        desk.replica.set_up(True)
+        await turn()
+        assert [(await seat.granted()).name for seat in lost] == ["post-1", "post-1", "post-0", "post-0"]
+    desk.assert_empty()
+
+
+async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_serves():
+    desk = Desk(replicas=2)
+    desk.dispatcher._draw = lambda: 1.0
+    async with desk.seat() as seat:
+        first = (await seat.granted()).name
+        assert seat.again(prompts=[0])
+        await turn()
+        second = (await seat.granted()).name
+        assert {first, second} == {"post-0", "post-1"}
+        assert seat.again(prompts=[0])
+        await turn()
+        assert seat.place() is not None, "both rest"
+        desk.clock.now_s += 0.06
+        desk.dispatcher.turn()
+        assert seat.place() is None
+    desk.assert_empty()
+
+
+async def test_nobody_goes_on_for_ever():
+    desk = Desk(recoveries=2)
+    async with desk.seat() as seat:
+        for _ in range(2):
+            await seat.granted()
+            assert seat.again(prompts=[0])
+        await seat.granted()
+        assert not seat.again(prompts=[0])
+        assert desk.floor.running == 1
+    desk.assert_empty()
+
+
+async def test_who_has_begun_waits_for_a_replica_as_long_as_its_class_does_and_no_longer_than_its_answer():
+    desk = Desk(max_wait_s={PriorityClass.STANDARD: 10.0})
+    async with desk.seat(1, deadline_s=1_000_001.0) as seat, desk.seat(2) as other:
+        for begun in (seat, other):
+            await begun.granted()
+            begun.took(prompt_tokens=16, output_tokens=1)
+        desk.replica.set_up(False)
+        assert seat.again(prompts=[0], answer_by_s=desk.clock.now_s + 5.0)
+        assert other.again(prompts=[0])
+        desk.clock.now_s += 4.0  # past the deadline of its first token, which has come
+        desk.dispatcher.turn()
+        assert seat.place() is not None
+        desk.clock.now_s += 2.0
+        desk.dispatcher.turn()
+        with pytest.raises(DeadlineExceeded):
+            await seat.granted()
+        desk.clock.now_s += 5.0
+        desk.dispatcher.turn()
+        with pytest.raises(ReplicaUnavailable):
+            await other.granted()
+    desk.assert_empty()
+
+
 async def test_the_emptier_of_two_replicas_is_chosen():
     desk = Desk(replicas=2)
     async with AsyncExitStack() as stack:

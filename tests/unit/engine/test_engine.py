@@ -151,3 +151,27 @@ def test_steps_are_measured_from_plan_to_plan():
     times = bench.engine.load().times
     assert times.decoding(1, 12) == pytest.approx(0.5, rel=0.1)
     assert bench.engine.load().step_s == pytest.approx(3.0)
+
+
+def test_what_another_engine_had_generated_is_neither_sent_nor_counted_again():
+    bench = Bench()
+    bench.submit("r", prompt=6, max_tokens=8, n=3, resumes={0: [], 2: [11, 12, 13]})
+    deltas = []
+    while bench.engine.occupied:
+        deltas += [delta for _, delta in bench.step()]
+    assert {delta.index for delta in deltas} == {0, 2}
+    assert sum(len(delta.tokens) for delta in deltas if delta.index == 2) == 5
+    assert [delta.finish for delta in deltas if delta.finish] == [FinishReason.LENGTH] * 2
+    load = bench.engine.load()
+    assert load.prompt_tokens == 6, "of the choice that had not begun"
+    assert load.output_tokens == 8 + 5
+    assert load.recomputed_tokens > 0
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("resumes", [{}, {3: []}, {-1: []}, {0: [1] * 8}, {1: [1000]}])
+def test_what_cannot_be_resumed_is_refused(resumes):
+    bench = Bench()
+    with pytest.raises(ValueError, match=r"choice|Token ids"):
+        bench.submit("r", max_tokens=8, n=3, resumes=resumes)
+    bench.check_idle()

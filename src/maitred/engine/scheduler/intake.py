@@ -1,6 +1,8 @@
 """From a request to its sequences: what can never run here is refused before anything is kept of it."""
 
-from maitred.core.request import Request
+from collections.abc import Mapping
+
+from maitred.core.request import Request, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.residency import Residency
@@ -40,7 +42,7 @@ class Intake:
         self._next_key = 0
 
     def sequences(self, request: Request, now_s: float) -> list[Sequence]:
-        """One sequence for each choice, which came now.
+        """One sequence for each choice that runs; they came now.
 
         Raises:
             ValueError: The request can never run here; the message says why.
@@ -48,7 +50,7 @@ class Intake:
         self._check(request)
         scope = f"shared:{request.cache_scope}" if self._prefix_cache else f"request:{self._next_key}"
         sequences = []
-        for index in range(request.sampling.n):
+        for index in request.begun:
             table = BlockTable(self._pool, self._block_tokens, scope)
             sequence = Sequence(self._next_key, request, index, table, self._eos)
             sequence.arrived_s = now_s
@@ -71,3 +73,12 @@ class Intake:
         most = self._residency.most(request.flow) * self._block_tokens
         if total > most:
             raise ValueError(f"{wish} the {most} tokens of the KV cache that the tenant may hold.")
+        if request.resumes is not None:
+            _check_resumed(request.resumes, sampling)
+
+
+def _check_resumed(resumes: Mapping[int, list[int]], sampling: SamplingParams) -> None:
+    if not resumes or not all(0 <= index < sampling.n for index in resumes):
+        raise ValueError(f"What is resumed must be some of the choices 0 to {sampling.n - 1}.")
+    if not all(len(output) < sampling.max_tokens for output in resumes.values()):
+        raise ValueError(f"A choice with max_tokens {sampling.max_tokens} has ended and cannot be resumed.")

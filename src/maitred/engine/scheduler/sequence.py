@@ -70,7 +70,8 @@ class Sequence:
         self.request = request
         self.index = index
         self.table = table
-        self.tokens = request.prompt
+        output = [] if request.resumes is None else request.resumes[index]
+        self.tokens = [*request.prompt, *output] if output else request.prompt
         """Prompt and output. The prompt's own list, which all choices share, until there is output."""
         self.prompt_tokens = len(request.prompt)
         self.max_tokens = sampling.max_tokens
@@ -79,11 +80,11 @@ class Sequence:
         self.arrived_s = 0.0
         self.deadline_s: float | None = None
         self.computed = 0
-        self.cached_tokens: int | None = None
+        self.cached_tokens: int | None = 0 if output else None
         """Of the prompt, found in the prefix cache instead of being computed; None before the first admission."""
-        self.once_computed = 0
-        """The furthest that `computed` ever was when it stopped running, or within its prompt; computing below it again
-        is the cost of a preemption."""
+        self.once_computed = len(self.tokens) - 1 if output else 0
+        """The furthest that `computed` ever was when it stopped running, or within its prompt, here or where its answer
+        was begun; computing below it again is the cost of a preemption, or of a replica that was lost."""
         self.plain_until = 0
         """Decodes at positions below need nothing but computing: no block is filled or missing, nothing is charged."""
         self.promised_blocks = 0

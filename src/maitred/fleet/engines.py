@@ -1,0 +1,99 @@
+"""All engines of one model: each starts, dies and comes back by itself; the model is served while one of them is up.
+
+Which of them gets a request is the business of `maitred.dispatch`; here they are only kept alive, and asked together.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from msgspec.structs import replace
+
+from maitred.core.errors import ReplicaUnavailable
+from maitred.core.ports import ModelCard
+from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.local import LocalEngine
+
+Engine = LocalEngine | AttachedEngine
+
+
+class Engines(Mapping[str, Engine]):
+    """Enter them to start all; leave them to stop all.
+
+    Args:
+        engines: By the names that the ledger has for them; at least one. All run the same model.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = dict(engines)
+        self._cards: dict[str, ModelCard] = {}
+        self._running = AsyncExitStack()
+
+    def __getitem__(self, name: str) -> Engine:
+        return self._engines[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any of them would take a request now."""
+        return any(engine.link.ready for engine in self._engines.values())
+
+    def card(self) -> ModelCard:
+        """What they can do together: a request must fit each of them, and their room adds up.
+
+        Raises:
+            ReplicaUnavailable: None of them is ready.
+        """
+        failure: ReplicaUnavailable | None = None
+        for name, engine in self._engines.items():
+            try:
+                self._cards[name] = engine.link.card()
+            except ReplicaUnavailable as unavailable:
+                if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
+                    failure = unavailable
+        if not self.ready:
+            raise failure or ReplicaUnavailable
+        cards = list(self._cards.values())
+        if len(cards) == 1:
+            return cards[0]
+        return replace(
+            cards[0],
+            context_tokens=min(card.context_tokens for card in cards),
+            max_choices=min(card.max_choices for card in cards),
+            max_sequences=sum(card.max_sequences for card in cards),
+            kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
+        )
+
+    async def started(self) -> None:
+        """Waits until the first of them has been ready.
+
+        Raises:
+            ReplicaUnavailable: One cannot start, and none had.
+        """
+        starts = [asyncio.create_task(engine.started(), name=f"start of {name}") for name, engine in self.items()]
+        try:
+            done, _ = await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
+            for start in done:
+                start.result()
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def __aenter__(self) -> "Engines":
+        async with AsyncExitStack() as starting:
+            for engine in self._engines.values():
+                await starting.enter_async_context(engine)
+            self._running = starting.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.__aexit__(kind, error, trace)

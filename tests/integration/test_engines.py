@@ -1,0 +1,68 @@
+"""Several engines of one model, as real processes and sockets: what they say together, and what one failure costs."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from maitred.core.errors import ReplicaUnavailable
+from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.engines import Engines
+from maitred.fleet.local import LocalEngine
+from maitred.testing.script import SCRIPTED_CARD
+from maitred.testing.scripted_engine import ScriptedEngine
+
+LIMIT_S = 20.0
+SMALL = msgspec.structs.replace(SCRIPTED_CARD, context_tokens=1024, max_choices=2)
+
+
+def python(code):
+    return lambda address: [sys.executable, "-c", code, address]
+
+
+def scripted(address):
+    return [sys.executable, "-m", "maitred.testing.scripted_engine", "--listen", address]
+
+
+async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
+    async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
+        engines = Engines({str(server.address): AttachedEngine(server.address) for server in servers})
+        with pytest.raises(ReplicaUnavailable):
+            engines.card()
+        await stack.enter_async_context(engines)
+        await asyncio.gather(*(engine.started() for engine in engines.values()))
+        together = engines.card()
+        assert (together.context_tokens, together.max_choices) == (1024, 2)
+        assert together.max_sequences == 2 * SCRIPTED_CARD.max_sequences
+        assert together.kv_capacity_tokens == 2 * SCRIPTED_CARD.kv_capacity_tokens
+        servers[1].close()
+        await engines[str(servers[1].address)].link.lost()
+        assert engines.ready
+        assert engines.card() == together, "the other one will come back"
+        servers[0].close()
+        await engines[str(servers[0].address)].link.lost()
+        assert not engines.ready
+
+
+async def test_one_that_cannot_start_ends_the_first_start_but_not_those_that_serve():
+    broken = python("raise SystemExit('no such model')")
+    async with asyncio.timeout(LIMIT_S):
+        async with Engines({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
+            with pytest.raises(ReplicaUnavailable, match="no such model"):
+                await engines.started()
+        tries = asyncio.Semaphore(0)
+
+        async def sleep(seconds):
+            tries.release()
+            await asyncio.sleep(seconds)
+
+        async with LocalEngine(scripted) as first:
+            await first.started()
+            async with LocalEngine(broken, others_serve=lambda: first.link.ready, sleep=sleep) as second:
+                await tries.acquire()
+                await tries.acquire()
+                assert second.restarts >= 1
+                assert first.link.ready
