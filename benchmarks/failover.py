@@ -211,7 +211,8 @@ def _judge(
     lines: list[tuple[str, str, str, int, int]],
     metrics: dict[str, float],
 ) -> None:
-    ledger = {request_id: line for request_id, *line in lines}
+    replicas = {request_id: replica for request_id, replica, *_ in lines}
+    billed = {line[0]: line[3:] for line in lines}
     counted = Counter(request_id for request_id, *_ in lines)
     told = {f"calm-{number}": stream for number, stream in enumerate(calm)}
     told |= {f"kill{kill}-{n}": stream for kill, streams in enumerate(rounds) for n, stream in enumerate(streams)}
@@ -220,11 +221,11 @@ def _judge(
     for kill, streams in enumerate(rounds):
         for number, (stream, undisturbed) in enumerate(zip(streams, calm, strict=True)):
             others += stream.answer != undisturbed.answer
-            if "," in ledger.get(f"kill{kill}-{number}", [""])[0]:
+            if "," in replicas.get(f"kill{kill}-{number}", ""):
                 moved += 1
                 gaps.append(max(0.0, stream.longest_gap_s - undisturbed.longest_gap_s))
     wrong = sum(
-        (stream.prompt_tokens, stream.output_tokens) != tuple(ledger.get(request_id, ("", "", 0, 0))[2:])
+        (stream.prompt_tokens, stream.output_tokens) != billed.get(request_id)
         for request_id, stream in told.items()
     )
     report.figures = {
