@@ -225,8 +225,7 @@ def _judge(
                 moved += 1
                 gaps.append(max(0.0, stream.longest_gap_s - undisturbed.longest_gap_s))
     wrong = sum(
-        (stream.prompt_tokens, stream.output_tokens) != billed.get(request_id)
-        for request_id, stream in told.items()
+        (stream.prompt_tokens, stream.output_tokens) != billed.get(request_id) for request_id, stream in told.items()
     )
     report.figures = {
         "engines": ENGINES,
