@@ -216,11 +216,13 @@ def _judge(
     counted = Counter(request_id for request_id, *_ in lines)
     told = {f"calm-{number}": stream for number, stream in enumerate(calm)}
     told |= {f"kill{kill}-{n}": stream for kill, streams in enumerate(rounds) for n, stream in enumerate(streams)}
-    others, gaps = 0, []
+    differing: list[dict[str, object]] = []
+    gaps = []
     moved = 0
     for kill, streams in enumerate(rounds):
         for number, (stream, undisturbed) in enumerate(zip(streams, calm, strict=True)):
-            others += stream.answer != undisturbed.answer
+            if stream.answer != undisturbed.answer:
+                differing.append(_difference(kill, number, stream, undisturbed))
             if "," in replicas.get(f"kill{kill}-{number}", ""):
                 moved += 1
                 gaps.append(max(0.0, stream.longest_gap_s - undisturbed.longest_gap_s))
@@ -236,15 +238,36 @@ def _judge(
         "added_gap_s": percentiles(gaps),
         "undisturbed_longest_gap_s": percentiles([stream.longest_gap_s for stream in calm]),
         "output_tokens": sum(stream.output_tokens for stream in told.values()),
+        "differing": differing[:10],
         "recomputed_tokens_of_the_last_lives": metrics["maitred_engine_recomputed_tokens_total"],
     }
     print(report.figures, flush=True)
     report.require("undisturbed streams that are not whole", sum(not s.done for s in calm), at_most=0)
-    report.require("streams that differ from the undisturbed run", others, at_most=0)
+    report.require("streams that differ from the undisturbed run", len(differing), at_most=0)
     report.require("streams with other tokens in the ledger than the client was told", wrong, at_most=0)
     report.require("streams with other than one line", sum(counted[id_] != 1 for id_ in told), at_most=0)
     report.require("streams that moved, per kill", moved / max(1, len(rounds)), at_least=1)
     report.require("added gap p99, s", report.figures["added_gap_s"].get("p99", 0.0), at_most=MOST_ADDED_GAP_S)
+
+
+def _same(one: str, other: str) -> int:
+    """Characters that two texts have in common from their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _difference(kill: int, number: int, stream: Stream, undisturbed: Stream) -> dict[str, object]:
+    """Where a stream begins to differ."""
+    return {
+        "round": kill,
+        "request": number,
+        "kind": KINDS[number % len(KINDS)],
+        "whole": stream.done,
+        "characters": {index: len(text) for index, text in undisturbed.texts.items()},
+        "from_character": {
+            index: _same(text, stream.texts.get(index, "")) for index, text in undisturbed.texts.items()
+        },
+        "tokens": [undisturbed.output_tokens, stream.output_tokens],
+    }
 
 
 if __name__ == "__main__":
