@@ -143,6 +143,7 @@ def ask_of(request: ChatRequest) -> Ask:
         seed=request.seed,
         priority=request.asked_priority,
         stops=request.stops,
+        session=request.prompt_cache_key or None,
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
         needs=needs_of(request),

@@ -1,4 +1,4 @@
-"""How urgent a request is, and until when its answer is of use: headers that every route of inference takes.
+"""How urgent a request is, until when its answer is of use, and its session: headers that all inference takes.
 
 Headers, because clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on
 behalf of clients. Where a body says the same, the header wins: whoever sets it is nearer to us.
@@ -22,6 +22,7 @@ TTFT = "x-maitred-ttft-ms"
 ITL = "x-maitred-itl-ms"
 DEADLINE = "x-maitred-deadline-ms"
 PARTIAL = "x-maitred-partial"
+SESSION = b"x-session-id"
 NO_DEGRADATION = "x-maitred-no-degradation"
 RETRY_COUNT = b"x-stainless-retry-count"
 """What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
@@ -33,7 +34,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
-    """What is asked, with what the headers say of its urgency.
+    """What is asked, with what the headers say of its urgency and its session.
 
     Args:
         ask: With the priority that the body asks for, if it does.
@@ -52,6 +53,7 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
         deadline_in_s=_seconds_in(header, DEADLINE),
         partial=_flag_in(header, PARTIAL),
         degradable=not _flag_in(header, NO_DEGRADATION),
+        session=header(SESSION) or ask.session,
         retries=retries,
     )
 

@@ -17,7 +17,8 @@ probe sees the process alive but not ready.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -49,14 +50,16 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.errand import AnyPost, Post
 from maitred.engine.models.source import find_model
 from maitred.fleet.attached import AttachedEngine
 from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
+from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
+from maitred.routing.placement import Placement
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.address import parse_address
 
@@ -124,7 +127,10 @@ async def _serve(config: Config, command: Command | None) -> int:
         gate = Gate(config.server.max_in_flight)
         links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name in names}
         accounts = AccountsView(stores, access, admission, alarm, links)
-        queues = {name: Dispatcher(name, of_model, config.dispatch, clock) for name, of_model in posts.items()}
+        queues = {
+            name: Dispatcher(name, of_model, config.dispatch, clock, placement=_placement(config, of_model))
+            for name, of_model in posts.items()
+        }
         dispatchers = {**queues, **encoders.dispatchers}
         catalog = Catalog(models)
         metrics = Metrics(
@@ -214,6 +220,13 @@ def _engines(config: Config, command: Command, clock: Clock) -> Engines:
         {name: LocalEngine(command, clock=clock, others_serve=lambda: engines.ready) for name in names}
     )
     return engines
+
+
+def _placement(config: Config, posts: Sequence[AnyPost]) -> Placement | None:
+    """Which of several replicas takes a request. With one, nothing has to be followed."""
+    if len(posts) == 1:
+        return None
+    return Placement(Balancer(config.routing.balance, config.dispatch.service.weights, random.random))
 
 
 def _ladders(config: Config, local: _Local | None) -> dict[str, list[DegradationStep]]:

@@ -17,6 +17,7 @@ from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
 from maitred.replica.upstream.config import UpstreamConfig
+from maitred.routing.config import RoutingConfig
 from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
 
@@ -49,8 +50,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         list[Annotated[str, Meta(min_length=1)]],
         Meta(
             description="Several engines that run already, by their addresses, as in `engine_address`. All must run "
-            "the same model. A request goes to the one that has the most room, and goes on at another one if that is "
-            "lost."
+            "the same model. `routing.balance` says which of them takes a request; it goes on at another one if that "
+            "is lost."
         ),
     ] = []
     replicas: Annotated[
@@ -150,6 +151,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = {}
     admission: AdmissionConfig = AdmissionConfig()
     dispatch: DispatchConfig = DispatchConfig()
+    routing: RoutingConfig = RoutingConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()

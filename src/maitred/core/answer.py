@@ -63,6 +63,8 @@ class Ask(msgspec.Struct, frozen=True):
     """How often the caller has sent the same request before, as far as it says so."""
     degradable: bool = True
     """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
+    session: str | None = None
+    """What the caller calls the session that it belongs to; None: none."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"

@@ -1,6 +1,6 @@
 """What choosing among the replicas of a model goes by: dispatch knows it, and a policy of `routing` decides on it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,4 +43,32 @@ class Balance(Protocol):
 
     def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
         """One of the candidates, of which there is at least one; from now on it counts as chosen."""
+        ...
+
+
+class Placement(Balance, Protocol):
+    """The same for replicas whose caches are followed."""
+
+    def held(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:
+        """For each replica that is followed, how many leading tokens of the prompts it holds.
+
+        Args:
+            scope: The cache scope; nothing is shared across scopes.
+            prompts: Of one request.
+        """
+        ...
+
+    def sent(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
+        """A request was sent to a replica, which holds its prompts from now on, as long as it has room.
+
+        Args:
+            name: The replica.
+            room_tokens: What its cache holds in all.
+            scope: The cache scope.
+            prompts: Of the request.
+        """
+        ...
+
+    def emptied(self, name: str) -> None:
+        """A replica has started anew and holds nothing."""
         ...

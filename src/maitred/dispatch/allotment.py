@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from maitred.core.request import WaitCause
+from maitred.dispatch.choice import Choice
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.policy.credits import NOTHING, Cost, sum_of
 from maitred.dispatch.policy.quotas import Holdings, Quota, Quotas
@@ -18,6 +19,7 @@ class Allotment:
 
     Args:
         config: The settings.
+        choice: Which of several replicas takes a request.
 
     Attributes:
         quotas: The parts.
@@ -26,7 +28,8 @@ class Allotment:
         shared: Whether tenants have shares at all.
     """
 
-    def __init__(self, config: DispatchConfig) -> None:
+    def __init__(self, config: DispatchConfig, choice: Choice) -> None:
+        self._choice = choice
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
         self.holdings = Holdings()
         self.shared = config.line.policy == "fair"
@@ -43,9 +46,9 @@ class Allotment:
         self.holdings.give(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
 
     def station_for(
-        self, ticket: Ticket, quota: Quota, ready: Sequence[Station], *, above_share: bool
+        self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float, *, above_share: bool
     ) -> Station | WaitCause:
-        """The replica that has room for it and the most left; else what is lacking."""
+        """The replica for it, of those that have room; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
         guest = not above_share and self._may_be_guest(ticket)
         if len(self.quotas.all) > 1:
@@ -57,7 +60,7 @@ class Allotment:
                 room = room.plus(Cost(sum(station.guest_places for station in ready), 0))
             if not need.within(room) and quota.used != NOTHING:
                 return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
-        best: Station | None = None
+        open_ones: list[Station] = []
         slots = False
         for station in ready:
             kept = _kept(station.total, headroom, [station])
@@ -66,11 +69,12 @@ class Allotment:
             if guest:
                 free = free.plus(Cost(station.guest_places, 0))
             if need.within(free) or station.credits.idle:
-                if best is None or ease_of(station) > ease_of(best):
-                    best = station
+                open_ones.append(station)
             elif need.slots > free.slots:
                 slots = True
-        return best or (WaitCause.SLOTS if slots else WaitCause.KV_FULL)
+        if open_ones:
+            return self._choice.of(ticket, open_ones, now_s)
+        return WaitCause.SLOTS if slots else WaitCause.KV_FULL
 
     def below_share(
         self, room: Room, quota: Quota, ready: Sequence[Station], now_s: float
@@ -98,7 +102,7 @@ class Allotment:
                 best, best_key = ticket, key
         if best is None:
             return None
-        station = self.station_for(best, quota, ready, above_share=False)
+        station = self.station_for(best, quota, ready, now_s, above_share=False)
         return None if isinstance(station, WaitCause) else (best, station)
 
     def free(self, ticket: Ticket, ready: Sequence[Station], *, above_share: bool) -> Cost:
@@ -141,8 +145,3 @@ def _kept(whole: Cost, headroom: float, stations: Sequence[Station]) -> Cost:
     """What is kept for those below their share: no places where these can come as guests, only blocks."""
     kept = whole.part(headroom)
     return Cost(0, kept.blocks) if all(station.credits.takes_guests for station in stations) else kept
-
-
-def ease_of(station: Station) -> float:
-    """How much of a replica is free."""
-    return station.free.slots / max(1, station.total.slots)

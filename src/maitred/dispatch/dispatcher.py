@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from maitred.core.balance import Placement
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.place import Place
@@ -35,6 +36,7 @@ class Dispatcher:
         posts: The replicas that run it; at least one.
         config: The settings.
         clock: The time.
+        placement: Which of several replicas takes a request; None: the one with the most room.
         draw: A number from 0 to 1, for the jitter in times to come back.
 
     Attributes:
@@ -49,10 +51,11 @@ class Dispatcher:
         config: DispatchConfig,
         clock: Clock,
         *,
+        placement: Placement | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.model = model
-        self.floor = Floor(posts, config)
+        self.floor = Floor(posts, config, placement)
         self._recoveries = config.recoveries
         self._draw = draw
         self._gatekeeper = Gatekeeper(self.floor, config, draw)

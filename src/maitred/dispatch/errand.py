@@ -31,6 +31,8 @@ class Errand:
     """Monotonic, as all times here."""
     deadline_s: float | None = None
     """When its first token must be there; None: by the default of its class, if there is one."""
+    session: str | None = None
+    """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
 
 
 @dataclass(frozen=True, slots=True)

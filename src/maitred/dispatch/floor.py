@@ -12,10 +12,12 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from maitred.core.balance import Placement
 from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
 from maitred.core.place import Place
 from maitred.core.request import WaitCause
 from maitred.dispatch.allotment import Allotment
+from maitred.dispatch.choice import Choice
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.counts import Counts
 from maitred.dispatch.errand import AnyPost, Errand
@@ -42,13 +44,15 @@ class Floor:
     Args:
         posts: The replicas; at least one.
         config: The settings.
+        placement: Which of several replicas takes a request; None: the one with the most room.
     """
 
-    def __init__(self, posts: Sequence[AnyPost], config: DispatchConfig) -> None:
+    def __init__(self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None = None) -> None:
         self.stations = [Station(post) for post in posts]
         self.weights = config.service.weights
         self.outlook = Outlook(OutputLengths(config.output_quantile, config.unknown_output_share), self.weights)
-        self.allotment = Allotment(config)
+        self._choice = Choice(placement, self.outlook)
+        self.allotment = Allotment(config, self._choice)
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
         self.forecaster = Forecaster(self.allotment, self.outlook, played=config.line.policy == "fair")
         self.counts = Counts()
@@ -239,7 +243,7 @@ class Floor:
         """Releases from the head of a line until it is empty or its head lacks something; returns whose and what."""
         while (ticket := room.head(now_s)) is not None:
             above = not ticket.returns and self.allotment.above_share(ticket, quota, ready, now_s)
-            station = self.allotment.station_for(ticket, quota, ready, above_share=above)
+            station = self.allotment.station_for(ticket, quota, ready, now_s, above_share=above)
             if isinstance(station, WaitCause):
                 light = self.allotment.below_share(room, quota, ready, now_s) if above else None
                 if light is None:
@@ -261,6 +265,7 @@ class Floor:
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs), quota)
         self.allotment.take(ticket, quota)
+        self._choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None
         self.forecaster.changed()
         if ticket.returns:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maitred.core.flow import Flow
-from maitred.dispatch.allotment import Allotment, ease_of
+from maitred.dispatch.allotment import Allotment
+from maitred.dispatch.choice import ease_of
 from maitred.dispatch.contest import Contest, playable
 from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait

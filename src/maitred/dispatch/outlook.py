@@ -173,6 +173,11 @@ class Outlook:
         own = ticket.errand.prompt_tokens * self._fresh.value
         return prefill_of(station.load, own, before, station.block_tokens, now_s - station.reported_s)
 
+    def prefill_at(self, station: Station, tokens: int, now_s: float) -> float:
+        """The same for a prompt of which so many tokens have to be computed there."""
+        before = station.credits.uncounted.prompt_tokens * self._fresh.value
+        return prefill_of(station.load, tokens, before, station.block_tokens, now_s - station.reported_s)
+
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:
         """What is said to the caller."""
         wait_s *= self._wait.factor(now_s)

@@ -69,3 +69,9 @@ def test_nonsense_for_a_flag_is_refused():
 @pytest.mark.parametrize(("value", "retries"), [(None, 0), ("0", 0), ("2", 2), ("x", 0), ("-1", 0), ("9" * 5000, 0)])
 def test_the_count_of_a_client_is_taken_only_where_it_can_be_read(value, retries):
     assert retries_in(lambda name: value if name == b"x-stainless-retry-count" else None) == retries
+
+
+def test_a_session_is_named_by_the_header():
+    assert read().session is None
+    assert read(x_session_id="s-1").session == "s-1"
+    assert read(x_session_id="").session is None

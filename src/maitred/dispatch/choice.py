@@ -1,0 +1,81 @@
+"""Which of the replicas that have room for a request takes it."""
+
+from collections.abc import Sequence
+
+from maitred.core.balance import Candidate, Inquiry, Placement
+from maitred.core.ports import StepTimes
+from maitred.dispatch.outlook import Outlook
+from maitred.dispatch.station import Station
+from maitred.dispatch.ticket import Ticket
+
+_UNMEASURED = StepTimes()
+_UNKNOWN_ROOM_TOKENS = 131_072
+"""Of a cache that nothing is said of."""
+_UNKNOWN_OUTPUT_TOKENS = 64.0
+
+
+class Choice:
+    """Tells a placement what it goes by, and what has come of it.
+
+    Args:
+        placement: Decides. None: the replica with the most room takes it.
+        outlook: What is predicted.
+    """
+
+    def __init__(self, placement: Placement | None, outlook: Outlook) -> None:
+        self._placement = placement
+        self._outlook = outlook
+        self._steps: dict[str, int] = {}
+
+    def of(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Station:
+        """One of these, of which there is at least one."""
+        if len(stations) == 1:
+            return stations[0]
+        if self._placement is None:
+            return max(stations, key=ease_of)
+        for station in stations:
+            self._follow(self._placement, station)
+        errand = ticket.errand
+        held = self._placement.held(errand.principal_org, errand.prompts)
+        named = {station.post.name: station for station in stations}
+        inquiry = Inquiry(errand.prompt_tokens, ticket.expected_tokens * errand.choices, errand.session)
+        candidates = [
+            self._candidate(station, errand.prompt_tokens, held.get(name, 0), now_s) for name, station in named.items()
+        ]
+        return named[self._placement.choose(inquiry, candidates).name]
+
+    def released(self, ticket: Ticket, station: Station) -> None:
+        """A request was released to that replica."""
+        if self._placement is not None:
+            room_tokens = station.load.total_blocks * station.block_tokens or _UNKNOWN_ROOM_TOKENS
+            self._placement.sent(station.post.name, room_tokens, ticket.errand.principal_org, ticket.errand.prompts)
+
+    def _candidate(self, station: Station, prompt_tokens: int, held_tokens: int, now_s: float) -> Candidate:
+        account = station.credits
+        load = station.load
+        wait_s = prefill_s = None
+        if load.times != _UNMEASURED:
+            wait_s = self._outlook.prefill_at(station, 0, now_s)
+            prefill_s = max(0.0, self._outlook.prefill_at(station, prompt_tokens - held_tokens, now_s) - wait_s)
+        return Candidate(
+            station.post.name,
+            requests=account.held,
+            prompt_tokens=load.waiting_prompt_tokens + account.uncounted.prompt_tokens,
+            # Answers that run are over by half, on average.
+            output_tokens=account.outstanding.slots * (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2,
+            held_tokens=held_tokens,
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+        )
+
+    def _follow(self, placement: Placement, station: Station) -> None:
+        """Notices that an engine has started anew: it counts its steps from 0 again, and its cache is empty."""
+        name, steps = station.post.name, station.load.steps
+        if steps < self._steps.get(name, 0):
+            placement.emptied(name)
+        self._steps[name] = steps
+
+
+def ease_of(station: Station) -> float:
+    """How much of a replica is free."""
+    return station.free.slots / max(1, station.total.slots)

@@ -1,0 +1,114 @@
+"""Several replicas with room: which of them gets a request."""
+
+import random
+
+from maitred.core.ports import StepTimes
+from maitred.core.service import ServiceWeights
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.errand import Post
+from maitred.dispatch.floor import Floor
+from maitred.dispatch.ticket import State
+from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.config import BalanceConfig
+from maitred.routing.placement import Placement
+from tests.dispatch_desk import CARD, SaidReplica, errand
+
+TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
+
+
+class Pool:
+    """Replicas with room for anything, and a floor before them."""
+
+    def __init__(self, count=3, *, times=TIMES, **settings):
+        load = {"free_blocks": 10_000, "total_blocks": 10_000, "times": times}
+        self.replicas = {}
+        for number in range(count):
+            replica = self.replicas[f"r{number}"] = SaidReplica(CARD)
+            replica.say(**load)
+        placement = Placement(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
+        posts = [Post(name, replica) for name, replica in self.replicas.items()]
+        self.floor = Floor(posts, DispatchConfig(headroom=0.0), placement)
+        self.now_s = 1_000_000.0
+        self.made = 0
+
+    def ask(self, prompt, org="acme", **fields):
+        """Where a request goes; it has ended when this returns."""
+        self.made += 1
+        self.now_s += 1.0
+        asked = errand(self.made, org, tokens=len(prompt), arrived_s=self.now_s, **fields)
+        asked.prompts[:] = [prompt]
+        ticket = self.floor.ticket(asked)
+        self.floor.join(ticket, self.now_s)
+        assert self.floor.turn(self.now_s) == [ticket]
+        assert ticket.state is State.RELEASED
+        name = ticket.grip.station.post.name
+        self.floor.leave(ticket, self.now_s, finished=True)
+        return name
+
+
+def text(seed, length=640):
+    words = random.Random(seed)
+    return [words.randrange(100) for _ in range(length)]
+
+
+def test_the_next_turn_goes_where_the_last_one_was():
+    pool = Pool(bound=None)
+    homes = {}
+    for seed in range(6):
+        homes[seed] = pool.ask(text(seed))
+    assert len(set(homes.values())) == 3, "what nobody holds is spread"
+    for seed, home in homes.items():
+        assert pool.ask(text(seed) + text(100 + seed, 64)) == home
+
+
+def test_a_session_stays_whatever_it_says():
+    pool = Pool()
+    for session in ("acme/1", "acme/2", "acme/3", "acme/4"):
+        assert len({pool.ask(text(seed), session=session) for seed in range(20)}) == 1
+
+
+def test_another_organisation_finds_nothing():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    assert {pool.ask(text(1), org=f"org-{number}") for number in range(4)} == set(pool.replicas)
+    assert pool.ask(text(1)) == home
+
+
+def test_an_engine_that_has_started_anew_holds_nothing():
+    pool = Pool(count=2, bound=None)
+    for replica in pool.replicas.values():
+        replica.say(steps=500)
+    home = pool.ask(text(1))
+    assert pool.ask(text(1)) == pool.ask(text(1)) == home
+    pool.replicas[home].say(steps=2)
+    assert pool.ask(text(1)) != home, "it is the other one's turn"
+
+
+def test_who_has_much_to_compute_is_passed_over():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
+    assert pool.ask(text(1)) != home
+
+
+def test_before_anything_was_measured_tokens_decide():
+    pool = Pool(count=2, times=StepTimes(), bound=None)
+    home = pool.ask(text(1))
+    assert pool.ask(text(1)) == home
+    pool.replicas[home].say(waiting_prompt_tokens=5_000, running=1)
+    assert pool.ask(text(1)) != home
+
+
+def test_the_bound_spreads_what_one_prompt_would_keep_together():
+    pool = Pool(count=2)
+    for replica in pool.replicas.values():
+        replica.say(waiting_prompt_tokens=10, running=1)
+    given = [pool.ask(text(seed % 2)) for seed in range(2)] + [pool.ask(text(0)) for _ in range(200)]
+    assert 0.35 < given.count("r0") / len(given) < 0.65
+
+
+def test_a_replica_without_room_is_not_asked():
+    pool = Pool(count=2, bound=None)
+    home = pool.ask(text(1))
+    pool.replicas[home].say(free_sequences=0, running=4)
+    assert pool.ask(text(1)) != home
