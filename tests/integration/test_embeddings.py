@@ -2,6 +2,7 @@
 
 import base64
 import struct
+import time
 
 import httpx
 import openai
@@ -45,6 +46,10 @@ def oracle(folder):
 def server(folder):
     settings = {"encoder.path": str(folder), "encoder.step_tokens": "64", "encoder.threads": "1"}
     with serving(settings=settings) as server:
+        # The other model may be ready first, and the server with it.
+        deadline_s = time.monotonic() + 60
+        while server.metrics()["maitred_engine_up"] < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         yield server
 
 
