@@ -128,8 +128,8 @@ async def test_clients_that_leave_leave_nothing_behind(server):
     assert after["maitred_engine_cancelled_total"] > before["maitred_engine_cancelled_total"]
 
 
-def test_a_killed_engine_loses_its_streams_loudly_and_comes_back():
-    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+def test_where_nothing_may_go_on_a_killed_engine_loses_its_streams_loudly_and_comes_back():
+    with serving(settings={"engine.kv_memory_bytes": "64MiB", "dispatch.recoveries": 0}) as server:
         engine = psutil.Process(server.process.pid).children()[0]
         body = {"model": MODEL, "prompt": "Run ", "max_tokens": 1900, "ignore_eos": True}
         texts: list[str] = []
