@@ -372,7 +372,7 @@ def test_the_ledger_lacks_only_what_was_sampled_for_nobody(tmp_path, keys):
 
 def test_an_engine_that_dies_leaves_no_drift(tmp_path, keys):
     dies = '{"answers": [{}, {"fault": "die", "fault_after": 5}], "step_s": 0.01}'
-    with installation(tmp_path, keys, script=dies) as server:
+    with installation(tmp_path, keys, script=dies, dispatch__recoveries="0") as server:
 
         def answered(tokens):
             return post(server, keys["SEARCH_KEY"], max_tokens=tokens).status_code == 200
