@@ -205,8 +205,8 @@ async def test_an_honest_cut_is_no_lie():
     assert rehearsal.exit_code == 0
 
 
-def plan_of(faults, *, installation=None, load=None, script=None, **invariants):
-    serve = f"{GATEWAY} --script '{json.dumps(script or {'step_s': 0.02})}'"
+def plan_of(faults, *, installation=None, load=None, script=None, recoveries=5, **invariants):
+    serve = f"{GATEWAY} --script '{json.dumps(script or {'step_s': 0.02})}' --set dispatch.recoveries={recoveries}"
     return msgspec.convert(
         {
             "installation": {"serve": serve} | (installation or {}),
@@ -224,8 +224,15 @@ def plan_of(faults, *, installation=None, load=None, script=None, **invariants):
 
 
 @on_uvloop
-async def test_an_engine_that_is_killed(tmp_path):
+async def test_a_killed_engine_costs_no_answer():
     rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 2}]))
+    assert rehearsal.broken == []
+    assert rehearsal.chaos.summary.outcomes == {"complete": len(rehearsal.chaos.requests.session)}
+
+
+@on_uvloop
+async def test_an_engine_that_is_killed_where_nothing_goes_on(tmp_path):
+    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 2}], recoveries=0))
     assert rehearsal.broken == []
     assert rehearsal.chaos.summary.outcomes["cut"] >= 1
     assert rehearsal.calm.summary.outcomes == {"complete": len(rehearsal.calm.requests.session)}
