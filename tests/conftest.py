@@ -6,6 +6,12 @@ import shutil
 import signal
 import tempfile
 
+from hypothesis import HealthCheck, settings
+
+# How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both.
+settings.register_profile("maitred", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("maitred")
+
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
