@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.work import Work
+from maitred.app.flows import flow_of
 from maitred.app.limits import check_embeds, check_text
 from maitred.app.prompts import tokens_of
 from maitred.core.answer import Ask, Outcome, Tally
 from maitred.core.clock import Clock
 from maitred.core.embedding import Vector
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
-from maitred.core.flow import Flow, PriorityClass, Share, class_of
+from maitred.core.flow import Flow
 from maitred.core.ports import TokenStream
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -117,7 +118,7 @@ class Embedder:
             tally,
             texts,
             list(slices_of([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
-            _flow_of(principal, ask),
+            flow_of(principal, ask),
             principal.tenants[-1],
             self._dispatchers[model.name],
             [b""] * len(texts),
@@ -212,12 +213,6 @@ def shortened(vector: Vector, dimensions: int) -> Vector:
     numbers = struct.unpack_from(f"<{dimensions}f", vector)
     length = math.hypot(*numbers) or 1.0
     return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
-
-
-def _flow_of(principal: Principal, ask: Ask) -> Flow:
-    """Whose share it uses, and how urgent it may be."""
-    asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
-    return Flow(principal.shares or (Share(principal.key),), class_of(min(asked, principal.priority_ceiling)))
 
 
 def _work(principal: Principal, tally: Tally, ask: Ask, texts: Sequence[list[int]]) -> Work:

@@ -16,6 +16,7 @@ from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
 from maitred.admission.work import Work
+from maitred.app.flows import flow_of
 from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
 from maitred.app.meter import Meter
@@ -26,7 +27,6 @@ from maitred.app.text_reading import TextReading, read_text
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import InvalidRequest, MaitredError, Overloaded, ResourceNotFound
-from maitred.core.flow import Flow, PriorityClass, Share, class_of
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.relay import TextRequest
@@ -268,11 +268,10 @@ def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens:
     """The request as the queue sees it."""
     ask = reading.ask
     wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
-    asked = PriorityClass.STANDARD.priority if ask.priority is None else ask.priority
     return Errand(
         id=tally.request_id,
         principal_org=principal.tenants[-1],
-        flow=Flow(principal.shares or (Share(principal.key),), class_of(min(asked, principal.priority_ceiling))),
+        flow=flow_of(principal, ask),
         prompt_tokens=reading.prompt_tokens,
         prompts=reading.prompts,
         max_tokens=max_tokens,

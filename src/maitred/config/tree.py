@@ -24,6 +24,17 @@ from maitred.store.counters.config import CountersConfig
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-tiny"
 """The small model that comes with maitred, so that it runs without a download."""
 
+_MaxChoices = Annotated[
+    int, Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for.")
+]
+_Degradation = Annotated[
+    list[DegradationStep],
+    Meta(
+        description="What is tried, in this order, before a request is refused because its turn would come too late. "
+        "Empty: it is refused as it is."
+    ),
+]
+
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """Which model is served, and under which name."""
@@ -64,17 +75,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "engines"},
         ),
     ] = 1
-    max_choices: Annotated[
-        int,
-        Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
-    ] = 128
-    degradation: Annotated[
-        list[DegradationStep],
-        Meta(
-            description="What is tried, in this order, before a request is refused because its turn would come too "
-            "late. Empty: it is refused as it is."
-        ),
-    ] = []
+    max_choices: _MaxChoices = 128
+    degradation: _Degradation = []
 
     @property
     def attached(self) -> list[str]:
@@ -106,17 +108,8 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
             "are then counted instead of estimated."
         ),
     ] = None
-    max_choices: Annotated[
-        int,
-        Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for."),
-    ] = 128
-    degradation: Annotated[
-        list[DegradationStep],
-        Meta(
-            description="What is tried, in this order, before a request is refused because its turn would come too "
-            "late. Empty: it is refused as it is."
-        ),
-    ] = []
+    max_choices: _MaxChoices = 128
+    degradation: _Degradation = []
 
 
 class Config(Struct, frozen=True, kw_only=True):

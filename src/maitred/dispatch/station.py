@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from maitred.core.backoff import Ceiling
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.dispatch.errand import AnyPost
@@ -9,10 +10,8 @@ from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
 from maitred.dispatch.policy.window import Window
 
 _UNKNOWN_BLOCK_TOKENS = 16
-_REST_S = 0.05
-"""At first; twice as long after each further failure, ..."""
-_MOST_REST_S = 2.0
-"""... but no longer than this."""
+_REST = Ceiling(first_s=0.05, most_s=2.0)
+"""After failures that follow one another."""
 
 
 class Station:
@@ -97,5 +96,5 @@ class Station:
             now_s: Now.
             draw: From 0 to 1, which part of the longest while.
         """
-        self._rests_until_s = now_s + draw * min(_MOST_REST_S, _REST_S * 2.0 ** min(self._rests, 10))
         self._rests += 1
+        self._rests_until_s = now_s + draw * _REST.after(self._rests)

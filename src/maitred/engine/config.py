@@ -11,6 +11,10 @@ from maitred.core.flow import PriorityClass
 from maitred.core.service import ServiceWeights
 from maitred.fairness.config import LineConfig
 
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], Meta(description="`auto` takes the GPU if there is one, else the CPU.")
+]
+
 
 class KVShareConfig(Struct, frozen=True, kw_only=True):
     """How much of the KV cache a tenant can count on, and how much it can have."""
@@ -47,10 +51,7 @@ class BatchLineConfig(LineConfig, frozen=True, kw_only=True):
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Which device runs the model, and how large its batches and its KV cache are."""
 
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        Meta(description="`auto` takes the GPU if there is one, else the CPU."),
-    ] = "auto"
+    device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
         Meta(description="Type of weights and KV cache. `auto` takes what is fast on the device."),

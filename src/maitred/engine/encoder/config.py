@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import Device, EngineConfig
 
 
 class EncoderConfig(Struct, frozen=True, kw_only=True):
@@ -32,10 +32,7 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
             "`unix:/path` or `tcp:host:port`. Null: start one."
         ),
     ] = None
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        Meta(description="`auto` takes the GPU if there is one, else the CPU."),
-    ] = "auto"
+    device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
         Meta(description="Type of weights and activations. `auto` takes what is fast on the device."),
