@@ -6,10 +6,12 @@ import random
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.core.answer import Outcome
+from maitred.core.errors import DeadlineUnmeetable
 from maitred.testing.script import Answer, Fault
 from maitred.wire.sse import SSEDecoder
 from tests.gateway import MODEL, Gateway, gateway, tokens_of
@@ -302,3 +304,28 @@ async def test_a_stream_that_talks_has_no_comments():
         response = await system.chat(stream=True, max_tokens=100)
         assert ": waiting" not in response.text
         assert len(HELLO) * 4 * 0.02 > 0.5
+
+
+async def test_a_refusal_waits_for_no_turn_of_the_event_loop():
+    """Under load a turn takes as long as serving every stream: whoever is refused waits for one, not for six."""
+
+    def refuse(errand):
+        raise DeadlineUnmeetable
+
+    body = msgspec.json.encode({"model": MODEL, "prompt": "Hello", "max_tokens": 8, "stream": True})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    async def send(message):
+        sent.append(message)
+
+    async with gateway() as system:
+        system.dispatcher.check = refuse
+        answering = asyncio.create_task(system.server.config.app(scope, receive, send))
+        await asyncio.sleep(0)
+        assert answering.done()
+    assert sent[0]["status"] == 429
