@@ -1,8 +1,8 @@
 """Engines die under load, and no client notices: every stream has exactly the tokens of an undisturbed run.
 
-200 callers (greedy and seeded, some with two choices, with penalties, with log-probabilities) read streams from one
-gateway with three engines on this machine. First nothing disturbs them, and their answers are kept. Then the same
-requests are sent again, round after round, and in the middle of each round one of the engines is killed (``kill -9``).
+200 callers (greedy and seeded, some with two choices, with penalties, with log-probabilities, with stop strings) read
+streams from one gateway with three engines on this machine. First nothing disturbs them, and their answers are kept.
+Then the same requests are sent again, round after round, and in the middle of each round one of the engines is killed (``kill -9``).
 Every stream must end with ``[DONE]``, its finish reasons, the text and the token counts of the undisturbed one; the
 ledger must have one line for each, with the tokens that the client was told; and nothing may be left behind.
 
@@ -45,6 +45,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "n": 2},
     {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.3, "min_tokens": 20},
     {"temperature": 0.0, "repetition_penalty": 1.2, "logprobs": 2},
+    {"temperature": 0.9, "stop": [" very", "?"]},
 ]
 IDLE = ("maitred_in_flight", "maitred_leases", "maitred_dispatch_running", "maitred_engine_running")
 

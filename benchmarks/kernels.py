@@ -219,7 +219,7 @@ class Bench:
         }
 
     def prefill(self, sizes: list[tuple[int, int]]) -> dict[str, Callable[[], object]]:
-        """One layer's attention over chunks, in buckets and one chunk after the other."""
+        """One layer's attention over chunks, all chunks at once and one after the other."""
         chunks, start = [], 0
         for before, length in sizes:
             table = torch.randperm(self._cache.num_blocks)[: -(-(before + length) // BLOCK_TOKENS)].tolist()
@@ -243,7 +243,7 @@ class Bench:
             for chunk in chunks:
                 attend([chunk])
 
-        return {"buckets": lambda: attend(chunks), "one by one": one_by_one}
+        return {"at once": lambda: attend(chunks), "one by one": one_by_one}
 
 
 if __name__ == "__main__":

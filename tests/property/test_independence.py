@@ -2,11 +2,10 @@
 
 Every request of a random crowd is answered twice: alone, by an engine that computes whole prompts and remembers
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
-are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must agree. Nor does an answer
-depend on where it is computed: one that is taken over in the middle by another engine goes on as it would have.
+are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must be the same, to the last
+bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by another engine goes on
+as it would have.
 """
-
-import math
 
 import msgspec
 import pytest
@@ -45,14 +44,14 @@ class Engines:
     """The calm one and the crowded one, on the same weights."""
 
     def __init__(self, folder):
-        common = {"device": "cpu", "dtype": "fp32", "threads": 1}
+        common = {"device": "cpu", "dtype": "fp32", "threads": 1, "block_tokens": 8}
         self.calm, _ = build(
             folder,
             EngineConfig(**common, kv_memory_bytes=4 << 20, step_tokens=512, max_sequences=128, prefix_cache=False),
         )
         self.crowded, _ = build(
             folder,
-            EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64, block_tokens=8),
+            EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64),
         )
 
 
@@ -98,7 +97,7 @@ def check(engines, requests, between=lambda engine, step: None):
         assert together[key][0] == tokens, key
         assert together[key][2] == finishes
         assert len(finishes) == 1
-        assert all(math.isclose(a, b, abs_tol=1e-3) for a, b in zip(logprobs, together[key][1], strict=True))
+        assert together[key][1] == logprobs, key
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -131,8 +130,7 @@ def test_alone_or_taken_over_in_the_middle(engines, crowd):
             tokens, logprobs, finishes = whole[request.id, index]
             assert output + rest[request.id, index][0] == tokens
             assert rest[request.id, index][2] == finishes
-            later = logprobs[len(output) :]
-            assert all(math.isclose(a, b, abs_tol=1e-3) for a, b in zip(later, rest[request.id, index][1], strict=True))
+            assert rest[request.id, index][1] == logprobs[len(output) :]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

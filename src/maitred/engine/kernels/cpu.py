@@ -1,4 +1,4 @@
-"""Attention on a CPU: a Numba kernel for all decodes of a step, torch's fused kernel for the chunks."""
+"""Attention on a CPU: one Numba kernel for all rows of a step, decodes and chunks alike."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.paged import Array, Kernel, decode_kernel, rotate_and_store
-from maitred.engine.kernels.prefill import Bucket, plan_buckets
+from maitred.engine.kernels.paged import RUN_FIELDS, Array, Kernel, attention_kernel, rotate_and_store, rows_together
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -17,6 +16,17 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 _WORTH_A_THREAD = 1 << 20
 """Multiply-adds below which handing a share to another thread costs more than it saves."""
+_RUN_ROWS = 32
+"""A chunk is cut into runs of so many rows, which threads can share out evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What one thread writes while it computes."""
+
+    packed: Array
+    scores: Array
+    sums: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +37,15 @@ class CPUPlan:
     positions: Array
     slots: Array
     tables: Array
-    lengths: Array
+    """Of the decodes, then of the chunks."""
+    runs: Array
     keys: Array
     values: Array
     """The whole cache; bf16 as the bits that it is."""
     kernel: Kernel
     shares: list[tuple[int, int]]
-    """Decodes ``first … last - 1`` for each thread."""
-    scores: list[Array]
-    """Scratch of each thread."""
-    buckets: list[Bucket]
+    """Runs ``first … last - 1`` for each thread."""
+    scratch: list[Scratch]
 
 
 class CPUAttention:
@@ -44,37 +53,43 @@ class CPUAttention:
 
     Args:
         config: Shape of the model.
-        threads: How many share the decodes of a step; torch's own number unless given.
+        threads: How many share the rows of a step; torch's own number unless given.
     """
 
     def __init__(self, config: ModelConfig, threads: int | None = None) -> None:
         self._config = config
         self._table = rotary_table(config)
         self._threads = threads or torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._threads - 1, "decode-attention") if self._threads > 1 else None
+        self._pool = ThreadPoolExecutor(self._threads - 1, "attention") if self._threads > 1 else None
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
-        """Shares the decodes out among threads and sorts the chunks into buckets."""
-        lengths = batch.decode_lengths.numpy()
-        shares = self._shares(lengths)
-        width = batch.decode_tables.shape[1] * cache.block_tokens
+        """Cuts the step into runs of rows and shares them out among threads."""
+        config = self._config
+        tables, runs = _tables(batch), _runs(batch)
+        shares = self._shares(runs)
+        rows = rows_together(config.group_size) * config.heads
         return CPUPlan(
             batch=batch,
             positions=batch.positions.numpy(),
             slots=batch.slots.numpy(),
-            # Numba compiles anew for every memory order that it meets, and that must not happen in a request.
-            tables=batch.decode_tables.contiguous().numpy(),
-            lengths=lengths,
+            tables=tables,
+            runs=runs,
             keys=_array(cache.keys),
             values=_array(cache.values),
-            kernel=decode_kernel(self._config.head_dim, cache.block_tokens, self._config.group_size),
+            kernel=attention_kernel(config.head_dim, cache.block_tokens, config.group_size),
             shares=shares,
-            scores=[np.empty((self._config.heads, width), np.float32) for _ in shares],
-            buckets=plan_buckets(batch.chunks, cache.block_tokens, cache.keys.dtype, torch.device("cpu")),
+            scratch=[
+                Scratch(
+                    packed=np.empty(rows * config.head_dim, np.float32),
+                    scores=np.empty((rows, tables.shape[1] * cache.block_tokens), np.float32),
+                    sums=np.empty(rows * config.head_dim, np.float32),
+                )
+                for _ in shares
+            ],
         )
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
-        """Rotates and stores all rows, then computes decodes and buckets."""
+        """Rotates and stores all rows, then computes them."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
@@ -87,28 +102,23 @@ class CPUAttention:
             angles = self._table[plan.batch.positions]
             queries, keys = rotate(queries, angles), rotate(keys, angles)
             cache.write(layer, keys, values, plan.batch.slots)
-        attended = torch.empty(queries.shape, dtype=qkv.dtype)
-        if count := plan.batch.num_decodes:
-            attended[:count] = self._decode(layer, queries[:count], cache, plan)
-        for bucket in plan.buckets:
-            bucket.attend(queries, keys, values, layer, cache, attended)
-        return attended.flatten(1)
+        return self._attend(queries.float().flatten(), layer, cache, plan).to(qkv.dtype).view(len(qkv), -1)
 
-    def _decode(self, layer: int, queries: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
-        """``[D, heads, head_dim]`` fp32."""
-        attended = torch.empty(queries.shape, dtype=torch.float32)
+    def _attend(self, queries: Tensor, layer: int, cache: KVCache, plan: CPUPlan) -> Tensor:
+        """Flat fp32, like the queries."""
+        attended = torch.empty_like(queries)
         arrays = (
-            queries.float().flatten().numpy(),
+            queries.numpy(),
             plan.keys.reshape(-1),
             plan.values.reshape(-1),
             plan.tables,
-            plan.lengths,
-            attended.view(-1).numpy(),
+            plan.runs,
+            attended.numpy(),
         )
         first_block = layer * cache.num_blocks
         work = [
-            (*arrays, scores, self._config.kv_heads, first_block, first, last)
-            for (first, last), scores in zip(plan.shares, plan.scores, strict=True)
+            (*arrays, scratch.packed, scratch.scores, scratch.sums, self._config.kv_heads, first_block, first, last)
+            for (first, last), scratch in zip(plan.shares, plan.scratch, strict=True)
         ]
         others = [self._pool.submit(plan.kernel, *share) for share in work[1:]] if self._pool else []
         plan.kernel(*work[0])
@@ -116,17 +126,47 @@ class CPUAttention:
             other.result()
         return attended
 
-    def _shares(self, lengths: Array) -> list[tuple[int, int]]:
-        """Runs of decodes with about equally many tokens to attend to."""
-        count = len(lengths)
-        if not count:
-            return []
-        ends = np.cumsum(lengths, dtype=np.int64)
+    def _shares(self, runs: Array) -> list[tuple[int, int]]:
+        """Consecutive runs with about equally many tokens to attend to."""
+        rows, length = runs[:, 2], runs[:, 3]
+        ends = np.cumsum(rows * length + rows * (rows - 1) // 2)
         cost = int(ends[-1]) * self._config.heads * self._config.head_dim * 2
-        threads = max(1, min(self._threads, count, cost // _WORTH_A_THREAD))
+        threads = max(1, min(self._threads, len(runs), cost // _WORTH_A_THREAD))
         marks = [int(np.searchsorted(ends, ends[-1] * part / threads)) + 1 for part in range(1, threads)]
-        edges = [0, *marks, count]
+        edges = [0, *marks, len(runs)]
         return [(first, last) for first, last in pairwise(edges) if last > first]
+
+
+def _tables(batch: ForwardBatch) -> Array:
+    """The block tables of the decodes, then of the chunks, int32 ``[D + chunks, most blocks]``."""
+    # Numba compiles anew for every memory order that it meets, and that must not happen in a request.
+    of_decodes: Array = batch.decode_tables.contiguous().numpy()
+    if not batch.chunks:
+        return of_decodes
+    decodes, width = of_decodes.shape
+    width = max(width, *(len(chunk.block_table) for chunk in batch.chunks))
+    tables = np.zeros((decodes + len(batch.chunks), width), np.int32)
+    tables[:decodes, : of_decodes.shape[1]] = of_decodes
+    for row, chunk in enumerate(batch.chunks, decodes):
+        tables[row, : len(chunk.block_table)] = chunk.block_table
+    return tables
+
+
+def _runs(batch: ForwardBatch) -> Array:
+    """All rows of the step, decodes first; see `RUN_FIELDS`."""
+    decodes = batch.num_decodes
+    of_chunks = [
+        (table, chunk.start_row + start, min(_RUN_ROWS, chunk.length - start), chunk.context_before + start + 1)
+        for table, chunk in enumerate(batch.chunks, decodes)
+        for start in range(0, chunk.length, _RUN_ROWS)
+    ]
+    runs = np.empty((decodes + len(of_chunks), RUN_FIELDS), np.int64)
+    runs[:decodes, 0] = runs[:decodes, 1] = np.arange(decodes)
+    runs[:decodes, 2] = 1
+    runs[:decodes, 3] = batch.decode_lengths.numpy()
+    if of_chunks:
+        runs[decodes:] = of_chunks
+    return runs
 
 
 def _array(tensor: Tensor) -> Array:

@@ -1,9 +1,13 @@
-"""Numba kernels over the paged KV cache: attention of one new token per sequence, and rotate-and-store.
+"""Numba kernels over the paged KV cache: attention of decodes and of prefill chunks, and rotate-and-store.
 
-Decode attention is two small products per block with a softmax between them (see `simd`). The scores of a whole
-sequence fit into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and
-Gimelshein, 2018) would save no memory traffic here and cost a rescaling per block. A step's sequences are independent,
-so callers may split them over threads: the kernels do not hold the interpreter's lock.
+Attention is two small products per block with a softmax between them (see `simd`). The scores of a whole sequence fit
+into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and Gimelshein, 2018)
+would save no memory traffic here and cost a rescaling per block. The rows of a step are independent, so callers may
+split them over threads: the kernels do not hold the interpreter's lock.
+
+A row is added up in the same order whether it is a decode or one of a chunk, and whatever is computed beside it. Its
+result is the same to the last bit, so that an answer that was preempted, or lost its engine, goes on exactly as it
+would have: what is computed again is what was there.
 """
 
 import math
@@ -14,7 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from maitred.engine.compiled import FAST, compiled_fast
+from maitred.engine.compiled import FAST, compiled, compiled_fast
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +29,7 @@ _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
 @numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
-def _exp(x: np.float32) -> np.float32:
+def exponential(x: np.float32) -> np.float32:
     """e**x for x <= 0 in fp32, in operations that vectorise.
 
     x = n ln 2 + r; a polynomial gives e**r, and n goes into the exponent's bits (Cephes' expf, Moshier, 1992).
@@ -52,7 +56,7 @@ def _softmax(scores: Array, count: int, scale: np.float32) -> None:
         highest = max(highest, scores[t])
     total = np.float32(0.0)
     for t in range(count):
-        weight = _exp((scores[t] - highest) * scale)
+        weight = exponential((scores[t] - highest) * scale)
         scores[t] = weight
         total += weight
     share = np.float32(1.0) / total
@@ -62,32 +66,50 @@ def _softmax(scores: Array, count: int, scale: np.float32) -> None:
         scores[t] = np.float32(0.0)
 
 
+RUN_FIELDS = 4
+"""Of a run, int64: its block table, its first row in the step, its rows, tokens that its first row attends to."""
+
+
+def rows_together(group: int) -> int:
+    """Rows of a chunk that share every cached element that is loaded: as many as have their sums in registers."""
+    if group <= 4:
+        return 3
+    return 2 if group <= 8 else 1
+
+
 @cache
-def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
-    """Attention of single new tokens, compiled for one model's shape.
+def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
+    """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
 
     Returns:
-        ``kernel(queries, keys, values, tables, lengths, attended, scores, kv_heads, first_block, first, last)``, which
-        computes sequences ``first … last - 1`` of the step. ``queries`` and ``attended`` are flat fp32
-        ``[D, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which the layer starts at
-        ``first_block``; ``scores`` is scratch of one thread, fp32 ``[heads, max_blocks * block_tokens]``.
+        ``kernel(queries, keys, values, tables, runs, attended, packed, scores, sums, kv_heads, first_block, first,
+        last)``, which computes the runs ``first … last - 1`` of the step. ``queries`` and ``attended`` are flat fp32
+        ``[T, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which the layer starts at
+        ``first_block``; ``runs`` is ``[N, RUN_FIELDS]``. The rest is scratch of one thread, fp32, for as many rows as
+        `rows_together` says: ``packed`` and ``sums`` ``[rows * heads * head_dim]``, ``scores`` ``[rows * heads,
+        max_blocks * block_tokens]``.
     """
     key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
+    # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together.
     unroll = math.gcd(8 // min(group, 8), math.gcd(head_dim, block_tokens))
     unroll = 1 << (unroll.bit_length() - 1)
+    tile = rows_together(group)
+    both = tile * group
     edition = EDITION
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
 
-    @compiled_fast
+    @compiled  # the softmax alone may reorder its sums: how these are added up must not depend on the tile
     def kernel(
         queries: Array,
         keys: Array,
         values: Array,
         tables: Array,
-        lengths: Array,
+        runs: Array,
         attended: Array,
+        packed: Array,
         scores: Array,
+        sums: Array,
         kv_heads: int,
         first_block: int,
         first: int,
@@ -95,37 +117,71 @@ def decode_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
     ) -> None:
         flat_scores = scores.reshape(scores.size)
         width = scores.shape[1]
+        heads = kv_heads * group
         if edition < 0:  # never; but what a kernel names is part of its key on disk
             return
-        for s in range(first, last):
-            length = lengths[s]
-            blocks = (length + block_tokens - 1) // block_tokens
-            padded = blocks * block_tokens
-            scores[:, :padded] = np.float32(0.0)
-            for b in range(blocks):
-                block_at = (first_block + tables[s, b]) * kv_heads * block_size
-                for h in range(kv_heads):
-                    for t in range(0, block_tokens, key_lanes):
-                        add_weighted_rows(
-                            queries, (s * kv_heads + h) * group * head_dim, head_dim,
-                            keys, block_at + h * block_size + t, block_tokens, head_dim,
-                            flat_scores, h * group * width + b * block_tokens + t, width,
-                            group, key_lanes, unroll,
-                        )  # fmt: skip
-            for row in range(kv_heads * group):
-                _softmax(scores[row, :padded], length, scale)
-            first_head = s * kv_heads * group * head_dim
-            attended[first_head : first_head + kv_heads * group * head_dim] = np.float32(0.0)
-            for b in range(blocks):
-                block_at = (first_block + tables[s, b]) * kv_heads * block_size
-                for h in range(kv_heads):
-                    for d in range(0, head_dim, value_lanes):
-                        add_weighted_rows(
-                            flat_scores, h * group * width + b * block_tokens, width,
-                            values, block_at + h * block_size + d, head_dim, block_tokens,
-                            attended, first_head + h * group * head_dim + d, head_dim,
-                            group, value_lanes, unroll,
-                        )  # fmt: skip
+        for run in range(first, last):
+            table = runs[run, 0]
+            for start in range(0, runs[run, 2], tile):
+                rows = min(tile, runs[run, 2] - start)
+                first_row, length = runs[run, 1] + start, runs[run, 3] + start
+                blocks = (length + rows - 1 + block_tokens - 1) // block_tokens
+                padded = blocks * block_tokens
+                # Side by side: the heads of all rows that read the same cached head.
+                for r in range(rows):
+                    for h in range(kv_heads):
+                        source = ((first_row + r) * heads + h * group) * head_dim
+                        place = (h * rows + r) * group * head_dim
+                        for i in range(group * head_dim):
+                            packed[place + i] = queries[source + i]
+                scores[: rows * heads, :padded] = np.float32(0.0)
+                for b in range(blocks):
+                    block_at = (first_block + tables[table, b]) * kv_heads * block_size
+                    for h in range(kv_heads):
+                        for t in range(0, block_tokens, key_lanes):
+                            if rows == tile:
+                                add_weighted_rows(
+                                    packed, h * both * head_dim, head_dim,
+                                    keys, block_at + h * block_size + t, block_tokens, head_dim,
+                                    flat_scores, h * both * width + b * block_tokens + t, width,
+                                    both, key_lanes, unroll,
+                                )  # fmt: skip
+                                continue
+                            for r in range(h * rows, (h + 1) * rows):
+                                add_weighted_rows(
+                                    packed, r * group * head_dim, head_dim,
+                                    keys, block_at + h * block_size + t, block_tokens, head_dim,
+                                    flat_scores, r * group * width + b * block_tokens + t, width,
+                                    group, key_lanes, unroll,
+                                )  # fmt: skip
+                for row in range(rows * heads):
+                    _softmax(scores[row, :padded], length + (row // group) % rows, scale)
+                sums[: rows * heads * head_dim] = np.float32(0.0)
+                for b in range(blocks):
+                    block_at = (first_block + tables[table, b]) * kv_heads * block_size
+                    for h in range(kv_heads):
+                        for d in range(0, head_dim, value_lanes):
+                            if rows == tile:
+                                add_weighted_rows(
+                                    flat_scores, h * both * width + b * block_tokens, width,
+                                    values, block_at + h * block_size + d, head_dim, block_tokens,
+                                    sums, h * both * head_dim + d, head_dim,
+                                    both, value_lanes, unroll,
+                                )  # fmt: skip
+                                continue
+                            for r in range(h * rows, (h + 1) * rows):
+                                add_weighted_rows(
+                                    flat_scores, r * group * width + b * block_tokens, width,
+                                    values, block_at + h * block_size + d, head_dim, block_tokens,
+                                    sums, r * group * head_dim + d, head_dim,
+                                    group, value_lanes, unroll,
+                                )  # fmt: skip
+                for r in range(rows):
+                    for h in range(kv_heads):
+                        place = ((first_row + r) * heads + h * group) * head_dim
+                        source = (h * rows + r) * group * head_dim
+                        for i in range(group * head_dim):
+                            attended[place + i] = sums[source + i]
 
     return kernel
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.kernels.gate import make_gate
 from maitred.engine.kernels.norm import make_add_norm
 from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.weights import LayerWeights, Weights
+from maitred.engine.models.weights import Weights
 
 
 class Decoder:
@@ -32,6 +33,7 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._add_norm = make_add_norm(self.dtype, self.device)
+        self._gate = make_gate(self.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +61,8 @@ class Decoder:
             if layer.head_norm is not None:
                 self._norm_heads(qkv, layer.head_norm)
             attended = layer.attention_output(self._attention.attend(index, qkv, cache, plan))
-            addend = self._mlp(self._add_norm(stream, attended, layer.mlp_norm, epsilon), layer)
+            normed = self._add_norm(stream, attended, layer.mlp_norm, epsilon)
+            addend = layer.down(self._gate(layer.gate_up(normed)))
         rows = batch.logit_rows
         return weights.head(self._add_norm(stream[rows], addend[rows], weights.final_norm, epsilon)).float()
 
@@ -87,8 +90,3 @@ class Decoder:
         heads, head_dim = gains.shape
         rows = qkv[:, : heads * head_dim].view(-1, heads, head_dim)
         rows.copy_(functional.rms_norm(rows, (head_dim,), None, self.config.norm_epsilon) * gains)
-
-    @staticmethod
-    def _mlp(rows: Tensor, layer: LayerWeights) -> Tensor:
-        gate, up = layer.gate_up(rows).chunk(2, dim=-1)
-        return layer.down(functional.silu(gate) * up)

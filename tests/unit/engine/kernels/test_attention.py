@@ -146,6 +146,44 @@ def test_a_decode_does_not_depend_on_its_neighbours():
     assert torch.equal(together[:1], alone)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_tokens"), [*SHAPES, (8, 1, 16, 8), (9, 1, 16, 16)])
+def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_dim, block_tokens, dtype):
+    """Bit for bit, however it is cut, and on however many threads."""
+    monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
+    config = config_of(heads, kv_heads, head_dim)
+    tokens = 75
+    qkv = torch.randn(tokens, config.qkv_features, generator=torch.Generator().manual_seed(3))
+    table = torch.randperm(NUM_BLOCKS)[: -(-tokens // block_tokens)].tolist()
+
+    def answer(threads: int, cuts: list[int]) -> torch.Tensor:
+        cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
+        backend, parts, start = CPUAttention(config, threads=threads), [], 0
+        for length in cuts:
+            positions = torch.arange(start, start + length)
+            blocks = torch.tensor(table)[positions // block_tokens]
+            batch = ForwardBatch(
+                token_ids=positions,
+                positions=positions,
+                slots=blocks * block_tokens + positions % block_tokens,
+                logit_rows=positions[:0],
+                chunks=[Chunk(0, length, start, table)],
+            )
+            if length == 1:
+                batch.chunks = []
+                batch.num_decodes = 1
+                batch.decode_tables = torch.tensor([table], dtype=torch.int32)
+                batch.decode_lengths = torch.tensor([start + 1], dtype=torch.int32)
+            part = qkv[start : start + length].clone()
+            parts.append(backend.attend(1, part, cache, backend.plan(batch, cache)))
+            start += length
+        return torch.cat(parts)
+
+    expected = answer(1, [1] * tokens)
+    for threads, cuts in [(1, [75]), (3, [75]), (1, [1, 2, 3, 4, 5, 60]), (2, [37, 1, 1, 36]), (1, [2] * 37 + [1])]:
+        assert torch.equal(answer(threads, cuts), expected), (threads, cuts)
+
+
 def test_decodes_are_shared_out_by_length(monkeypatch):
     monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
     backend = CPUAttention(config_of(8, 4, 32), threads=2)
@@ -171,5 +209,5 @@ def test_buckets_are_few_and_hold_every_row_once():
 
 def test_compiled_kernels_are_kept_on_disk():
     """A process that starts later loads them instead of compiling."""
-    kernel = paged.decode_kernel(32, 16, 2)
+    kernel = paged.attention_kernel(32, 16, 2)
     assert Path(kernel.stats.cache_path).is_dir()  # type: ignore[attr-defined]
