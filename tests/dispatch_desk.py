@@ -42,6 +42,8 @@ class SaidReplica:
     def load(self):
         return self._load
 
+    weight = 1.0
+
     def unheard(self):
         return self._unheard
 

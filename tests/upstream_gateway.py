@@ -9,11 +9,13 @@ import httpx
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
+from maitred.admission.policy.retries import RetryBudget
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.app.retrying import Retrying
 from maitred.app.upstreams import open_upstreams
 from maitred.config.tree import TextModelConfig
 from maitred.core.answer import Tally
@@ -51,8 +53,9 @@ class UpstreamGateway:
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        held = self.dispatcher.floor.stations[0].credits.held
-        return (self.upstream.open_streams, self.gate.inside, held) == (0, 0, 0)
+        held = sum(station.credits.held for station in self.dispatcher.floor.stations)
+        open_streams = sum(upstream.open_streams for upstream in self.model.replicas)
+        return (open_streams, self.gate.inside, held) == (0, 0, 0)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -72,6 +75,7 @@ async def upstream_gateway(
     limited: Sequence[Limit] = (),
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     up: bool = True,
+    retries: int = 0,
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -81,7 +85,8 @@ async def upstream_gateway(
         model: Its configuration; by default one server with `settings`.
         limited: Limits of everybody.
         admitting: How requests are admitted.
-        up: Whether to wait until the server behind was found.
+        up: Whether to wait until the servers behind were found.
+        retries: How often a request is tried again after a failure before its first part.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -92,11 +97,12 @@ async def upstream_gateway(
         model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
     async with open_upstreams({MODEL: model}) as upstreams:
         (text_model,) = upstreams.models
-        (upstream,) = text_model.replicas
+        upstream = text_model.replicas[0]
         ledger = PaperLedger()
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
         dispatcher = Dispatcher(MODEL, upstreams.posts()[MODEL], DispatchConfig(), clock)
-        pipeline = Pipeline(Catalog([text_model]), {MODEL: dispatcher}, admission, clock=clock)
+        again = Retrying(retries, RetryBudget(0.2, 10), clock)
+        pipeline = Pipeline(Catalog([text_model]), {MODEL: dispatcher}, admission, clock=clock, retries=again)
         observers = []
         edge = build(config, pipeline, Anyone(), gate, observers, bytes, clock)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
@@ -106,13 +112,15 @@ async def upstream_gateway(
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
+            ticking = asyncio.create_task(dispatcher.run())
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:
                 if up:
-                    await system.wait_until(lambda: upstream.standing.up)
+                    await system.wait_until(lambda: all(each.standing.up for each in text_model.replicas))
                 yield system
             finally:
                 gate.end_now()
                 server.stop(at_once=True)
+                ticking.cancel()
                 await serving

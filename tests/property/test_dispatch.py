@@ -35,6 +35,8 @@ class Engine(SaidReplica):
         """Messages that it has not read: (ticket, cost), or (ticket, None) for a cancellation."""
         self.runs = []
 
+    weight = 1.0
+
     def unheard(self):
         return sum(cost is not None for _, cost in self.underway)
 

@@ -39,6 +39,7 @@ def build(
     answers: AnswerStore | None = None,
     stores_up: Callable[[], Mapping[str, bool]] = dict,
     check_stores: Callable[[], None] = lambda: None,
+    retry_budget: RetryBudget | None = None,
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -55,6 +56,7 @@ def build(
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
+        retry_budget: Which refused requests may come back; None: by the settings alone.
     """
     service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
     routes = [
@@ -77,7 +79,7 @@ def build(
         gate,
         observers,
         answering.standing,
-        Retries(RetryBudget(config.retry_share, config.retry_allowance), clock),
+        Retries(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         clock=clock,

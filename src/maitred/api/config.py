@@ -100,7 +100,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             ge=0,
             le=1,
             description="Retries that a tenant is granted while the server is saturated, for each request that it "
-            "sends for the first time. Beyond them, refusals say `x-should-retry: false`.",
+            "sends for the first time. Beyond them, refusals say `x-should-retry: false`. What is sent to another "
+            "upstream after a failure is taken from the same budget.",
             extra={"unit": "retries per request"},
         ),
     ] = 0.2

@@ -15,6 +15,7 @@ import msgspec
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
+from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.work import Work
 from maitred.app.flows import flow_of
 from maitred.app.generation import Generation
@@ -23,6 +24,7 @@ from maitred.app.meter import Meter
 from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
 from maitred.app.relay import Relay
+from maitred.app.retrying import Retrying
 from maitred.app.text_reading import TextReading, read_text
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
@@ -61,6 +63,7 @@ class Pipeline:
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, if the replica would take more.
         least_itl_s: Shortest time between two tokens that a request can ask for.
+        retries: How often servers of others may be tried; None: once.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Pipeline:
         draw_seed: Callable[[], int] = draw_seed,
         max_choices: int = 128,
         least_itl_s: float = 0.0,
+        retries: Retrying | None = None,
     ) -> None:
         self._catalog = catalog
         self._dispatchers = dispatchers
@@ -83,6 +87,7 @@ class Pipeline:
         self._draw_seed = draw_seed
         self._max_choices = max_choices
         self._least_itl_s = least_itl_s
+        self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
 
     @asynccontextmanager
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
@@ -105,15 +110,18 @@ class Pipeline:
             seat = await running.enter_async_context(dispatcher.seat(errand))
             tally.place = seat.place
             if isinstance(reading, TextReading):
+                deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
                 yield Relay(
                     seat,
                     running,
                     _text_request(reading, grant),
+                    len(reading.prompts),
                     Meter(reading.model, tally, reading.estimated),
                     tally,
                     self._clock,
                     grant,
-                    deadline_s=None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s,
+                    self._retries.attempts(principal.tenants[0], deadline_s),
+                    deadline_s=deadline_s,
                     partial=ask.partial,
                 )
             else:

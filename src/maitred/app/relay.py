@@ -1,8 +1,10 @@
 """One answer that a server of somebody else's makes: waits for its turn, asks, and passes on what comes back.
 
-What `Generation` is to tokens this is to text. The text is passed on as it comes; what it was in tokens is an estimate
-until the server says what it has counted. The end of the answer is held back until all of it is known to be there and
-in the ledger, so a stream that breaks off, however late, never looks complete.
+What `Generation` is to tokens this is to text. A server that fails before the first part of the answer is followed by
+another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. The text is passed on
+as it comes; what it was in tokens is an estimate until the server says what it has counted. The end of the answer is
+held back until all of it is known to be there and in the ledger, so a stream that breaks off, however late, never looks
+complete.
 """
 
 import asyncio
@@ -13,8 +15,9 @@ from typing import Self
 from maitred.admission.grant import Grant
 from maitred.app.meter import Meter
 from maitred.core.answer import Outcome, Part, Tally
+from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
-from maitred.core.errors import DeadlineExceeded
+from maitred.core.errors import DeadlineExceeded, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
 from maitred.dispatch.errand import Post
@@ -28,10 +31,12 @@ class Relay:
         seat: Its place in the queue, and then at a replica.
         running: Holds what is opened here; whoever made it closes it.
         request: What the replica is asked.
+        prompts: How many it has.
         meter: Counts what comes.
         tally: What is known of the request.
         clock: For the times in it.
         grant: What it may use.
+        attempts: How often it may be tried.
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
         partial: Whether what is there at the deadline is an answer.
     """
@@ -41,10 +46,12 @@ class Relay:
         seat: Seat,
         running: AsyncExitStack,
         request: TextRequest,
+        prompts: int,
         meter: Meter,
         tally: Tally,
         clock: Clock,
         grant: Grant,
+        attempts: Attempts,
         *,
         deadline_s: float | None,
         partial: bool,
@@ -52,13 +59,17 @@ class Relay:
         self._seat = seat
         self._running = running
         self._request = request
+        self._prompts = prompts
         self._meter = meter
         self._tally = tally
         self._clock = clock
         self._grant = grant
+        self._attempts = attempts
         self._deadline_s = deadline_s
         self._partial = partial
         self._batches: AsyncIterator[Batch] | None = None
+        self._at_server = AsyncExitStack()
+        """Holds the attempt."""
         self._finishes: dict[int, FinishReason] = {}
         self._last_s: dict[int, float] = {}
         self._over = False
@@ -71,25 +82,61 @@ class Relay:
             raise StopAsyncIteration
         try:
             async with asyncio.timeout(self._left_s()):
-                batches = self._batches or await self._begin()
-                batch = await anext(batches, None)
+                batch = await self._news()
         except TimeoutError:
             return await self._cut()
         if batch is None:
             return await self._end(self._finishes)
         return self._take(batch)
 
-    async def _begin(self) -> AsyncIterator[Batch]:
-        """Waits for its turn, and asks."""
-        post: Post[TextReplica] = await self._seat.granted()
+    async def _news(self) -> Batch | None:
+        """What comes next; None at the end of the answer."""
+        while True:
+            if self._batches is None:
+                post: Post[TextReplica] = await self._seat.granted()
+            try:
+                if self._batches is None:
+                    self._batches = await self._ask(post)
+                return await anext(self._batches, None)
+            except (ReplicaLost, ReplicaUnavailable) as failure:
+                if self._tally.first_token_s is not None:
+                    raise
+                await self._again(failure)
+
+    async def _ask(self, post: Post[TextReplica]) -> AsyncIterator[Batch]:
+        """Sends the request."""
         tally = self._tally
         tally.place, tally.released_s = None, self._clock.monotonic_s()
         tally.waited_ms = dict(self._seat.waited_ms)
-        self._grant.replica = post.name
-        stream = await self._running.enter_async_context(post.replica.relay(self._request))
+        self._grant.served_by(post.name)
+        if not self._attempts.failures:
+            await self._running.enter_async_context(self._at_server)
+        stream = await self._at_server.enter_async_context(post.replica.relay(self._request))
         self._seat.submitted()
-        self._batches = aiter(stream)
-        return self._batches
+        return aiter(stream)
+
+    async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
+        """Leaves a server that has failed, and waits for another one, or for the same one.
+
+        Raises:
+            ReplicaLost: The failure, where there is nothing left to try.
+            ReplicaUnavailable: The same.
+        """
+        await self._at_server.aclose()
+        self._batches = None
+        rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
+        elsewhere = self._seat.elsewhere
+        if not elsewhere and not isinstance(failure, ReplicaLost | ReplicaBusy):
+            raise failure  # it cannot be reached, or is not what the configuration says: a pause would not help
+        wait_s = self._attempts.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
+        if isinstance(wait_s, Stop):
+            raise failure
+        again = self._seat.again(
+            prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
+        )
+        if not again:
+            raise failure
+        self._tally.recoveries += 1
 
     def _take(self, batch: Batch) -> list[Part]:
         """Notes what came; returns it without the ends of choices, which have to wait."""

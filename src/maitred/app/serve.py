@@ -30,6 +30,7 @@ from rich.markup import escape
 from maitred.admission.admission import Admission
 from maitred.admission.degradation import DegradationStep
 from maitred.admission.policy.ladder import Ladder
+from maitred.admission.policy.retries import RetryBudget
 from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.gate import Gate
@@ -41,6 +42,7 @@ from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.app.retrying import Retrying
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, recall_rates, running
 from maitred.app.upstreams import open_upstreams
@@ -94,7 +96,7 @@ async def _serve(config: Config, command: Command | None) -> int:
     async with (
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
-        open_upstreams(config.models) as upstreams,
+        open_upstreams(config.models, config.health) as upstreams,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
         _open_engine(config, command, clock) as local,
         open_encoders(config, local[0].name if local else "", clock) as encoders,
@@ -140,6 +142,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
         )
+        retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
             catalog,
             dispatchers,
@@ -151,6 +154,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             max_choices=config.model.max_choices,
             least_itl_s=config.dispatch.least_itl_s,
+            retries=Retrying(config.dispatch.retries, retry_budget, clock),
         )
         edge = build(
             config.server,
@@ -165,6 +169,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
             check_stores=accounts.check_stores,
+            retry_budget=retry_budget,
         )
         server = HttpServer(edge, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gate, config.server.drain_grace_s)

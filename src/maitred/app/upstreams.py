@@ -13,6 +13,8 @@ from maitred.config.tree import TextModelConfig
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.errand import AnyPost, Post
 from maitred.observe.upstreams import UpstreamState
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.peers import Peers
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.probe import Probe
 from maitred.replica.upstream.server import Upstream
@@ -21,6 +23,9 @@ from maitred.text.tokenizer import Tokenizer
 
 _KEEP_OPEN_S = 3.0
 """Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
+
+
+_HEALTH = HealthConfig()
 
 
 class Upstreams:
@@ -53,6 +58,8 @@ class Upstreams:
                 server.reported.running,
                 server.reported.waiting,
                 server.reported.kv_usage,
+                server.standing.breaker,
+                server.weight,
             )
             for name, servers in self._servers.items()
             for server in servers
@@ -60,7 +67,9 @@ class Upstreams:
 
 
 @asynccontextmanager
-async def open_upstreams(models: Mapping[str, TextModelConfig]) -> AsyncIterator[Upstreams]:
+async def open_upstreams(
+    models: Mapping[str, TextModelConfig], health: HealthConfig = _HEALTH
+) -> AsyncIterator[Upstreams]:
     """The models of the configuration, with a look at each of their servers behind us and more to come.
 
     Raises:
@@ -82,16 +91,32 @@ async def open_upstreams(models: Mapping[str, TextModelConfig]) -> AsyncIterator
         served: list[TextModel] = []
         servers: dict[str, list[Upstream]] = {}
         for name, config in models.items():
-            servers[name] = [_upstream(upstream, name, config, session) for upstream in config.upstreams]
+            peers = Peers(health.outliers, [])
+            servers[name] = [_upstream(upstream, name, config, session, health, peers) for upstream in config.upstreams]
             for upstream in servers[name]:
                 await stack.enter_async_context(running(Probe(upstream).run(), f"probe of {upstream.name}"))
             served.append(TextModel(name, servers[name], _tokenizer(config)))
         yield Upstreams(servers, served)
 
 
-def _upstream(config: UpstreamConfig, name: str, model: TextModelConfig, session: aiohttp.ClientSession) -> Upstream:
+def _upstream(
+    config: UpstreamConfig,
+    name: str,
+    model: TextModelConfig,
+    session: aiohttp.ClientSession,
+    health: HealthConfig,
+    peers: Peers,
+) -> Upstream:
     try:
-        return Upstream(config, name, session, context_tokens=model.context_tokens, max_choices=model.max_choices)
+        return Upstream(
+            config,
+            name,
+            session,
+            context_tokens=model.context_tokens,
+            max_choices=model.max_choices,
+            health=health,
+            peers=peers,
+        )
     except (OSError, ssl.SSLError) as error:
         raise ConfigInvalid(f"The certificates in {config.ca_file} cannot be used: {error}.") from error
 

@@ -16,6 +16,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
+from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.store.config import StoreConfig
@@ -145,6 +146,7 @@ class Config(Struct, frozen=True, kw_only=True):
     admission: AdmissionConfig = AdmissionConfig()
     dispatch: DispatchConfig = DispatchConfig()
     routing: RoutingConfig = RoutingConfig()
+    health: HealthConfig = HealthConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()

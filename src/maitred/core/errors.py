@@ -27,6 +27,7 @@
     │       └── QuotaExceeded         429  a budget has no room until its window ends
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
+    │   │   └── ReplicaBusy           503  a replica takes no more requests now
     │   ├── ReplicaLost               502  the replica died while it was answering
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
@@ -284,6 +285,10 @@ class ReplicaUnavailable(Unavailable):
 
     code = "replica_unavailable"
     default_message = "No replica of this model is ready. Try again after the time in Retry-After."
+
+
+class ReplicaBusy(ReplicaUnavailable):
+    """It is there and takes no more requests now; nothing is wrong with it."""
 
 
 class ReplicaLost(Unavailable):

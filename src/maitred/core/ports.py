@@ -176,6 +176,11 @@ class Host(Carded, Protocol):
         """Requests that were submitted and that the last report cannot know of yet."""
         ...
 
+    @property
+    def weight(self) -> float:
+        """The part of its load that it should have, above 0 and up to 1: one that comes back begins with little."""
+        ...
+
     def watch(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every report, and when the replica becomes ready or is lost. For good."""
         ...

@@ -62,6 +62,8 @@ class Allotment:
                 return WaitCause.SLOTS if need.slots > room.slots else WaitCause.KV_FULL
         open_ones: list[Station] = []
         slots = False
+        if ticket.failed_at:
+            ready = untried(ticket, ready) or ready
         for station in ready:
             kept = _kept(station.total, headroom, [station])
             need = ticket.cost.at_most(station.total.minus(kept)).at_least(_ONE)
@@ -134,6 +136,11 @@ class Allotment:
 
     def _may_be_guest(self, ticket: Ticket) -> bool:
         return self.shared and self.holdings.may_be_guest(ticket.tenant, ticket.cost.slots, ticket.flow.priority)
+
+
+def untried(ticket: Ticket, ready: Sequence[Station]) -> list[Station]:
+    """Of these replicas, those that have not failed the request."""
+    return [station for station in ready if station.post.name not in ticket.failed_at]
 
 
 def total_of(stations: Sequence[Station]) -> Cost:

@@ -59,6 +59,7 @@ class Choice:
             prefill_s = max(0.0, self._outlook.prefill_at(station, prompt_tokens - held_tokens, now_s) - wait_s)
         return Candidate(
             station.post.name,
+            weight=station.weight,
             requests=account.held,
             prompt_tokens=load.waiting_prompt_tokens + account.uncounted.prompt_tokens,
             # Answers that run are over by half, on average.

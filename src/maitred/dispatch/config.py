@@ -143,6 +143,17 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 5
 
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="How often a request may be sent again after a server of somebody else's has failed it before "
+            "the first part of the answer: to another one that is ready, else to the same one after a pause. Within "
+            "the tenant's budget, `server.retry_share`.",
+        ),
+    ] = 2
+
     def first_token_within_s(self, flow: Flow) -> float | None:
         """By when the first token must come of a request that does not say it; None: whenever."""
         for level in reversed(flow.path):

@@ -120,13 +120,17 @@ class Dispatcher:
         self.floor.join(ticket, self._clock.monotonic_s())
         self._wait(seat)
 
-    def again(self, seat: Seat, *, prompts: Sequence[int], answer_by_s: float | None) -> bool:
+    def elsewhere(self, seat: Seat) -> bool:
+        """See `Seat`."""
+        return seat.ticket.state is State.RELEASED and self.floor.elsewhere(seat.ticket, self._clock.monotonic_s())
+
+    def again(self, seat: Seat, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None) -> bool:
         """See `Seat`."""
         ticket = seat.ticket
         if ticket.state is not State.RELEASED or ticket.returns >= self._recoveries:
             return False
         now_s = self._clock.monotonic_s()
-        self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw())
+        self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
         self._wait(seat)
         return True
 

@@ -16,7 +16,7 @@ from maitred.core.balance import Placement
 from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
 from maitred.core.place import Place
 from maitred.core.request import WaitCause
-from maitred.dispatch.allotment import Allotment
+from maitred.dispatch.allotment import Allotment, untried
 from maitred.dispatch.choice import Choice
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.counts import Counts
@@ -125,6 +125,7 @@ class Floor:
         prompts: Sequence[int],
         answer_by_s: float | None,
         draw: float,
+        rest_s: float | None = None,
     ) -> None:
         """The replica of a released request has failed it: it gives back what it holds there, and waits again.
 
@@ -135,12 +136,14 @@ class Floor:
             now_s: Now.
             prompts: Those that have not been answered in full, by their numbers.
             answer_by_s: When its answer must be there.
-            draw: From 0 to 1, for how long the replica rests if it still seems ready.
+            draw: From 0 to 1, for how long the replica rests if it still seems ready...
+            rest_s: ...or just so long.
         """
         grip = self._let_go(ticket, lost=True)
         grip.station.refresh(now_s)
         if grip.station.ready:
-            grip.station.rest(now_s, draw)
+            grip.station.rest(now_s, draw, rest_s)
+            ticket.failed_at.add(grip.station.post.name)
         ticket.keep(prompts)
         ticket.grip, ticket.state, ticket.joined_s = None, State.WAITING, now_s
         ticket.returns += 1
@@ -149,6 +152,11 @@ class Floor:
             ticket.first_token_by_s = answer_by_s
         ticket.room.put_back(ticket, now_s)
         self._watch(ticket)
+
+    def elsewhere(self, ticket: Ticket, now_s: float) -> bool:
+        """Whether a released request that has just been failed could go to a replica that has not failed it."""
+        assert ticket.grip is not None
+        return any(station is not ticket.grip.station for station in untried(ticket, self.refresh(now_s)))
 
     def turn(self, now_s: float) -> list[Ticket]:
         """Releases whom there are credits for, and fails whose time is over. Returns both.

@@ -64,7 +64,12 @@ class Seat:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None) -> bool:
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another replica is ready that has not failed it."""
+        return self._dispatcher.elsewhere(self)
+
+    def again(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
         """Gives up the granted replica, which has failed it, and waits for another one; `granted` says which.
 
         It keeps its age, goes before those who have not run, and nothing is charged twice.
@@ -72,11 +77,12 @@ class Seat:
         Args:
             prompts: Those that have not been answered in full, by their numbers. `submitted` is to be called for each.
             answer_by_s: When its whole answer must be there; waiting ends then.
+            rest_s: For how long that replica gets no requests; None: for longer each time.
 
         Returns:
             False if that has happened too often; nothing has changed then.
         """
-        return self._dispatcher.again(self, prompts=prompts, answer_by_s=answer_by_s)
+        return self._dispatcher.again(self, prompts=prompts, answer_by_s=answer_by_s, rest_s=rest_s)
 
     @property
     def expected_tokens(self) -> int:

@@ -21,6 +21,7 @@ class Station:
         ready: Whether it takes requests, as of the last `refresh`.
         retry_after_s: When it will, as far as it says so.
         load: Its last report.
+        weight: How much of the load it should have beside the others.
         reported_s: When that came.
         block_tokens: Of one KV block there.
     """
@@ -30,6 +31,7 @@ class Station:
         self.ready = False
         self.retry_after_s: float | None = None
         self.load = LoadReport()
+        self.weight = 1.0
         self.reported_s = 0.0
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
@@ -46,6 +48,7 @@ class Station:
             self.ready, self.retry_after_s = False, unavailable.retry_after_s
             return
         self.ready, self.retry_after_s = now_s >= self._rests_until_s, max(0.0, self._rests_until_s - now_s)
+        self.weight = replica.weight
         load = replica.load()
         if load is not self.load:
             self.load, self.reported_s = load, now_s
@@ -87,7 +90,7 @@ class Station:
         if self._window is not None:
             self._window.refused()
 
-    def rest(self, now_s: float, draw: float) -> None:
+    def rest(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
         """It failed a request though it seems ready: it gets none for a while, and others serve meanwhile.
 
         The while grows with every failure after a rest until it serves again: exponential back-off with full jitter.
@@ -95,6 +98,8 @@ class Station:
         Args:
             now_s: Now.
             draw: From 0 to 1, which part of the longest while.
+            asked_s: The while, where somebody knows better.
         """
         self._rests += 1
-        self._rests_until_s = now_s + draw * _REST.after(self._rests)
+        rest_s = draw * _REST.after(self._rests) if asked_s is None else asked_s
+        self._rests_until_s = max(self._rests_until_s, now_s + rest_s)

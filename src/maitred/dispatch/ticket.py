@@ -61,6 +61,7 @@ class Ticket(Entry[None]):
         "costs",
         "errand",
         "expected_tokens",
+        "failed_at",
         "failure",
         "first_token_by_s",
         "grip",
@@ -124,6 +125,8 @@ class Ticket(Entry[None]):
         """Whether all its prompts were charged, computed or not."""
         self.returns = 0
         """How often it was put back."""
+        self.failed_at: set[str] = set()
+        """The replicas that have failed it though they seemed ready; they are avoided while there are others."""
 
     def keep(self, prompts: Sequence[int]) -> None:
         """It needs places for these of its prompts only."""

@@ -16,6 +16,8 @@ class UpstreamState:
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None
+    breaker: str = "closed"
+    weight: float = 1.0
 
 
 _GAUGES: Mapping[str, tuple[str, Callable[[UpstreamState], float | None]]] = {
@@ -23,6 +25,14 @@ _GAUGES: Mapping[str, tuple[str, Callable[[UpstreamState], float | None]]] = {
     "maitred_upstream_open_requests": ("Our requests that it has not finished.", lambda state: state.open_requests),
     "maitred_upstream_running": ("Requests that it computes, by its own word.", lambda state: state.running),
     "maitred_upstream_waiting": ("Requests that wait in it, by its own word.", lambda state: state.waiting),
+    "maitred_upstream_breaker_open": (
+        "1 while requests are kept from it because they failed there, one half while one finds out.",
+        lambda state: {"closed": 0.0, "half_open": 0.5}.get(state.breaker, 1.0),
+    ),
+    "maitred_upstream_weight": (
+        "The part of its load that it gets; less while it comes back.",
+        lambda state: state.weight,
+    ),
     "maitred_upstream_kv_usage": ("How full its KV cache is, from 0 to 1.", lambda state: state.kv_usage),
 }
 

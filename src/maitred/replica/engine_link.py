@@ -79,6 +79,11 @@ class EngineLink:
         """See `core.ports.Replica`; 0 while the engine is down."""
         return self._connection.unheard if self._connection is not None and self._connection.alive else 0
 
+    @property
+    def weight(self) -> float:
+        """See `core.ports.Host`."""
+        return 1.0
+
     def watch(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Replica`. The listener must not raise: it runs where the engine's messages are read."""
         self._listeners.append(listener)

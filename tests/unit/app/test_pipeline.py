@@ -69,6 +69,8 @@ class MemoryReplica:
     def load(self) -> LoadReport:
         return LoadReport()
 
+    weight = 1.0
+
     def unheard(self) -> int:
         return 0
 

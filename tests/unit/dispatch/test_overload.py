@@ -53,6 +53,8 @@ class Engine:
     def load(self):
         return self.report
 
+    weight = 1.0
+
     def unheard(self):
         return len(self.sent) + self.read
 

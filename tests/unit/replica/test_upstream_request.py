@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.relay import TextRequest
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.failures import ServerError, error_in, failure_of, retry_after_of
@@ -104,8 +104,8 @@ def test_errors_in_every_shape(fields, error):
         (403, ReplicaUnavailable),
         (404, ReplicaUnavailable),
         (302, ReplicaUnavailable),
-        (429, ReplicaUnavailable),
-        (503, ReplicaUnavailable),
+        (429, ReplicaBusy),
+        (503, ReplicaBusy),
         (500, ReplicaLost),
     ],
 )

@@ -51,6 +51,8 @@ class Machine:
     def load(self) -> LoadReport:
         return LoadReport(running=len(self._streams))
 
+    weight = 1.0
+
     def unheard(self) -> int:
         return 0
 

@@ -42,6 +42,13 @@ class Peers:
         """Whether those that are left out are used all the same, since there is no other."""
         return not any(member.verdict(now_s).may for member in self._members.values())
 
+    def verdict(self, name: str, now_s: float) -> Verdict:
+        """That of one replica, as `verdicts`."""
+        verdict = self._members[name].verdict(now_s)
+        if verdict.may or not self.panics(now_s):
+            return verdict
+        return self._members[name].verdict(now_s, ejected_too=True)
+
     def verdicts(self, now_s: float) -> dict[str, Verdict]:
         """Every replica's. None may be sent to only if none serves whose breaker lets anything through."""
         panics = self.panics(now_s)

@@ -10,7 +10,14 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.errors import ContextLengthExceeded, InvalidRequest, MaitredError, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    MaitredError,
+    ReplicaBusy,
+    ReplicaLost,
+    ReplicaUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +93,7 @@ def failure_of(server: str, status: int, error: ServerError | None, retry_after_
             "must look at the upstream's URL and model."
         )
     if status in _BUSY:
-        return ReplicaUnavailable(
+        return ReplicaBusy(
             "The server that runs this model takes no more requests now. Try again after the time in Retry-After.",
             retry_after_s=retry_after_s or 1.0,
         )

@@ -11,13 +11,17 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import aiohttp
 import msgspec
 
-from maitred.core.errors import MaitredError, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.relay import TextRequest, TextStream
+from maitred.replica.health.breaker import Outcome
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.peers import Peers
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.answer import AnswerReader, Reader, broken, how_broken
 from maitred.replica.upstream.config import UpstreamConfig
@@ -48,12 +52,14 @@ class Upstream:
         context_tokens: Prompt and answer together, if that is declared.
         max_choices: Largest `n`.
         session: Connections; whoever made it closes it.
+        health: When it gets fewer requests or none.
+        peers: The other servers of the model, which it joins.
 
     Attributes:
         name: What ledger and log call it.
         model: What it calls the model.
         address: Where it is.
-        standing: Whether it is there.
+        standing: Whether it is there, and how well it does.
         window_tokens: Its own word for `context_tokens`, once it has said it.
         reported: What it said last of its own load.
         open_streams: Contexts of `relay` that have not been left. 0 when nothing leaks.
@@ -67,13 +73,15 @@ class Upstream:
         *,
         context_tokens: int | None = None,
         max_choices: int = 128,
+        health: HealthConfig | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.config = config
         self.address = Address(config.url)
         self.name = config.name or self.address.host_and_port
         self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
         self.session = session
-        self.standing = Standing(self.name, config.probe_every_s)
+        self.standing = Standing(self.name, config.probe_every_s, health, peers)
         self.window_tokens: int | None = None
         self.reported = ServerLoad()
         self.open_streams = 0
@@ -115,6 +123,11 @@ class Upstream:
         """See `core.ports.Host`."""
         return self.open_streams
 
+    @property
+    def weight(self) -> float:
+        """See `core.ports.Host`."""
+        return self.standing.weight
+
     def watch(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Host`."""
         self.standing.watch(listener)
@@ -122,8 +135,8 @@ class Upstream:
     @asynccontextmanager
     async def relay(self, request: TextRequest) -> AsyncIterator[TextStream]:
         """See `core.relay.TextReplica`."""
-        self.standing.check()
-        config = self.config
+        standing, config = self.standing, self.config
+        attempt, outcome = standing.begin(), Outcome.NEITHER
         path, body, reader = self._exchange(request)
         now_s = asyncio.get_running_loop().time()
         total_s = now_s + config.total_timeout_s
@@ -131,17 +144,33 @@ class Upstream:
         self.open_streams += 1
         try:
             response = await self._ask(path, request.id, body, begin_s)
-            stream = UpstreamStream(response, reader, begin_s=begin_s, idle_s=config.idle_timeout_s, total_s=total_s)
+            stream = UpstreamStream(
+                response,
+                reader,
+                begin_s=begin_s,
+                idle_s=config.idle_timeout_s,
+                total_s=total_s,
+                begun=partial(standing.answered, attempt),
+            )
             try:
                 yield stream
+                if reader.whole:
+                    outcome = Outcome.SUCCESS
             finally:
                 # Not `release`: an answer that is not whole must not go on for nobody.
                 response.close()
+        except ReplicaBusy:
+            raise
+        except ReplicaUnavailable:
+            outcome = Outcome.FAILURE
+            raise
         except ReplicaLost as failure:
+            outcome = Outcome.FAILURE
             log.warning("An answer of the upstream %s failed: %s.", self.name, how_broken(failure))
             raise
         finally:
             self.open_streams -= 1
+            standing.ended(attempt, outcome)
 
     def _exchange(self, request: TextRequest) -> tuple[str, bytes, Reader]:
         """Where the request goes, how it is written there, and who reads the answer."""

@@ -1,12 +1,20 @@
-"""Whether a server is there, as far as we know: what the probe saw last, and what requests met since.
+"""Whether a server gets requests, and how many beside its peers: what the probe saw last, and what requests met since.
 
-This is the seam for anything that judges better: whoever wants to take a server out of service for its errors or its
-slowness is told of every outcome here, and is asked here.
+    the last look found it there -> health lets requests through -> less of them while it comes back
+
+Whoever sends asks here, and tells every outcome here.
 """
 
+import random
+import time
 from collections.abc import Callable
 
 from maitred.core.errors import ReplicaUnavailable
+from maitred.replica.health.breaker import Attempt, BreakerState, Outcome
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.health import Health
+from maitred.replica.health.peers import Peers
+from maitred.replica.health.slow_start import slow_start
 
 
 class Standing:
@@ -15,35 +23,114 @@ class Standing:
     Args:
         server: Its name.
         retry_after_s: When the next look comes.
+        health: When it gets fewer requests or none.
+        peers: Those that serve the same model, which it joins; None: there are none.
+        clock: Monotonic seconds.
+        draw: Evenly from [0, 1).
+
+    Attributes:
+        up: Whether the last look found it.
+        reason: Why not.
+        health: What its requests have met.
     """
 
-    def __init__(self, server: str, retry_after_s: float) -> None:
+    def __init__(
+        self,
+        server: str,
+        retry_after_s: float,
+        health: HealthConfig | None = None,
+        peers: Peers | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         self.up = False
         self.reason = "nobody has looked yet"
-        self._server = server
+        self._config = health or HealthConfig()
+        self.health = Health(server, self._config, draw)
+        self._peers = peers or Peers(self._config.outliers, [])
+        self._peers.join(self.health)
         self._retry_after_s = retry_after_s
+        self._clock = clock
+        self._back_s = float("-inf")
+        self._seen = False
         self._listeners: list[Callable[[], None]] = []
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever it changes. For good."""
+        """Calls `listener` whenever it changes by news, not by time alone. For good."""
         self._listeners.append(listener)
 
+    # --- may it be sent to? ---
+
     def check(self) -> None:
-        """Raises ReplicaUnavailable while the server is down."""
+        """Raises ReplicaUnavailable while the server gets no requests."""
         if not self.up:
             raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
+        now_s = self._clock()
+        if not self._peers.verdict(self.health.name, now_s).may:
+            raise ReplicaUnavailable(retry_after_s=self.health.breaker.remaining_s(now_s) or self._retry_after_s)
+
+    @property
+    def weight(self) -> float:
+        """The part of its load that it should have, above 0."""
+        now_s, config = self._clock(), self._config
+        back = slow_start(now_s - self._back_s, config.slow_start_s, config.slow_start_least)
+        return min(back, self._peers.verdict(self.health.name, now_s).weight) or config.slow_start_least
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of its circuit breaker."""
+        return self.health.breaker.state(self._clock())
+
+    # --- what looks find ---
 
     def found(self) -> None:
         """A look found it ready."""
+        if not self.up and self._seen:
+            self._back_s = self._clock()
+        self._seen = True
         self._set(up=True, reason="")
 
     def missed(self, reason: str) -> None:
         """A look did not find it ready, or a request could not even connect."""
         self._set(up=False, reason=reason)
 
+    # --- what requests meet ---
+
+    def begin(self) -> Attempt:
+        """A request on its way there, which must be given to `ended`.
+
+        Raises:
+            ReplicaUnavailable: It gets none now.
+        """
+        self.check()
+        attempt = self._peers.begin(self.health.name, self._clock())
+        if attempt is None:
+            raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
+        if attempt.probe:
+            self._tell()
+        return attempt
+
+    def answered(self, attempt: Attempt) -> None:
+        """The first part of its answer came."""
+        self.health.answered(attempt, self._clock())
+        if attempt.probe:
+            self._tell()
+
+    def ended(self, attempt: Attempt, outcome: Outcome) -> None:
+        """It is over."""
+        now_s = self._clock()
+        self.health.ended(attempt, outcome, now_s)
+        ejected = self._peers.sweep(now_s)
+        if attempt.probe or ejected or self.health.breaker.state(now_s) is not BreakerState.CLOSED:
+            self._tell()
+
     def _set(self, *, up: bool, reason: str) -> None:
         changed = up != self.up
         self.up, self.reason = up, reason
         if changed:
-            for listener in self._listeners:
-                listener()
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()

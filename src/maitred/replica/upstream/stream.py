@@ -1,6 +1,7 @@
 """An answer on its way in: bytes of a response become batches, each within its time."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Self
 
 import aiohttp
@@ -20,16 +21,25 @@ class UpstreamStream:
         begin_s: When the first part must be there, by the event loop's clock.
         idle_s: Longest time between two pieces after that.
         total_s: When all of it must be there.
+        begun: Called when the first part is there.
     """
 
     def __init__(
-        self, response: aiohttp.ClientResponse, reader: Reader, *, begin_s: float, idle_s: float, total_s: float
+        self,
+        response: aiohttp.ClientResponse,
+        reader: Reader,
+        *,
+        begin_s: float,
+        idle_s: float,
+        total_s: float,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._response = response
         self._reader = reader
         self._begin_s = begin_s
         self._idle_s = idle_s
         self._total_s = total_s
+        self._begun: Callable[[], None] | None = begun
 
     def __aiter__(self) -> Self:
         return self
@@ -42,6 +52,9 @@ class UpstreamStream:
                 reader.ended()
                 break
             if (batch := reader.feed(data)) is not None:
+                if self._begun is not None:
+                    self._begun()
+                    self._begun = None
                 return batch
         await self._rest()
         raise StopAsyncIteration
