@@ -12,6 +12,7 @@ from maitred.core.request import Usage
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
 from maitred.observe.metrics import EngineState, Metrics
+from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.upstreams import UpstreamState
 from tests.dispatch_desk import Desk
 
@@ -37,6 +38,7 @@ def rendered():
         accounts,
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
+        lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, 9, 8, 1, 2.0, 0, 0, 2.0)}),
     )
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from maitred.core.ports import ModelCard
-from maitred.routing.catalog import TextModel
+from maitred.routing.catalog import ServedModel, TextModel
 
 
 def show_key(console: Console, first_key: str) -> None:
@@ -46,6 +46,25 @@ def announce_upstreams(console: Console, url: str, models: Sequence[TextModel], 
     for model in models:
         servers = ", ".join(replica.name for replica in model.replicas)
         console.print(f"  model     {escape(model.name)}  (at {escape(servers)})", highlight=False)
+    if first:
+        console.print("\nTry it:\n", highlight=False)
+        console.print(first_request(url, models[0].name), soft_wrap=True, markup=False, highlight=False)
+        console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+
+
+def announce_on_demand(console: Console, url: str, models: Sequence[ServedModel], *, first: bool) -> None:
+    """Prints which models are loaded when they are needed.
+
+    Args:
+        console: Where to.
+        url: Of this server.
+        models: Those models.
+        first: Whether a first request is to be shown.
+    """
+    if first:
+        console.print(f"[bold green]Ready[/] at [bold]{escape(url)}[/]", highlight=False)
+    for model in models:
+        console.print(f"  model     {escape(model.name)}  (loaded when it is needed)", highlight=False)
     if first:
         console.print("\nTry it:\n", highlight=False)
         console.print(first_request(url, models[0].name), soft_wrap=True, markup=False, highlight=False)

@@ -8,6 +8,7 @@
                         ^           +-----> Catalog
                      database       +-----> Dispatcher -> EngineLinks <- LocalEngines (each its own process)
                                                        -> Upstream <- Probe -> servers of others
+                                                       -> Lodger <- Residence: models that come and go
                                  Embedder -> the same, before an encoder
 
     Metrics, RequestLog <- one Tally per request
@@ -36,12 +37,13 @@ from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
-from maitred.app.banner import announce, announce_upstreams, show_key
+from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
 from maitred.app.embedding import Embedder
 from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.app.residents import open_local_models
 from maitred.app.retrying import Retrying
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, recall_rates, running
@@ -92,6 +94,7 @@ def run(loaded: LoadedConfig, command: Command | None = None) -> int:
 async def _serve(config: Config, command: Command | None) -> int:
     console = Console()
     clock = SystemClock()
+    on_demand = open_local_models(config, clock)
     listener = bind(config.server)
     async with (
         open_stores(config, clock) as stores,
@@ -111,8 +114,8 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             on_soft_budget=alarm,
         )
-        models: list[AnyModel] = [*upstreams.models]
-        posts = upstreams.posts()
+        models: list[AnyModel] = [*upstreams.models, *on_demand.models]
+        posts = upstreams.posts() | on_demand.posts()
         engines: dict[tuple[str, str], Engine] = {}
         if local is not None:
             model, own = local
@@ -125,12 +128,17 @@ async def _serve(config: Config, command: Command | None) -> int:
         for name in names:
             if name in config.models:
                 raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
+        engines |= on_demand.engines
         models += encoders.models
         gate = Gate(config.server.max_in_flight)
-        links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name in names}
+        links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name, _ in engines}
         accounts = AccountsView(stores, access, admission, alarm, links)
         queues = {
-            name: Dispatcher(name, of_model, config.dispatch, clock, placement=_placement(config, of_model))
+            name: Dispatcher(
+                *(name, of_model, config.dispatch, clock),
+                placement=_placement(config, of_model),
+                wanted=partial(on_demand.wanted, name),
+            )
             for name, of_model in posts.items()
         }
         dispatchers = {**queues, **encoders.dispatchers}
@@ -141,6 +149,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             accounts.state,
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
+            on_demand.state,
         )
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
@@ -178,6 +187,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             await background.enter_async_context(running(admission.leases.run(), "leases"))
             for name, dispatcher in queues.items():
                 await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
+            await background.enter_async_context(on_demand.running(queues))
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())
@@ -186,6 +196,11 @@ async def _serve(config: Config, command: Command | None) -> int:
                 try:
                     if upstreams.models:
                         announce_upstreams(console, url_of(listener), upstreams.models, first=local is None)
+                    if on_demand.models:
+                        announce_on_demand(
+                            *(console, url_of(listener), on_demand.models),
+                            first=local is None and not upstreams.models,
+                        )
                     if await _is_up(None if local is None else local[1], encoders, shutdown):
                         collect_seldom()
                         if local is not None:

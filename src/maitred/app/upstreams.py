@@ -75,6 +75,7 @@ async def open_upstreams(
     Raises:
         ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
     """
+    models = {name: model for name, model in models.items() if model.upstreams}
     if not models:
         yield Upstreams({}, [])
         return

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
-from maitred.config.tree import Config, ModelConfig
+from maitred.config.tree import Config, ModelConfig, TextModelConfig
 from maitred.dispatch.faults import dispatch_faults
+from maitred.engine.config import EngineConfig
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
@@ -40,12 +41,33 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             fault
             for name, model in config.models.items()
             for fault in (
-                *upstream_faults(model.upstreams, f"models.{name}.upstreams"),
+                *(upstream_faults(model.upstreams, f"models.{name}.upstreams") if model.path is None else ()),
+                *_local_faults(model, f"models.{name}"),
                 *ladder_faults(model.degradation, f"models.{name}.degradation"),
             )
         ),
     ):
         yield Conflict((key,), message)
+
+
+def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str]]:
+    """What a model that is loaded here may say, and one that servers of others run may not."""
+    if model.path is not None:
+        if model.upstreams:
+            yield f"{place}.upstreams", "The model has a path, so it is loaded here. Leave out one of the two."
+        if model.engine.step_tokens < model.engine.max_sequences:
+            yield (
+                f"{place}.engine.step_tokens",
+                f"{model.engine.step_tokens} is less than its max_sequences, {model.engine.max_sequences}. Each "
+                "running sequence takes one token of a step. Raise step_tokens or lower max_sequences.",
+            )
+        yield from ((f"{place}.{key}", message) for key, message in engine_faults(model.engine))
+    elif model.pinned:
+        yield f"{place}.pinned", "Only a model with a path can be pinned: others run this one."
+    elif model.memory_bytes is not None:
+        yield f"{place}.memory_bytes", "Only a model with a path takes memory here: others run this one."
+    elif model.engine != EngineConfig():
+        yield f"{place}.path", "Only a model with a path has an engine here: others run this one. Leave out `engine`."
 
 
 def _engine_conflicts(model: ModelConfig) -> Iterator[Conflict]:

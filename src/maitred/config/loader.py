@@ -7,6 +7,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from maitred.config.checks import Conflict, conflicts
+from maitred.config.inheritance import with_inherited
 from maitred.config.node import DEFAULT_ORIGIN, Fault, Node, merge
 from maitred.config.profiles import profile_layer
 from maitred.config.sources import read_environment, read_overrides, read_yaml
@@ -68,7 +69,7 @@ def load(
     root = merge(profile_layer(root), root)
     if sections is not None and isinstance(root.value, dict):
         root = Node({name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin)
-    config, origins = build(Config, root, env, conflicts, faults)
+    config, origins = build(Config, with_inherited(root), env, conflicts, faults)
     return LoadedConfig(config, origins)
 
 

@@ -13,6 +13,7 @@ from maitred.config.profiles import ProfileName
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
+from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
 from maitred.observe.config import LogConfig
@@ -91,9 +92,32 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class TextModelConfig(Struct, frozen=True, kw_only=True):
-    """A model that servers of others run, under the name that clients put into `model`."""
+    """A further model, under the name that clients put into `model`.
 
-    upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")]
+    Either servers of others run it (`upstreams`), or it is loaded here when it is needed (`path`; see
+    [models](models.md)).
+    """
+
+    path: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Folder or hub id of a model that an engine of our own runs. It is loaded when a request for "
+            "it comes, and unloaded when others need its memory (`residency.memory_bytes`)."
+        ),
+    ] = None
+    pinned: Annotated[
+        bool, Meta(description="Load it when the server starts, and never unload it. With `path` only.")
+    ] = False
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1 << 20)] | None,
+        Meta(
+            description="What the model counts against `residency.memory_bytes`; null: estimated from its files and "
+            "settings. What it is measured to take counts where that is more. With `path` only.",
+            extra={"unit": "bytes"},
+        ),
+    ] = None
+    engine: EngineConfig = EngineConfig()
+    upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(
@@ -129,10 +153,11 @@ class Config(Struct, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, TextModelConfig],
         Meta(
-            description="Name -> a model that servers of others run. If there is one, the engine starts only where "
-            "`model.path` or `model.engine_address` names a model for it."
+            description="Name -> a further model. If there is one, the model of the section `model` is served only "
+            "where `model.path` or `model.engine_address` names it."
         ),
     ] = {}
+    residency: ResidencyConfig = ResidencyConfig()
     engine: EngineConfig = EngineConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()

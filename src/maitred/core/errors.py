@@ -27,7 +27,9 @@
     │       └── QuotaExceeded         429  a budget has no room until its window ends
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
-    │   │   └── ReplicaBusy           503  a replica takes no more requests now
+    │   │   ├── ReplicaBusy           503  a replica takes no more requests now
+    │   │   ├── ModelLoading          503  it is not in memory, and will be
+    │   │   └── ModelLoadFailed       503  it was to be loaded, and could not be
     │   ├── ReplicaLost               502  the replica died while it was answering
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
@@ -289,6 +291,20 @@ class ReplicaUnavailable(Unavailable):
 
 class ReplicaBusy(ReplicaUnavailable):
     """It is there and takes no more requests now; nothing is wrong with it."""
+
+
+class ModelLoading(ReplicaUnavailable):
+    """The model is not in memory. It is loaded when it is needed; `retry_after_s` says when it should be there."""
+
+    code = "model_loading"
+    default_message = "The model is being loaded. Try again after the time in Retry-After."
+
+
+class ModelLoadFailed(ReplicaUnavailable):
+    """The model was to be loaded and could not be; `retry_after_s` says when that is tried again."""
+
+    code = "model_load_failed"
+    default_message = "The model could not be loaded. The server's log says why; it is tried again after Retry-After."
 
 
 class ReplicaLost(Unavailable):

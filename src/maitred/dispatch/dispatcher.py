@@ -38,6 +38,7 @@ class Dispatcher:
         clock: The time.
         placement: Which of several replicas takes a request; None: the one with the most room.
         draw: A number from 0 to 1, for the jitter in times to come back.
+        wanted: Called when a request is refused that could not wait for a replica which comes when it is needed.
 
     Attributes:
         model: Its name.
@@ -53,16 +54,18 @@ class Dispatcher:
         *,
         placement: Placement | None = None,
         draw: Callable[[], float] = random.random,
+        wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.floor = Floor(posts, config, placement)
         self._recoveries = config.recoveries
         self._draw = draw
-        self._gatekeeper = Gatekeeper(self.floor, config, draw)
+        self._gatekeeper = Gatekeeper(self.floor, config, draw, wanted)
         self._clock = clock
         self._seats: dict[Ticket, Seat] = {}
         self._by_id: dict[str, list[Ticket]] = {}
         self._turn_asked = False
+        self._after_turn: Callable[[], None] = lambda: None
         for post in posts:
             post.replica.watch(self._news)
 
@@ -70,7 +73,7 @@ class Dispatcher:
         """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
 
         Raises:
-            ReplicaUnavailable: No replica is ready.
+            ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
             QueueFull: Too many of its class wait, or it would wait too long.
             DeadlineUnmeetable: Its first token would come too late.
         """
@@ -102,6 +105,10 @@ class Dispatcher:
     def state(self) -> DispatchState:
         """For metrics."""
         return state_of(self.floor, self._clock.monotonic_s())
+
+    def after_turn(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every turn: who waits and who runs may have changed. It must not raise."""
+        self._after_turn = listener
 
     async def run(self) -> None:
         """Notices deadlines while nothing else happens; until it is cancelled."""
@@ -155,6 +162,7 @@ class Dispatcher:
             seat = self._forget(ticket)
             if seat is not None:
                 seat.wake()
+        self._after_turn()
 
     def _news(self) -> None:
         """A replica has something new to say."""

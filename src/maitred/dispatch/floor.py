@@ -12,8 +12,10 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from maitred.core.balance import Placement
-from maitred.core.errors import DeadlineExceeded, MaitredError, ReplicaUnavailable
+from maitred.core.errors import DeadlineExceeded, MaitredError, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.place import Place
 from maitred.core.request import WaitCause
 from maitred.dispatch.allotment import Allotment, untried
@@ -54,7 +56,7 @@ class Floor:
         self._choice = Choice(placement, self.outlook)
         self.allotment = Allotment(config, self._choice)
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
-        self.forecaster = Forecaster(self.allotment, self.outlook, played=config.line.policy == "fair")
+        self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, played=config.line.policy == "fair")
         self.counts = Counts()
         self._config = config
         self._rooms = dict(zip(self.allotment.quotas.all, self.rooms, strict=True))
@@ -99,7 +101,8 @@ class Floor:
 
     def place(self, forecast: Forecast, now_s: float) -> Place:
         """A forecast as it is told to callers."""
-        return self.outlook.place(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
+        place = self.outlook.place(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
+        return replace(place, wait_s=place.wait_s + forecast.cold_s, ttft_s=place.ttft_s + forecast.cold_s)
 
     # --- what happens ---
 
@@ -335,18 +338,36 @@ class Floor:
                 changed.append(ticket)
 
     def _outlast(self, changed: list[Ticket], now_s: float) -> None:
-        """No replica is ready: fails those who have waited as long as their class waits."""
+        """No replica is ready: fails those who have waited as long as their class waits, or all if none will come."""
+        hopeless = isinstance(self.outage, ModelLoadFailed)
         longest = self._config.max_wait_s
         for room in self.rooms:
             over = [
                 ticket
                 for tickets in room.tenants.values()
                 for ticket in tickets
-                if now_s - ticket.joined_s > longest.get(ticket.flow.priority, float("inf"))
+                if hopeless or now_s - ticket.joined_s > longest.get(ticket.flow.priority, float("inf"))
             ]
             for ticket in over:
-                self._fail(ticket, ReplicaUnavailable(retry_after_s=self.retry_after_s), now_s)
+                self._fail(ticket, self.unavailable(), now_s)
                 changed.append(ticket)
+
+    @property
+    def comes(self) -> bool:
+        """Whether one that is not ready comes because requests wait for it."""
+        return any(station.comes_in_s is not None for station in self.stations)
+
+    @property
+    def outage(self) -> ReplicaUnavailable | None:
+        """What one says that is not ready."""
+        return next((station.outage for station in self.stations if station.outage is not None), None)
+
+    def unavailable(self) -> ReplicaUnavailable:
+        """What a request is told while no replica is ready: why, as far as one says more than that it is not."""
+        outage = self.outage
+        if isinstance(outage, ModelLoading | ModelLoadFailed):
+            return type(outage)(outage.message, retry_after_s=self.retry_after_s)
+        return ReplicaUnavailable(retry_after_s=self.retry_after_s)
 
     @property
     def retry_after_s(self) -> float:

@@ -25,20 +25,24 @@ class Forecast:
     ahead: Ahead
     wait: Wait
     prefill_s: float
+    cold_s: float = 0.0
+    """Of the wait, until a replica is ready; it says so itself, so no correction is made to it."""
 
 
 class Forecaster:
     """Keeps what forecasts have in common until something changes: most requests of an overload are only asked about.
 
     Args:
+        stations: All replicas.
         allotment: Who may have what.
         outlook: How long things take.
         played: Whether lines share among tenants, so that they have to be played through.
     """
 
-    def __init__(self, allotment: Allotment, outlook: Outlook, *, played: bool) -> None:
+    def __init__(self, stations: Sequence[Station], allotment: Allotment, outlook: Outlook, *, played: bool) -> None:
         self.at_work: dict[Ticket, None] = {}
         """Those that were released and have not left; to be followed by `changed`."""
+        self._stations = stations
         self._allotment = allotment
         self._outlook = outlook
         self._played = played
@@ -61,7 +65,7 @@ class Forecaster:
         line = ticket.room.line
         ahead = line.ahead(ticket, now_s) if len(line) else _NOBODY
         if not ready:
-            return Forecast(ahead, Wait(False, 0.0), 0.0)
+            return self._cold(ticket, ahead, now_s)
         allotment = self._allotment
         above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
         free = allotment.free(ticket, ready, above_share=above)
@@ -75,6 +79,18 @@ class Forecaster:
         station = max(ready, key=ease_of)
         beside = ahead.entries if wait.at_once else 0
         return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))
+
+    def _cold(self, ticket: Ticket, ahead: Ahead, now_s: float) -> Forecast:
+        """Where a replica comes because requests wait for it: it comes empty, and takes those ahead first."""
+        coming = [(comes_s, station) for station in self._stations if (comes_s := station.comes_in_s) is not None]
+        if not coming:
+            return Forecast(ahead, Wait(False, 0.0), 0.0)
+        cold_s, station = min(coming, key=lambda one: one[0])
+        room = station.credits.total
+        # Of one that has never been there, nobody knows how much it takes at once.
+        wait = self._outlook.wait(ticket, ahead, room, [station], ([], []), None) if room.slots else AT_ONCE
+        prefill_s = self._outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
+        return Forecast(ahead, Wait(False, wait.seconds), prefill_s, cold_s)
 
     def _play(
         self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], left: Left, free: int, now_s: float

@@ -5,7 +5,7 @@ Refusing is the cheap path: at ten times the capacity nine of ten requests end h
 
 from collections.abc import Callable
 
-from maitred.core.errors import DeadlineUnmeetable, QueueFull, ReplicaUnavailable
+from maitred.core.errors import DeadlineUnmeetable, QueueFull
 from maitred.core.place import Place
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Errand
@@ -21,27 +21,36 @@ class Gatekeeper:
         floor: Where they would wait.
         config: The limits.
         draw: From 0 to 1, for jitter.
+        wanted: Called when a request is refused that could not wait for a replica to come.
     """
 
-    def __init__(self, floor: Floor, config: DispatchConfig, draw: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        floor: Floor,
+        config: DispatchConfig,
+        draw: Callable[[], float],
+        wanted: Callable[[], None] = lambda: None,
+    ) -> None:
         self._floor = floor
         self._config = config
         self._draw = draw
+        self._wanted = wanted
         self._comebacks = Comebacks()
 
     def check(self, errand: Errand, now_s: float) -> Place:
         """What is predicted for it, if it may wait.
 
         Raises:
-            ReplicaUnavailable: No replica is ready.
+            ReplicaUnavailable: No replica is ready, nor will one be because requests wait for it.
             QueueFull: Too many of its class wait, or it would wait too long.
             DeadlineUnmeetable: Its first token would come too late.
         """
         floor = self._floor
         ready = floor.refresh(now_s)
-        if not ready:
-            floor.counts.refused(ReplicaUnavailable.code)
-            raise ReplicaUnavailable(retry_after_s=floor.retry_after_s)
+        if not ready and not floor.comes:
+            unavailable = floor.unavailable()
+            floor.counts.refused(unavailable.code)
+            raise unavailable
         ticket = floor.ticket(errand)
         forecast = floor.forecaster.of(ticket, ready, now_s)
         wait, place = forecast.wait, floor.place(forecast, now_s)
@@ -89,6 +98,8 @@ class Gatekeeper:
     ) -> QueueFull | DeadlineUnmeetable:
         floor = self._floor
         floor.counts.refused(kind.code)
+        if floor.comes:
+            self._wanted()  # else whoever comes back would find what it has found now
         tenant, waits = ticket.tenant, ticket.room.waits
         others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
         per_s = floor.outlook.per_s([station for station in floor.stations if station.ready])

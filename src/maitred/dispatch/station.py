@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maitred.core.backoff import Ceiling
-from maitred.core.errors import ReplicaUnavailable
+from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
@@ -20,6 +20,7 @@ class Station:
     Attributes:
         ready: Whether it takes requests, as of the last `refresh`.
         retry_after_s: When it will, as far as it says so.
+        outage: Why it does not, by its own word; None while it does.
         load: Its last report.
         weight: How much of the load it should have beside the others.
         reported_s: When that came.
@@ -30,6 +31,7 @@ class Station:
         self.post = post
         self.ready = False
         self.retry_after_s: float | None = None
+        self.outage: ReplicaUnavailable | None = None
         self.load = LoadReport()
         self.weight = 1.0
         self.reported_s = 0.0
@@ -45,8 +47,9 @@ class Station:
         try:
             card = replica.card()
         except ReplicaUnavailable as unavailable:
-            self.ready, self.retry_after_s = False, unavailable.retry_after_s
+            self.ready, self.retry_after_s, self.outage = False, unavailable.retry_after_s, unavailable
             return
+        self.outage = None
         self.ready, self.retry_after_s = now_s >= self._rests_until_s, max(0.0, self._rests_until_s - now_s)
         self.weight = replica.weight
         load = replica.load()
@@ -59,6 +62,11 @@ class Station:
             self.credits.heard(load, replica.unheard(), card.max_sequences)
         else:
             self.credits.estimate(card.max_sequences)
+
+    @property
+    def comes_in_s(self) -> float | None:
+        """When it will be ready, where it is one that comes when requests wait for it; None: it is not."""
+        return self.retry_after_s if isinstance(self.outage, ModelLoading) else None
 
     @property
     def free(self) -> Cost:

@@ -18,6 +18,7 @@ from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
+from maitred.observe.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -241,6 +242,7 @@ class Metrics:
         accounts: Callable[[], AccountsState] = AccountsState,
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
         upstreams: UpstreamStates = dict,
+        residency: Callable[[], ResidencyState] = ResidencyState,
     ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -249,6 +251,7 @@ class Metrics:
         self._registry.register(LiveState(in_flight, engines))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
+        self._registry.register(ResidencyMetrics(residency))
         self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)

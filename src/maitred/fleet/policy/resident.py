@@ -1,0 +1,129 @@
+"""One model that can be in memory or not: what it takes, how long it loads, how it is used."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+_FOLLOW = 0.5
+"""Weight of the newest measurement. Loads are few, and what slows them (a cold file cache, a busy machine) comes and
+goes."""
+
+
+class Phase(StrEnum):
+    """Where a model is."""
+
+    OUT = "out"
+    LOADING = "loading"
+    IN = "in"
+    LEAVING = "leaving"
+    """Its process is being ended; until that is gone, its memory is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a model has to do now."""
+
+    waiting: int = 0
+    running: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether it has anything to do."""
+        return bool(self.waiting or self.running)
+
+
+class Learnt:
+    """A duration that follows what is measured.
+
+    Args:
+        guess_s: What stands for it before the first measurement.
+    """
+
+    __slots__ = ("_guess_s", "measured", "seconds")
+
+    def __init__(self, guess_s: float) -> None:
+        self._guess_s = self.seconds = guess_s
+        self.measured = 0
+
+    def saw(self, seconds: float) -> None:
+        """It took so long."""
+        self.seconds = seconds if not self.measured else self.seconds + _FOLLOW * (seconds - self.seconds)
+        self.measured += 1
+
+    def others_took(self, ratio: float) -> None:
+        """Others took so many times what had been guessed; believed until it is measured itself."""
+        if not self.measured:
+            self.seconds = self._guess_s * ratio
+
+    @property
+    def ratio(self) -> float:
+        """What it takes, in times of what had been guessed."""
+        return self.seconds / self._guess_s if self._guess_s else 1.0
+
+
+class Resident:
+    """A model and its history.
+
+    Args:
+        name: The name that requests use.
+        memory_bytes: What it takes while it is in, as estimated.
+        pinned: Never unloaded.
+        keep_alive_s: Unloaded after it was idle for so long, even if nobody needs the room; None: never for that.
+        load_s: How long its first load is expected to take.
+
+    Attributes:
+        phase: Where it is...
+        since_s: ...and since when.
+        asked_s: Since when it is needed and not there; None: it is not.
+        used_s: When it last had something to do.
+        gap_s: How long it usually has nothing to do in between; infinite before that has been seen once.
+        served: Whether it has had anything to do since it was loaded.
+        not_before_s: After a load that failed, when the next one may be tried.
+        wanted: Whether it is to be loaded though no request waits for it.
+        load: From the start of its process until it can serve.
+        drain: From the end of its turn until its last answer is complete.
+    """
+
+    def __init__(
+        self, name: str, memory_bytes: int, *, pinned: bool = False, keep_alive_s: float | None = None, load_s: float
+    ) -> None:
+        self.name = name
+        self.memory_bytes = memory_bytes
+        self.pinned = pinned
+        self.keep_alive_s = keep_alive_s
+        self.phase = Phase.OUT
+        self.since_s = 0.0
+        self.asked_s: float | None = None
+        self.used_s = 0.0
+        self.gap_s = float("inf")
+        self.served = False
+        self.not_before_s = float("-inf")
+        self.wanted = pinned
+        self.load = Learnt(load_s)
+        self.drain = Learnt(0.0)
+        self._busy = False
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        """It is there from now on."""
+        self.phase, self.since_s = phase, now_s
+        if phase is Phase.IN:
+            self.served, self.wanted, self.asked_s, self.used_s = False, False, None, now_s
+        elif phase is Phase.OUT:
+            self.wanted = self.pinned
+
+    def saw(self, demand: Demand, now_s: float) -> None:
+        """This is what it has to do now."""
+        if demand.any:
+            if not self._busy and self.used_s:
+                gap_s = now_s - self.used_s
+                self.gap_s = gap_s if self.gap_s == float("inf") else self.gap_s + _FOLLOW * (gap_s - self.gap_s)
+            self.used_s = now_s
+            self.served = self.served or self.phase is Phase.IN
+        self._busy = demand.any
+        if self.phase is not Phase.IN:
+            needed = demand.waiting > 0 or self.wanted
+            self.asked_s = (now_s if self.asked_s is None else self.asked_s) if needed else None
+
+    def next_use_s(self, now_s: float) -> float:
+        """For how long an idle model is expected to stay idle in all, counted from its last use."""
+        idle_s = now_s - self.used_s
+        return max(idle_s, self.gap_s) if self.served else idle_s

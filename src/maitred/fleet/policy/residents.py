@@ -1,0 +1,244 @@
+"""Which models are in memory: load on demand, unload the least recently used, never above the budget, never thrash.
+
+The model that has been needed for longest is loaded next, one at a time. Where there is no room, others must go. Which
+of them may, is where least-recently-used alone fails: with three models in turn and room for two it unloads each model
+just before it is needed, and loads all the time. Here a model that was loaded has a *turn*: so many times what its load
+took (`turn_loads`), so that of the time of a place in memory at most one part in ``1 + turn_loads`` goes into loading,
+however the load alternates. What waits for other models meanwhile is served together when they come. During its turn a
+model may go only when it is idle and is not expected to be needed before it could be loaded again: the break-even point
+of renting against buying (Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy caching", 1988), with the usual
+length of its idle times in place of the unknown future.
+
+After its turn a model stays for as long as nobody needs its room. Then the idle ones go first, the one that is expected
+to stay idle for longest before others; of those that are busy, the one that was loaded first. It is sent nothing new,
+its running answers come to their end, its queue keeps its order and waits for its next turn.
+
+So nobody starves: whoever is needed first waits at most for the rest of the turns of those that must go, for their
+running answers, and for a load.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from maitred.fleet.policy.resident import Demand, Learnt, Phase, Resident
+
+_IDLE = Demand()
+LEAST_TURN_S = 1.0
+"""However short its load was: who waits for a model must have been let in before it goes."""
+_OVERDUE = 0.1
+"""Part of its usual time that a load which takes longer than usual is said to take still."""
+
+Demands = Mapping[str, Demand]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is to be done now."""
+
+    load: str | None = None
+    unload: tuple[str, ...] = ()
+    closed: frozenset[str] = frozenset()
+    """These get nothing new: they are to go when their answers are complete."""
+
+
+class Residents:
+    """The models of one machine.
+
+    Args:
+        residents: Each of them, by name.
+        budget_bytes: What those that are in may take together.
+        turn_loads: How long a turn is, in times of the model's own load.
+    """
+
+    def __init__(self, residents: Iterable[Resident], budget_bytes: int, turn_loads: float) -> None:
+        self.all = {resident.name: resident for resident in residents}
+        self.budget_bytes = budget_bytes
+        self._turn_loads = turn_loads
+        self._unload = Learnt(0.2)
+        self._closed_s: dict[str, float] = {}
+
+    def __getitem__(self, name: str) -> Resident:
+        return self.all[name]
+
+    @property
+    def taken_bytes(self) -> int:
+        """What all take that are not out."""
+        return sum(one.memory_bytes for one in self.all.values() if one.phase is not Phase.OUT)
+
+    def room_for(self, name: str) -> int:
+        """The most that a model could ever have: all but what others are pinned in."""
+        return self.budget_bytes - sum(one.memory_bytes for one in self.all.values() if one.pinned and one.name != name)
+
+    # --- decisions ---
+
+    def decide(self, now_s: float, demands: Demands) -> Orders:
+        """What to do. What it orders is to be begun at once; a second call before anything has changed orders no more.
+
+        Args:
+            now_s: Now.
+            demands: What each model has to do; nothing for those that are not named.
+        """
+        for one in self.all.values():
+            one.saw(demands.get(one.name, _IDLE), now_s)
+        going = [
+            one
+            for one in (*self._victims(now_s, demands), *self._outlived(now_s, demands))
+            if one.phase is Phase.IN  # one may be both
+        ]
+        closed = frozenset(one.name for one in going if demands.get(one.name, _IDLE).running)
+        self._closed_s = {
+            name: since_s for name, since_s in self._closed_s.items() if name in {one.name for one in going}
+        } | {name: now_s for name in closed if name not in self._closed_s}
+        unload = []
+        for one in going:
+            if one.name not in closed and one.phase is Phase.IN:
+                if (since_s := self._closed_s.pop(one.name, None)) is not None:
+                    one.drain.saw(now_s - since_s)
+                one.enter(Phase.LEAVING, now_s)
+                unload.append(one.name)
+        head = self._head(now_s)
+        if head is None or head.memory_bytes > self.budget_bytes - self.taken_bytes or self._loading():
+            return Orders(None, tuple(unload), closed)
+        head.enter(Phase.LOADING, now_s)
+        return Orders(head.name, tuple(unload), closed)
+
+    def _there(self) -> list[Resident]:
+        return [one for one in self.all.values() if one.phase is Phase.IN]
+
+    def _loading(self) -> Resident | None:
+        return next((one for one in self.all.values() if one.phase is Phase.LOADING), None)
+
+    def _queue(self, now_s: float) -> list[Resident]:
+        """Those that are needed and can be loaded, in the order of their loads."""
+        asked = [one for one in self.all.values() if one.phase is Phase.OUT and one.asked_s is not None]
+        return sorted((one for one in asked if one.not_before_s <= now_s), key=_order)
+
+    def _head(self, now_s: float) -> Resident | None:
+        return next(iter(self._queue(now_s)), None)
+
+    def _victims(self, now_s: float, demands: Demands) -> list[Resident]:
+        """Who has to go: enough of them, or nobody."""
+        free = self.budget_bytes - sum(
+            one.memory_bytes for one in self.all.values() if one.phase in (Phase.IN, Phase.LOADING)
+        )
+        head = None if self._loading() else self._head(now_s)
+        # A model may turn out larger than was thought. Then somebody must go, whoever's turn it is.
+        over = free < 0
+        lacking = -free if over else head.memory_bytes - free if head is not None else 0
+        victims: list[Resident] = []
+        for one in sorted(self._there(), key=lambda one: self._preference(one, demands.get(one.name, _IDLE), now_s)):
+            if lacking <= 0:
+                break
+            if not one.pinned and (over or self.may_go_s(one, now_s, demands) <= now_s):
+                victims.append(one)
+                lacking -= one.memory_bytes
+        return victims if lacking <= 0 or over else []
+
+    def _preference(self, one: Resident, demand: Demand, now_s: float) -> tuple[bool, float, str]:
+        """Who goes first."""
+        return demand.any, one.since_s if demand.any else -one.next_use_s(now_s), one.name
+
+    def _outlived(self, now_s: float, demands: Demands) -> list[Resident]:
+        """Who has been idle for so long that its memory is given back though nobody needs it."""
+        return [
+            one
+            for one in self._there()
+            if one.keep_alive_s is not None
+            and not (one.pinned or demands.get(one.name, _IDLE).any)
+            and now_s - one.used_s >= one.keep_alive_s
+        ]
+
+    def turn_s(self, one: Resident) -> float:
+        """How long its turn is."""
+        return max(LEAST_TURN_S, self._turn_loads * one.load.seconds)
+
+    def may_go_s(self, one: Resident, now_s: float, demands: Demands) -> float:
+        """From when on a model that is in may be told to go, as things stand."""
+        over_s = one.since_s + self.turn_s(one)
+        if demands.get(one.name, _IDLE).any:
+            return over_s
+        if one.next_use_s(now_s) >= one.load.seconds:
+            return now_s
+        return min(over_s, one.used_s + one.load.seconds)
+
+    # --- what happened ---
+
+    def loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
+        """A load is complete."""
+        one = self.all[name]
+        one.load.saw(now_s - one.since_s)
+        for other in self.all.values():
+            other.load.others_took(one.load.ratio)
+        one.enter(Phase.IN, now_s)
+        self.grew(name, measured_bytes)
+
+    def grew(self, name: str, measured_bytes: int) -> None:
+        """A model was measured. It counts as estimated until it takes more: a KV cache fills as it is used."""
+        one = self.all[name]
+        one.memory_bytes = max(one.memory_bytes, measured_bytes)
+
+    def unloaded(self, name: str, now_s: float) -> None:
+        """The process of a model that was to go is gone."""
+        one = self.all[name]
+        self._unload.saw(now_s - one.since_s)
+        one.enter(Phase.OUT, now_s)
+
+    def failed(self, name: str, now_s: float, again_in_s: float) -> None:
+        """A load has failed, and nothing of it is left."""
+        one = self.all[name]
+        one.enter(Phase.OUT, now_s)
+        one.not_before_s, one.asked_s = now_s + again_in_s, None
+
+    def want(self, name: str, now_s: float) -> None:
+        """Somebody will come for it who could not wait."""
+        one = self.all[name]
+        if one.phase is Phase.OUT and not one.wanted:
+            one.wanted = True
+            one.asked_s = now_s if one.asked_s is None else one.asked_s
+
+    # --- predictions ---
+
+    def ready_in_s(self, name: str, now_s: float, demands: Demands) -> float:
+        """When a model will serve that is needed from now on at the latest: 0 for one that does.
+
+        The decisions are played through: each model in the order of the loads takes the room that is free first.
+        """
+        free = self.budget_bytes - self.taken_bytes
+        leaving: list[tuple[float, int]] = []
+        at_s = now_s
+        again: list[Resident] = []
+        for one in self.all.values():
+            if one.phase is Phase.LEAVING:
+                leaving.append((max(now_s, one.since_s + self._unload.seconds), one.memory_bytes))
+            elif one.phase is Phase.LOADING:
+                at_s = max(one.since_s + one.load.seconds, now_s + _OVERDUE * one.load.seconds)
+                if one.name == name:
+                    return at_s - now_s
+                if not one.pinned:
+                    leaving.append((at_s + self.turn_s(one), one.memory_bytes))
+            elif one.phase is Phase.IN and not one.pinned:
+                goes_s = max(now_s, self.may_go_s(one, now_s, demands)) + self._unload.seconds
+                if demands.get(one.name, _IDLE).running:
+                    goes_s += one.drain.seconds
+                leaving.append((goes_s, one.memory_bytes))
+                if one.name in self._closed_s:
+                    again.append(one)
+        target = self.all[name]
+        if target.phase is Phase.IN and target not in again:
+            return 0.0
+        queue = [one for one in self._queue(now_s) if one is not target or target.asked_s is not None]
+        for one in (*queue, *again, *(() if target in (*queue, *again) else (target,))):
+            leaving.sort()
+            while free < one.memory_bytes and leaving:
+                goes_s, memory_bytes = leaving.pop(0)
+                at_s, free = max(at_s, goes_s), free + memory_bytes
+            at_s = max(at_s, one.not_before_s) + one.load.seconds
+            if one is target:
+                break
+            free -= one.memory_bytes
+            leaving.append((at_s + self.turn_s(one) + self._unload.seconds, one.memory_bytes))
+        return at_s - now_s
+
+
+def _order(one: Resident) -> tuple[bool, float, str]:
+    return not one.pinned, one.asked_s or 0.0, one.name

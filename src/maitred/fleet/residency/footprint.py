@@ -1,0 +1,103 @@
+"""What a model takes before it was ever loaded: from its files and its settings, so that it need not be tried.
+
+Three parts. The *weights* are the tensors of the checkpoint in the type that the engine computes with, and once more
+the embedding table in the type that it is stored in. The *KV cache* is `engine.kv_memory_bytes`, or else what all
+sequences could use at full length, and no more than a quarter of the budget. The *process* is Python, torch and the
+working memory of steps.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from maitred.core.ports import ModelCard
+from maitred.engine.config import EngineConfig
+from maitred.engine.models.config import ModelConfig
+
+PROCESS_BYTES = 360 << 20
+"""Measured (proportional set size) with the bundled model on a CPU, less its weights: 270 MiB beside another engine,
+which shares its libraries, and 355 MiB alone."""
+_KV_SHARE = 4
+"""One part in so many of the budget is the most that a KV cache takes by default."""
+_ITEM_BYTES = {"fp32": 4, "bf16": 2}
+_STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_BASE_LOAD_S = 4.0
+_BYTES_PER_S = 300e6
+"""Guesses for a first load: start of Python and torch, and how fast weights are read and converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes.
+
+    Attributes:
+        engine: The settings of its engine, with the size of the KV cache settled.
+        card: What its engine will say of it, as far as that can be known.
+        weights_bytes: Of the tensors, as they are computed with.
+        load_s: A guess at how long a load takes.
+    """
+
+    engine: EngineConfig
+    card: ModelCard
+    weights_bytes: int
+    load_s: float
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the KV cache."""
+        return self.engine.kv_memory_bytes or 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.kv_bytes + PROCESS_BYTES
+
+    def __str__(self) -> str:
+        parts = {"weights": self.weights_bytes, "KV cache": self.kv_bytes, "process": PROCESS_BYTES}
+        return f"{mebibytes(self.total_bytes)} ({', '.join(f'{mebibytes(of)} {name}' for name, of in parts.items())})"
+
+
+def footprint_of(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footprint:
+    """Reads the folder's ``config.json`` and the sizes of its files.
+
+    Args:
+        folder: The model.
+        engine: The settings of its engine.
+        budget_bytes: What all models may take together.
+
+    Raises:
+        ConfigInvalid: The folder holds no model that the engine can run.
+    """
+    model = ModelConfig.load(folder)
+    # `auto` is bf16 on a GPU and fp32 on a CPU: without a look at the device, the larger one.
+    item_bytes = _ITEM_BYTES.get(engine.dtype, 4)
+    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
+    embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
+    weights_bytes = stored_bytes // stored_item_bytes * item_bytes + embedding_bytes
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * item_bytes
+    block_bytes = token_bytes * engine.block_tokens
+    context = min(engine.context_tokens or model.context_tokens, model.context_tokens)
+    wanted_bytes = -(-context // engine.block_tokens) * engine.max_sequences * block_bytes
+    kv_bytes = engine.kv_memory_bytes or max(1 << 20, min(wanted_bytes, budget_bytes // _KV_SHARE))
+    capacity = kv_bytes // block_bytes * engine.block_tokens
+    card = ModelCard(
+        name=folder.resolve().name,
+        context_tokens=min(context, capacity),
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_sequences=engine.max_sequences,
+        kv_capacity_tokens=capacity,
+        max_choices=engine.max_sequences,
+        dtype=engine.dtype,
+        device=engine.device,
+    )
+    return Footprint(
+        replace(engine, kv_memory_bytes=kv_bytes), card, weights_bytes, _BASE_LOAD_S + stored_bytes / _BYTES_PER_S
+    )
+
+
+def mebibytes(size: int) -> str:
+    """A size for people."""
+    return f"{size / (1 << 20):,.0f} MiB"

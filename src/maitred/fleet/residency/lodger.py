@@ -1,0 +1,179 @@
+"""A model that comes and goes: its engine is started when the model is loaded and ended when it is unloaded.
+
+To the queue it is one replica. While it is not there it says when it would be, so requests wait for it; a load that has
+just failed it says too, so they do not.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+import psutil
+
+from maitred.core.clock import Clock
+from maitred.core.errors import ModelLoadFailed, ModelLoading, ReplicaUnavailable
+from maitred.core.ports import LoadReport, ModelCard, TokenStream
+from maitred.core.request import Request
+from maitred.fleet.backoff import Backoff
+from maitred.fleet.local import LocalEngine
+from maitred.fleet.residency.footprint import Footprint
+
+_FIRST_S, _MOST_S = 2.0, 300.0
+"""Before a load that failed is tried again: it may cost others their memory, so less often than an engine that died."""
+
+
+class Lodger:
+    """One model. Implements `maitred.core.ports.Replica`.
+
+    Args:
+        name: The name that requests use.
+        engine: Runs it; entered here, again and again.
+        footprint: What is known of the model before it was ever loaded.
+        ready_in_s: When it would be there; asked while it is not.
+        clock: The time.
+
+    Attributes:
+        open: Whether new requests may go to it.
+        loads: How often it was loaded...
+        load_s: ...and how long that took together.
+        failures: Loads that failed.
+        unloads: How often it was unloaded.
+    """
+
+    def __init__(
+        self, name: str, engine: LocalEngine, footprint: Footprint, ready_in_s: Callable[[], float], clock: Clock
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.footprint = footprint
+        self.open = False
+        self.loads = self.failures = self.unloads = 0
+        self.load_s = 0.0
+        self._ready_in_s = ready_in_s
+        self._clock = clock
+        self._backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
+        self._failed_until_s = float("-inf")
+        self._listeners: list[Callable[[], None]] = []
+        self._entered = False
+        engine.link.watch(self._tell)
+
+    # --- the replica ---
+
+    def card(self) -> ModelCard:
+        """See `core.ports.Replica`.
+
+        Raises:
+            ModelLoading: It is not there, and is loaded if a request waits for it.
+            ModelLoadFailed: It could not be loaded, and is left in peace for a while.
+            ReplicaUnavailable: Its engine has died and is started again.
+        """
+        if self.open:
+            return self.engine.link.card()
+        failed_for_s = self._failed_until_s - self._clock.monotonic_s()
+        if failed_for_s > 0:
+            raise ModelLoadFailed(retry_after_s=failed_for_s)
+        raise ModelLoading(retry_after_s=self._ready_in_s())
+
+    @property
+    def weight(self) -> float:
+        """See `core.ports.Replica`."""
+        return self.engine.link.weight
+
+    def load(self) -> LoadReport:
+        """See `core.ports.Replica`."""
+        return self.engine.link.load()
+
+    def unheard(self) -> int:
+        """See `core.ports.Replica`."""
+        return self.engine.link.unheard()
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """See `core.ports.Replica`."""
+        self._listeners.append(listener)
+
+    def generate(self, request: Request) -> AbstractAsyncContextManager[TokenStream]:
+        """See `core.ports.Replica`."""
+        return self.engine.link.generate(request)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    # --- coming and going ---
+
+    def admit(self, is_open: bool) -> None:
+        """Whether new requests may go to it, from now on."""
+        if is_open != self.open:
+            self.open = is_open
+            self._tell()
+
+    async def load_in(self) -> int:
+        """Starts its engine and waits until it serves.
+
+        Returns:
+            What its process takes, in bytes.
+
+        Raises:
+            ReplicaUnavailable: It cannot be started; nothing of it is left.
+        """
+        await self.engine.__aenter__()
+        self._entered = True
+        try:
+            await self.engine.started()
+        except BaseException:
+            await self.unload()
+            raise
+        return self.measured_bytes()
+
+    def loaded(self, took_s: float) -> None:
+        """It serves, after so long."""
+        self.loads += 1
+        self.load_s += took_s
+        self._backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
+        self._failed_until_s = float("-inf")
+
+    def fail(self) -> float:
+        """Its load has failed. Returns for how many seconds it is left in peace; those who wait for it are told."""
+        self.failures += 1
+        again_in_s = self._backoff.wait_s(0.0)
+        self._failed_until_s = self._clock.monotonic_s() + again_in_s
+        self._tell()
+        return again_in_s
+
+    async def unload(self) -> None:
+        """Ends its engine; its memory is free when this returns. Without one, nothing happens."""
+        self.admit(False)
+        if self._entered:
+            self._entered = False
+            await self.engine.__aexit__(None, None, None)
+
+    def measured_bytes(self) -> int:
+        """What its process takes now, its part of shared memory included; 0 where there is none."""
+        return 0 if self.engine.pid is None else memory_of(self.engine.pid)
+
+
+class Description:
+    """What a lodger's model is, also while it is not there: requests are checked before they wait for it.
+
+    Args:
+        lodger: The model's.
+    """
+
+    def __init__(self, lodger: Lodger) -> None:
+        self._lodger = lodger
+        self._card = lodger.footprint.card
+
+    def card(self) -> ModelCard:
+        """As its engine says, or has said, or will say as far as the files tell."""
+        with suppress(ReplicaUnavailable):
+            self._card = self._lodger.engine.link.card()
+        return self._card
+
+
+def memory_of(pid: int) -> int:
+    """The memory of a process: its own and its part of what it shares (PSS), or what is resident if nobody tells."""
+    try:
+        process = psutil.Process(pid)
+        full = process.memory_full_info()
+        return int(getattr(full, "pss", 0) or full.rss)
+    except psutil.Error:
+        return 0

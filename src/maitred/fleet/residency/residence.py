@@ -1,0 +1,145 @@
+"""Carries out what `fleet.policy.residents` decides: starts engines, ends them, and tells the queues who is there.
+
+Decisions are made again whenever a queue has had its turn, whenever a load or an unload is complete, and now and then
+for turns that end by themselves.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from maitred.core.clock import Clock
+from maitred.core.errors import ReplicaUnavailable
+from maitred.fleet.policy.resident import Demand, Phase
+from maitred.fleet.policy.residents import Residents
+from maitred.fleet.residency.footprint import mebibytes
+from maitred.fleet.residency.lodger import Lodger
+
+_TICK_S = 0.1
+"""How late the end of a turn may be noticed while somebody waits for it."""
+_IDLE_TICK_S = 1.0
+_MEASURE_S = 5.0
+"""Between two looks at what the processes take."""
+
+_log = logging.getLogger(__name__)
+
+
+class Line(Protocol):
+    """The queue of one model, as far as it matters here."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that were released and have not left."""
+        ...
+
+
+class Residence:
+    """The models of one machine that come and go.
+
+    Args:
+        residents: Decides.
+        clock: The time.
+    """
+
+    def __init__(self, residents: Residents, clock: Clock) -> None:
+        self.residents = residents
+        self.lodgers: dict[str, Lodger] = {}
+        self.measured_bytes: dict[str, int] = {}
+        self._clock = clock
+        self._lines: dict[str, Line] = {}
+        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attend(self, lodger: Lodger, line: Line) -> None:
+        """From now on a model comes when requests wait in this line. To be called once for each, before `run`."""
+        self.lodgers[lodger.name] = lodger
+        self._lines[lodger.name] = line
+
+    def look(self) -> None:
+        """Something has changed in a line."""
+        self._news.set()
+
+    def want(self, name: str) -> None:
+        """Somebody will come back for this model."""
+        self.residents.want(name, self._clock.monotonic_s())
+        self._news.set()
+
+    def ready_in_s(self, name: str) -> float:
+        """When a model would be there, if requests waited for it from now on."""
+        return self.residents.ready_in_s(name, self._clock.monotonic_s(), self._demands())
+
+    async def run(self) -> None:
+        """Until it is cancelled; then every engine is ended."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._measure(), name="memory of models")
+                while True:
+                    self._turn(tasks)
+                    self._news.clear()
+                    needed = any(one.asked_s is not None for one in self.residents.all.values())
+                    try:
+                        async with asyncio.timeout(_TICK_S if needed else _IDLE_TICK_S):
+                            await self._news.wait()
+                    except TimeoutError:
+                        pass
+        finally:
+            await asyncio.gather(*(lodger.unload() for lodger in self.lodgers.values()))
+
+    def _demands(self) -> dict[str, Demand]:
+        return {name: Demand(line.waiting, line.running) for name, line in self._lines.items()}
+
+    def _turn(self, tasks: asyncio.TaskGroup) -> None:
+        orders = self.residents.decide(self._clock.monotonic_s(), self._demands())
+        for name, lodger in self.lodgers.items():
+            lodger.admit(self.residents[name].phase is Phase.IN and name not in orders.closed)
+        for name in orders.unload:
+            tasks.create_task(self._unload(self.lodgers[name]), name=f"unload of {name}")
+        if orders.load is not None:
+            tasks.create_task(self._load(self.lodgers[orders.load]), name=f"load of {orders.load}")
+
+    async def _load(self, lodger: Lodger) -> None:
+        name, began_s = lodger.name, self._clock.monotonic_s()
+        try:
+            measured_bytes = await lodger.load_in()
+            most_bytes = self.residents.room_for(name)
+            if measured_bytes > most_bytes:
+                await lodger.unload()
+                raise ReplicaUnavailable(
+                    f"It takes {mebibytes(measured_bytes)}, and residency.memory_bytes leaves "
+                    f"{mebibytes(most_bytes)} for it. Raise that, or lower its engine.kv_memory_bytes."
+                )
+        except ReplicaUnavailable as failure:
+            again_in_s = lodger.fail()
+            self.residents.failed(name, self._clock.monotonic_s(), again_in_s)
+            _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, again_in_s)
+        else:
+            self.residents.loaded(name, self._clock.monotonic_s(), measured_bytes)
+            self.measured_bytes[name] = measured_bytes
+            lodger.loaded(self._clock.monotonic_s() - began_s)
+            _log.info(
+                "%s was loaded in %.1f s and takes %s.",
+                *(name, self._clock.monotonic_s() - began_s, mebibytes(measured_bytes)),
+            )
+        self.look()
+
+    async def _unload(self, lodger: Lodger) -> None:
+        await lodger.unload()
+        self.measured_bytes.pop(lodger.name, None)
+        lodger.unloads += 1
+        self.residents.unloaded(lodger.name, self._clock.monotonic_s())
+        _log.info("%s was unloaded.", lodger.name)
+        self.look()
+
+    async def _measure(self) -> None:
+        while True:
+            await asyncio.sleep(_MEASURE_S)
+            for name, lodger in self.lodgers.items():
+                measured_bytes = await asyncio.to_thread(lodger.measured_bytes)
+                if self.residents[name].phase is Phase.IN and measured_bytes:
+                    self.measured_bytes[name] = measured_bytes
+                    self.residents.grew(name, measured_bytes)

@@ -1,0 +1,306 @@
+"""Models that come and go, as real processes: the residence with scripted engines, then the whole server."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import psutil
+import pytest
+
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.clock import SystemClock
+from maitred.core.errors import ModelLoadFailed, QueueFull
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.request import Request, SamplingParams, WaitCause
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Errand, Post
+from maitred.engine.config import EngineConfig
+from maitred.fleet.local import LocalEngine
+from maitred.fleet.policy.resident import Phase, Resident
+from maitred.fleet.policy.residents import Residents
+from maitred.fleet.residency.footprint import Footprint
+from maitred.fleet.residency.lodger import Lodger, memory_of
+from maitred.fleet.residency.residence import Residence
+from maitred.testing.script import SCRIPTED_CARD
+from maitred.testing.server_process import serving
+from maitred.testing.variants import make_variant
+
+LIMIT_S = 30.0
+BYTES = 1 << 30
+"""What each is said to take: more than a scripted engine is measured to take."""
+PROMPT = [5, 6, 7]
+
+
+def scripted(address, **script):
+    module = "maitred.testing.scripted_engine"
+    return [sys.executable, "-m", module, "--listen", address, "--script", json.dumps(script)]
+
+
+def broken(address):
+    return [sys.executable, "-c", "import sys; sys.exit('no such weights')"]
+
+
+class House:
+    """A residence with its queues."""
+
+    def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
+        clock = SystemClock()
+        residents = Residents(
+            [Resident(name, BYTES, pinned=name in pinned, load_s=1.0) for name in commands], places * BYTES, turn_loads
+        )
+        self.residence = Residence(residents, clock)
+        self.residents = residents
+        self.lodgers, self.queues = {}, {}
+        for name, command in commands.items():
+            lodger = Lodger(
+                name,
+                LocalEngine(command, stop_grace_s=2.0),
+                Footprint(EngineConfig(), SCRIPTED_CARD, 0, 1.0),
+                partial(self.residence.ready_in_s, name),
+                clock,
+            )
+            queue = Dispatcher(
+                *(name, [Post("local", lodger)], dispatch or DispatchConfig(), clock),
+                wanted=partial(self.residence.want, name),
+            )
+            self.residence.attend(lodger, queue.floor)
+            queue.after_turn(self.residence.look)
+            self.lodgers[name], self.queues[name] = lodger, queue
+
+    def errand(self, name="r", **fields):
+        return Errand(
+            **{
+                **{"id": name, "principal_org": "acme", "flow": Flow((Share("acme"),), PriorityClass.STANDARD)},
+                **{"prompt_tokens": 3, "prompts": [PROMPT], "max_tokens": 4, "choices": 1},
+                **{"arrived_s": SystemClock.monotonic_s(), **fields},
+            }
+        )
+
+    async def ask(self, name, held=None):
+        """One request, from the check to the last token; what it was predicted to wait, and why it waited."""
+        queue = self.queues[name]
+        place = queue.check(self.errand())
+        async with queue.seat(self.errand()) as seat:
+            post = await seat.granted()
+            async with post.replica.generate(Request("r", PROMPT, SamplingParams(max_tokens=4, seed=0))) as stream:
+                seat.submitted()
+                tokens = [token async for deltas in stream for delta in deltas for token in delta.tokens]
+                if held is not None:
+                    await held.wait()
+        return place, seat.waited_ms, tokens
+
+    async def until(self, condition):
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():  # noqa: ASYNC110 - there is no event for all of them
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def living(house):
+    tasks = [asyncio.create_task(house.residence.run())]
+    tasks += [asyncio.create_task(queue.run()) for queue in house.queues.values()]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield house
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
+    async def work():
+        async with living(House({"a": scripted}, places=1)) as house:
+            assert house.lodgers["a"].engine.pid is None
+            place, waited_ms, tokens = await house.ask("a")
+            assert place.wait_s == pytest.approx(1.0, abs=0.1)
+            assert waited_ms[WaitCause.COLD_START] > 0
+            assert len(tokens) == 4
+            again, waited_ms, _ = await house.ask("a")
+            assert again.wait_s == 0
+            assert WaitCause.COLD_START not in waited_ms
+            assert house.lodgers["a"].loads == 1
+
+    run(work())
+
+
+def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete():
+    async def work():
+        async with living(House({"a": scripted, "b": scripted}, places=1)) as house:
+            held = asyncio.Event()
+            first = asyncio.create_task(house.ask("a", held))
+            await house.until(lambda: house.lodgers["a"].loads == 1)
+            pid = house.lodgers["a"].engine.pid
+            other = asyncio.create_task(house.ask("b"))
+            await house.until(lambda: not house.lodgers["a"].open)
+            assert psutil.pid_exists(pid)  # somebody still reads
+            held.set()
+            await first
+            _, waited_ms, tokens = await other
+            assert not psutil.pid_exists(pid)
+            assert len(tokens) == 4
+            assert waited_ms[WaitCause.COLD_START] > 0
+            assert house.lodgers["a"].unloads == 1
+            assert house.residents["a"].phase is Phase.OUT
+
+    run(work())
+
+
+def test_alternating_callers_are_all_served_with_few_loads():
+    async def work():
+        names = ["a", "b", "c"]
+        async with living(House(dict.fromkeys(names, scripted), places=2, turn_loads=2.0)) as house:
+
+            async def caller(number):
+                for turn in range(8):
+                    place, _, tokens = await house.ask(names[(number + turn) % 3])
+                    assert len(tokens) == 4
+                    assert place.wait_s >= 0
+
+            await asyncio.gather(*(caller(number) for number in range(12)))
+            loads = sum(lodger.loads for lodger in house.lodgers.values())
+            assert 3 <= loads <= 24  # in the order of the calls every third would have been a load: 32 and more
+
+    run(work())
+
+
+def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
+    async def work():
+        async with living(House({"bad": broken, "good": scripted}, places=1)) as house:
+            with pytest.raises(ModelLoadFailed) as failure:
+                await house.ask("bad")
+            assert 0 < failure.value.retry_after_s <= 2.0
+            with pytest.raises(ModelLoadFailed):
+                house.queues["bad"].check(house.errand())
+            _, _, tokens = await house.ask("good")
+            assert len(tokens) == 4
+            assert house.lodgers["bad"].failures == 1
+            assert house.lodgers["bad"].engine.pid is None
+
+    run(work())
+
+
+def test_a_model_that_turns_out_too_large_is_ended_again():
+    async def work():
+        house = House({"a": scripted}, places=1)
+        house.residents.budget_bytes = 1 << 20
+        house.residents["a"].memory_bytes = 1 << 10
+        async with living(house):
+            with pytest.raises(ModelLoadFailed):
+                await house.ask("a")
+            assert house.lodgers["a"].engine.pid is None
+            assert house.residents.taken_bytes == 0
+
+    run(work())
+
+
+def test_who_cannot_wait_for_a_load_is_told_when_to_come_and_finds_it_loaded():
+    async def work():
+        config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
+        async with living(House({"a": scripted}, places=1, dispatch=config)) as house:
+            with pytest.raises(QueueFull) as refusal:
+                house.queues["a"].check(house.errand())
+            assert refusal.value.retry_after_s >= 0.9
+            await house.until(lambda: house.lodgers["a"].loads == 1)
+            place, _, tokens = await house.ask("a")
+            assert place.wait_s == 0
+            assert len(tokens) == 4
+
+    run(work())
+
+
+def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end():
+    async def work():
+        async with living(House({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as house:
+            await house.until(lambda: house.lodgers["a"].open)
+            await house.ask("b")
+            pids = [lodger.engine.pid for lodger in house.lodgers.values()]
+            assert all(memory_of(pid) > 1 << 20 for pid in pids)
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+    run(work())
+
+
+# --- the whole server ---
+
+SETTINGS = {
+    "engine": {"kv_memory_bytes": "32MiB", "max_sequences": 4},
+    "residency": {"memory_bytes": "600MiB", "turn_loads": 1.0},
+    "server": {"heartbeat_s": 0.5},
+}
+
+
+def configured(folder, **settings):
+    for seed, name in enumerate(("red", "blue")):
+        make_variant(BUNDLED_MODEL, folder / name, seed)
+    path = folder / "maitred.yaml"
+    models = {
+        "red": {"path": str(folder / "red")},
+        "blue": {"path": str(folder / "blue"), "engine": {"context_tokens": 512}},
+    }
+    path.write_text(json.dumps({**SETTINGS, "models": models, **settings}))
+    return str(path)
+
+
+def test_two_models_share_room_for_one(tmp_path):
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        listed = {entry["id"]: entry["max_model_len"] for entry in client.get("/v1/models").json()["data"]}
+        assert listed == {"red": 2048, "blue": 512}
+        first = client.post("/v1/completions", json={"model": "red", **body})
+        assert first.status_code == 200
+        assert int(first.headers["x-maitred-predicted-wait-ms"]) > 1000
+        warm = client.post("/v1/completions", json={"model": "red", **body})
+        assert warm.headers["x-maitred-predicted-wait-ms"] == "0"
+        with client.stream(
+            "POST", "/v1/completions", json={"model": "blue", "stream": True, **body}, headers={"x-request-id": "b"}
+        ) as stream:
+            lines = stream.iter_lines()
+            comment = next(line for line in lines if line.startswith(":"))
+            assert "predicted wait" in comment
+            assert client.get("/v1/queue/b").json()["predicted_wait_ms"] > 0
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        blue = "".join(json.loads(line[6:])["choices"][0]["text"] for line in rest[:-1])
+        assert blue != first.json()["choices"][0]["text"]
+        back = client.post("/v1/completions", json={"model": "red", **body})
+        assert back.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
+        metrics = server.metrics()
+        assert metrics["maitred_model_loads_total"] == 3
+        assert metrics["maitred_model_unloads_total"] == 2
+        assert metrics["maitred_model_resident"] == 1
+        assert metrics["maitred_model_reserved_bytes"] <= metrics["maitred_residency_budget_bytes"]
+        assert metrics["maitred_model_memory_bytes"] <= metrics["maitred_model_reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"residency": {"memory_bytes": "64MiB"}}, "models.red can never be loaded: it takes"),
+        ({"models": {"m": {"path": "/nowhere"}}}, "The model folder /nowhere does not exist"),
+        ({"models": {"m": {"path": "x", "upstreams": [{"url": "http://127.0.0.1:1/v1"}]}}}, "Leave out one of the two"),
+        ({"models": {"m": {"pinned": True, "upstreams": [{"url": "http://127.0.0.1:1/v1"}]}}}, "can be pinned"),
+        ({"models": {"m": {"path": "x", "engine": {"max_sequences": 4096}}}}, "Raise step_tokens"),
+    ],
+)
+def test_what_can_never_work_is_refused_at_the_start_with_a_clear_sentence(tmp_path, settings, said):
+    path = configured(tmp_path, **settings)
+    done = subprocess.run(
+        [sys.executable, "-m", "maitred", "serve", "--config", path, "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert said in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,111 @@
+"""A machine with models that take their time to load, and callers; time is counted in ticks."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from maitred.fleet.policy.resident import Demand, Phase, Resident
+from maitred.fleet.policy.residents import Residents
+
+TICK_S = 0.25
+UNLOAD_S = 0.5
+
+
+@dataclass
+class Call:
+    model: str
+    at_s: float
+    runs_s: float
+    began_s: float | None = None
+    predicted_s: float | None = None
+
+    @property
+    def waited_s(self):
+        return self.began_s - self.at_s
+
+
+@dataclass
+class Machine:
+    """Plays the decisions; every model serves any number of calls at once.
+
+    Attributes:
+        left: (model, when, whether its turn was over, its demand) of every unload.
+    """
+
+    residents: Residents
+    loads_s: dict
+    now_s: float = 100.0
+    waiting: dict = field(default_factory=lambda: defaultdict(list))
+    running: dict = field(default_factory=lambda: defaultdict(list))
+    ends_s: dict = field(default_factory=dict)
+    loads: list = field(default_factory=list)
+    left: list = field(default_factory=list)
+    calls: list = field(default_factory=list)
+    closed: frozenset = frozenset()
+
+    def demands(self):
+        return {name: Demand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.all}
+
+    def call(self, model, runs_s=0.1):
+        call = Call(model, self.now_s, runs_s)
+        call.predicted_s = self.residents.ready_in_s(model, self.now_s, self.demands())
+        self.waiting[model].append(call)
+        self.calls.append(call)
+        return call
+
+    def tick(self):
+        self.now_s += TICK_S
+        for name, at_s in list(self.ends_s.items()):
+            if at_s <= self.now_s:
+                del self.ends_s[name]
+                if self.residents[name].phase is Phase.LOADING:
+                    self.residents.loaded(name, self.now_s, 0)
+                else:
+                    self.residents.unloaded(name, self.now_s)
+        for name, calls in self.running.items():
+            self.running[name] = [call for call in calls if call.began_s + call.runs_s > self.now_s]
+        self.decide()
+        for name, one in self.residents.all.items():
+            if one.phase is Phase.IN and name not in self.closed:
+                for call in self.waiting[name]:
+                    call.began_s = self.now_s
+                self.running[name] += self.waiting[name]
+                self.waiting[name] = []
+
+    def decide(self):
+        before = {
+            name: (one.since_s + self.residents.turn_s(one) <= self.now_s, one.next_use_s(self.now_s))
+            for name, one in self.residents.all.items()
+        }
+        demands = self.demands()
+        orders = self.residents.decide(self.now_s, demands)
+        self.closed = orders.closed
+        for name in orders.closed:
+            assert self.residents[name].phase is Phase.IN
+            assert not self.residents[name].pinned
+        for name in orders.unload:
+            self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
+            self.ends_s[name] = self.now_s + UNLOAD_S
+        if orders.load is not None:
+            self.loads.append(orders.load)
+            self.ends_s[orders.load] = self.now_s + self.loads_s[orders.load]
+        assert self.residents.taken_bytes <= self.residents.budget_bytes
+
+    def until(self, now_s):
+        while self.now_s < now_s:
+            self.tick()
+
+
+def machine(memories, budget, *, loads_s=2.0, turn_loads=3.0, pinned=(), keep_alive_s=None, guess_s=None):
+    """Models called a, b, c…; what each takes, and what all may take."""
+    names = [chr(97 + number) for number in range(len(memories))]
+    times = dict(zip(names, loads_s if isinstance(loads_s, list) else [loads_s] * len(names), strict=True))
+    residents = [
+        Resident(
+            *(name, memory),
+            pinned=name in pinned,
+            keep_alive_s=keep_alive_s,
+            load_s=times[name] if guess_s is None else guess_s,
+        )
+        for name, memory in zip(names, memories, strict=True)
+    ]
+    return Machine(Residents(residents, budget, turn_loads), times)

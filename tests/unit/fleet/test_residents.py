@@ -1,0 +1,180 @@
+from maitred.fleet.policy.resident import Phase
+from tests.machine_desk import TICK_S, UNLOAD_S, machine
+
+
+def test_what_fits_is_loaded_on_demand_and_stays():
+    one = machine([1, 1], 2)
+    one.until(110.0)
+    assert one.loads == []
+    one.call("a")
+    one.call("b")
+    one.until(300.0)
+    assert one.loads == ["a", "b"]
+    assert one.left == []
+
+
+def test_the_least_recently_used_goes_first():
+    one = machine([1, 1, 1], 2)
+    for name in "ab":
+        one.call(name)
+        one.until(one.now_s + 10)
+    one.call("a")
+    one.until(one.now_s + 10)
+    one.call("c")
+    one.until(one.now_s + 5)
+    assert [name for name, *_ in one.left] == ["b"]
+    assert one.residents["c"].phase is Phase.IN
+
+
+def test_an_idle_model_goes_at_once_if_it_is_not_expected_back_before_it_could_be_loaded_again():
+    one = machine([1, 1], 1)
+    one.call("a")
+    one.until(one.now_s + 3)
+    one.until(one.now_s + 3)
+    call = one.call("b")
+    one.until(one.now_s + 4)
+    assert call.waited_s <= 2.0 + UNLOAD_S + 3 * TICK_S
+
+
+def test_a_model_with_work_keeps_its_turn_and_others_are_served_together_afterwards():
+    one = machine([1, 1], 1, turn_loads=4.0)
+    calls = []
+    for number in range(200):
+        calls.append(one.call("ab"[number % 2]))
+        one.tick()
+    one.until(one.now_s + 30)
+    assert all(call.began_s is not None for call in calls)
+    assert len(one.loads) <= (one.now_s - 100.0) / (2.0 * 5) + 1  # one request at a time would be 200 loads
+
+
+def test_a_model_whose_turn_is_over_gets_nothing_new_and_ends_what_it_has():
+    one = machine([1, 1], 1, turn_loads=1.0)
+    one.call("a", 30.0)
+    one.until(104.0)
+    other = one.call("b")
+    one.until(107.0)
+    late = one.call("a")
+    one.until(120.0)
+    assert one.closed == {"a"}
+    assert late.began_s is None
+    one.until(160.0)
+    name, left_s, turn_over, _, demand = one.left[0]
+    assert (name, turn_over, demand.running) == ("a", True, 0)
+    assert left_s >= 132.0
+    assert other.began_s < late.began_s
+
+
+def test_who_leaves_while_another_drains_lets_it_open_again():
+    one = machine([1, 1], 1, turn_loads=1.0)
+    one.call("a", 30.0)
+    one.until(104.0)
+    one.call("b")
+    one.until(107.0)
+    assert one.closed == {"a"}
+    one.waiting["b"].clear()
+    one.tick()
+    assert one.closed == frozenset()
+
+
+def test_enough_of_the_others_go_or_none():
+    one = machine([2, 2, 4], 4, turn_loads=4.0)
+    one.call("a")
+    one.until(110.0)
+    one.call("b", 5.0)
+    one.until(113.0)
+    one.call("c")
+    one.until(115.0)
+    assert one.left == []  # a could go, but b may stay, and a alone is not enough
+    one.until(140.0)
+    assert {name for name, *_ in one.left} == {"a", "b"}
+    assert one.residents["c"].phase is Phase.IN
+
+
+def test_nobody_overtakes_one_that_waits_for_room():
+    one = machine([2, 4, 2], 4, turn_loads=4.0)
+    one.call("a", 60.0)
+    one.until(105.0)
+    big = one.call("b")
+    one.until(106.0)
+    small = one.call("c")
+    one.until(200.0)
+    assert big.began_s < small.began_s
+
+
+def test_the_memory_of_an_idle_model_is_given_back_after_a_while():
+    one = machine([1, 1], 2, pinned={"a"}, keep_alive_s=20.0)
+    one.call("b")
+    one.until(115.0)
+    assert one.left == []
+    one.until(140.0)
+    assert [name for name, *_ in one.left] == ["b"]
+    assert one.residents["a"].phase is Phase.IN
+
+
+def test_a_model_that_takes_more_than_was_thought_makes_room_at_once():
+    one = machine([1, 1], 2)
+    for name in "ab":
+        one.call(name)
+        one.until(one.now_s + 4)
+    one.residents.grew("b", 2)
+    orders = one.residents.decide(one.now_s, one.demands())
+    assert orders.unload == ("a",)
+    assert one.residents.taken_bytes == 3  # until the process is gone
+    one.residents.unloaded("a", one.now_s)
+    assert one.residents.taken_bytes == 2
+
+
+def test_a_load_that_failed_is_not_tried_again_before_its_time_and_stops_nobody():
+    one = machine([1, 1], 2)
+    one.call("a")
+    one.decide()
+    assert one.loads == ["a"]
+    del one.ends_s["a"]
+    one.residents.failed("a", one.now_s, 20.0)
+    other = one.call("b")
+    one.until(115.0)
+    assert one.loads == ["a", "b"]
+    assert other.began_s is not None
+    one.until(125.0)
+    assert one.loads == ["a", "b", "a"]
+
+
+def test_who_could_not_wait_finds_the_model_when_it_comes_back():
+    one = machine([1, 1], 2)
+    one.residents.want("a", one.now_s)
+    one.until(104.0)
+    assert one.residents["a"].phase is Phase.IN
+    one.until(110.0)
+    assert one.loads == ["a"]
+
+
+def test_what_one_load_took_is_believed_of_those_that_were_never_loaded():
+    one = machine([1, 1], 2, loads_s=6.0, guess_s=2.0)
+    assert one.call("a").predicted_s == 2.0
+    one.until(110.0)
+    assert abs(one.call("b").predicted_s - 6.0) <= TICK_S
+
+
+def test_predictions_come_true():
+    one = machine([1, 1, 1], 2, turn_loads=2.0)
+    for name in "ab":
+        one.call(name)
+    one.until(110.0)
+    calls = []
+    for number in range(400):
+        if number % 3 == 0:
+            calls.append(one.call("abc"[number // 3 % 3]))
+        one.tick()
+    one.until(one.now_s + 30)
+    waits = [(call.predicted_s, call.waited_s) for call in calls if call.predicted_s > 0]
+    assert len(waits) > 20
+    errors = sorted(abs(predicted_s - waited_s) for predicted_s, waited_s in waits)
+    assert errors[len(errors) // 2] <= 1.0
+    assert errors[len(errors) * 9 // 10] <= 3.0
+
+
+def test_a_load_that_takes_longer_than_usual_is_never_said_to_be_over():
+    one = machine([1], 1, loads_s=10.0, guess_s=2.0)
+    one.call("a")
+    one.until(108.0)
+    assert one.residents.ready_in_s("a", one.now_s, one.demands()) > 0
