@@ -262,3 +262,11 @@ class TestTruth:
     def test_the_log_is_json(self):
         truth = Truth(requests=[], unix_minus_monotonic_s=1.0, cpu_seconds=0.0, lateness=Lateness(count=0))
         assert Truth.load(msgspec.json.encode(truth)) == truth
+
+
+def test_a_fault_can_be_of_a_model():
+    script = Script(faults=[Fault(kind=FaultKind.STATUS, models=["broken"], status=500)])
+    asked = [
+        answer(script, msgspec.json.encode({"model": model, "prompt": "a"}), chat=False) for model in ("broken", "m")
+    ]
+    assert [each.status for each in asked] == [500, 200]

@@ -77,23 +77,29 @@ class Answers:
             body: JSON.
             least_gap_s: The server's capacity now, as time per event; for answers that are not streamed.
         """
+        try:
+            question, unreadable = _question.decode(body), ""
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            question, unreadable = Question(), f"The body is not a request: {error}."
         script = self._script
         rng = script.rng_of(number)
-        faults = script.faults_of(number, rng)
+        faults = script.faults_of(number, rng, question.model)
+        answer = _no_answer(faults[0]) if faults else None
+        if answer is None and unreadable:
+            answer = _refusal(400, unreadable)
+        if answer is None and script.strict and (unknown := sorted(set(msgspec.json.decode(body)) - KNOWN_FIELDS)):
+            answer = _refusal(400, f"Unrecognized request argument supplied: {unknown[0]}", param=unknown[0])
+        if answer is None:
+            answer = self._answer(question, faults, rng, chat=chat, least_gap_s=least_gap_s)
+        answer.user = question.user or ""
+        return answer
+
+    def _answer(
+        self, question: Question, faults: list[Fault], rng: random.Random, *, chat: bool, least_gap_s: float
+    ) -> Answer:
+        """One that begins as an answer should."""
+        script = self._script
         ttft_s = script.ttft.draw(rng)
-        if faults and faults[0].kind is FaultKind.STATUS:
-            return _refusal(faults[0].status, "The script wants it so.", headers=faults[0].headers, end="status")
-        if faults and faults[0].kind is FaultKind.CLOSE:
-            return Answer(b"", ending=Ending.CLOSE, end="close", status=0, takes_turn=False)
-        if faults and faults[0].kind in _NO_ANSWERS:
-            return Answer(_NO_ANSWERS[faults[0].kind], end=faults[0].kind, takes_turn=False)
-        try:
-            question = _question.decode(body)
-            unknown = sorted(set(msgspec.json.decode(body)) - KNOWN_FIELDS) if script.strict else []
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return _refusal(400, f"The body is not a request: {error}.")
-        if unknown:
-            return _refusal(400, f"Unrecognized request argument supplied: {unknown[0]}", param=unknown[0])
         tokens = max(1, question.max_completion_tokens or question.max_tokens or script.default_tokens)
         events = -(-tokens // script.tokens_per_event)
         offset = rng.randrange(len(self._gaps_s))
@@ -115,7 +121,6 @@ class Answers:
         else:
             seconds = ttft_s + sum(max(gap_s, least_gap_s) for gap_s in gaps_s[1:])
             answer = self._whole(chat, seconds, tokens, usage, faults)
-        answer.user = question.user or ""
         answer.prompt_tokens, answer.answer_tokens = prompt_tokens, tokens
         return answer
 
@@ -218,12 +223,29 @@ class Answers:
 
 _CHUNKED = {"transfer-encoding": "chunked"}
 _PAGE = b"<!doctype html><title>502 Bad Gateway</title><h1>Bad Gateway</h1>"
-_NO_ANSWERS = {
+_SAID_200 = {
     FaultKind.HTML: head(200, "text/html", {"content-length": str(len(_PAGE))}) + _PAGE,
     FaultKind.EMPTY: head(200, "text/event-stream; charset=utf-8", {"content-length": "0"}),
     FaultKind.ERROR_BODY: response(200, error_object("The script wants an error here.", 500)),
 }
 """What says 200 and is no answer."""
+
+
+def _no_answer(fault: Fault) -> Answer | None:
+    """What comes in place of an answer, if it is that sort of fault."""
+    kind = fault.kind
+    match kind:
+        case FaultKind.STATUS:
+            return _refusal(fault.status, "The script wants it so.", headers=fault.headers, end=kind)
+        case FaultKind.CLOSE | FaultKind.BYTES:
+            return Answer(fault.text.encode(), ending=Ending.CLOSE, end=kind, status=0, takes_turn=False)
+        case FaultKind.ABORT:
+            return Answer(b"", ending=Ending.RESET, end=kind, status=0, takes_turn=False)
+        case FaultKind.SILENT:
+            return Answer(b"", ending=Ending.STALL, end=kind, status=0, takes_turn=False)
+        case _ if kind in _SAID_200:
+            return Answer(_SAID_200[kind], end=kind, takes_turn=False)
+    return None
 
 
 def _refusal(

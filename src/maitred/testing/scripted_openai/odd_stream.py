@@ -54,8 +54,9 @@ class OddStream:
         """Does to the stream what the fault asks for."""
         after = min(fault.after, len(self.sends))
         match fault.kind:
-            case FaultKind.GARBAGE:
-                self.sends.insert(min(after, len(self.sends) - 1), Send(0.0, b"data: {oops\n\n", 0))
+            case FaultKind.GARBAGE | FaultKind.EVENT:
+                data = b"{oops" if fault.kind is FaultKind.GARBAGE else fault.text.encode()
+                self.sends.insert(min(after, len(self.sends) - 1), Send(0.0, encode_event(data), 0))
                 self.end = fault.kind
             case FaultKind.STALL if fault.for_s is not None:
                 self.sends[min(after, len(self.sends) - 1)].gap_s += fault.for_s
@@ -89,6 +90,8 @@ class OddStream:
                 self._end(after, fault.kind)
                 if whole:
                     self.sends[-1].data += self._closing.removesuffix(DONE)
+            case FaultKind.NO_END:
+                self.ends_body, self.ending, self.end = False, Ending.CLOSE, fault.kind
             case FaultKind.BUNCHED:
                 bunches = [self.sends[at : at + BUNCH_EVENTS] for at in range(0, len(self.sends), BUNCH_EVENTS)]
                 self.sends = [
@@ -107,7 +110,7 @@ class OddStream:
                     send.data = send.data.replace(b"\n", b"\r\n")
             case FaultKind.SPLIT:
                 self.sends = [piece for send in self.sends for piece in _split(send, rng)]
-            case FaultKind.STATUS | FaultKind.CLOSE | FaultKind.HTML | FaultKind.EMPTY | FaultKind.ERROR_BODY:
+            case _:
                 raise AssertionError(f"{fault.kind} has no stream")
 
     def _end(self, after: int, kind: FaultKind, ending: Ending = Ending.KEEP) -> None:

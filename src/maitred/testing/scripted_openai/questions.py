@@ -73,6 +73,7 @@ class Question(msgspec.Struct):
     max_completion_tokens: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    model: str = ""
     user: str | None = None
 
     def words(self) -> int:

@@ -70,6 +70,12 @@ class FaultKind(StrEnum):
     """An HTTP error, at once."""
     CLOSE = "close"
     """The connection is closed before the response."""
+    ABORT = "abort"
+    """The same with a TCP reset."""
+    SILENT = "silent"
+    """Nothing at all, for ever."""
+    BYTES = "bytes"
+    """`text` in place of a response, whatever it is; then the connection is closed."""
     HTML = "html"
     """A page for people, with the status 200, as a proxy on the way sends it."""
     EMPTY = "empty"
@@ -82,6 +88,8 @@ class FaultKind(StrEnum):
     """After `after` events the last one again."""
     GARBAGE = "garbage"
     """After `after` events one that is not JSON; then the answer goes on."""
+    EVENT = "event"
+    """After `after` events one with `text` as its data; then the answer goes on."""
     STALL = "stall"
     """After `after` events nothing for `for_s`, or for ever."""
     ERROR_EVENT = "error_event"
@@ -98,6 +106,8 @@ class FaultKind(StrEnum):
     """A comment every `for_s` seconds after `after` events, for ever: alive, and no answer."""
     NO_DONE = "no_done"
     """After `after` events the body ends as it should, but the answer has not: no ``[DONE]``."""
+    NO_END = "no_end"
+    """The answer is whole, but the connection is closed where the body's end should be."""
     BUNCHED = "bunched"
     """Four events in one segment."""
     PINGS = "pings"
@@ -109,11 +119,13 @@ class FaultKind(StrEnum):
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault and the requests that it meets: those with these numbers, and so many of all."""
+    """A fault and the requests that it meets: those with these numbers, those for these models, and so many of all."""
 
     kind: FaultKind
     requests: list[Count] = field(default_factory=list)
     """Numbers of requests, which count up from 0. A retry is a request of its own."""
+    models: list[str] = field(default_factory=list)
+    """As requests name them: so one server can have a fault for each."""
     share: Share = 0.0
     after: Count = 1
     """Events that are sent before."""
@@ -122,6 +134,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     status: Annotated[int, Meta(ge=400, le=599)] = 503
     headers: dict[str, str] = field(default_factory=dict)
     """Of an HTTP error, such as ``{"retry-after": "1"}``."""
+    text: str = ""
+    """Of an event, or of bytes."""
 
 
 class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,10 +165,14 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     faults: list[Fault] = field(default_factory=list)
     seed: Count = 0
 
-    def faults_of(self, number: int, rng: random.Random) -> list[Fault]:
+    def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[Fault]:
         """What goes wrong with a request, in the order in which it is applied."""
         kinds = list(FaultKind)
-        hits = [fault for fault in self.faults if (rng.random() < fault.share) | (number in fault.requests)]
+        hits = [
+            fault
+            for fault in self.faults
+            if (rng.random() < fault.share) | (number in fault.requests) | (model in fault.models)
+        ]
         return sorted(hits, key=lambda fault: kinds.index(fault.kind))
 
     def rng_of(self, number: int) -> random.Random:
