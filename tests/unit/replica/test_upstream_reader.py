@@ -165,3 +165,37 @@ def test_texts_are_read_in_their_own_shape():
         ("a", -1, 0),
         ("b", -2, 1),
     ]
+
+
+def test_choices_that_are_counted_one_by_one_are_added_up():
+    """As llama.cpp does it: each choice has a count of its own, with its prompt, which is the same."""
+
+    def counted(completion_tokens, cached_tokens):
+        details = {"cached_tokens": cached_tokens}
+        usage = {"prompt_tokens": 5, "completion_tokens": completion_tokens, "prompt_tokens_details": details}
+        return event({"choices": [], "usage": usage})
+
+    first = chunk("a", index=1) + chunk(finish="stop", index=1) + counted(2, 0)
+    data = first + chunk("b") + chunk(finish="stop") + counted(3, 4) + DONE
+    answer = AnswerReader("there", 2, DIALECTS["llamacpp"], samples=2)
+    assert answer.feed(first).usage is None
+    assert answer.feed(data[len(first) :]).usage == Usage(5, 5, 0)
+    prompts = AnswerReader("there", 2, DIALECTS["llamacpp"])
+    assert prompts.feed(data).usage == Usage(10, 5, 4)
+
+
+def test_an_event_that_says_nothing_is_no_fault():
+    assert read(event(b"null") + WHOLE)[1] == Usage(7, 3, 2)
+    assert "no chunk" in fails(event(b"true") + WHOLE)
+
+
+def test_without_done_an_answer_is_whole_with_its_usage_and_the_end_of_the_body():
+    """As `transformers serve` does it."""
+    data = ROLE + chunk("He") + chunk(finish="length", usage=USAGE)
+    parts, usage = read(data, dialect="transformers")
+    assert [(part.text, part.finish) for part in parts] == [("He", None), ("", FinishReason.LENGTH)]
+    assert usage == Usage(7, 3, 2)
+    assert fails(ROLE + chunk("He") + chunk(finish="length"), dialect="transformers")
+    assert fails(ROLE + chunk("He", usage=USAGE), dialect="transformers")
+    assert fails(b"", dialect="transformers")
+    assert fails(data, dialect="generic")

@@ -70,6 +70,11 @@ def test_what_would_go_unheard_is_refused_and_hints_are_not():
     assert "n" not in sent("ollama", n=1)
     assert "user" not in sent("ollama", user="u")
     assert sent("vllm", top_k=5)["top_k"] == 5
+    assert sent("vllm", structured_outputs={"choice": ["a"]})["structured_outputs"] == {"choice": ["a"]}
+    with pytest.raises(InvalidRequest, match="guided_choice is not known"):
+        sent("vllm", guided_choice=["a"])
+    with pytest.raises(InvalidRequest, match="echo is not known"):
+        body_of(TextRequest("r", {"prompt": "a", "echo": True}, 1, chat=False), DIALECTS["llamacpp"], "theirs", {})
 
 
 def test_usage_comes_with_every_chunk_where_it_can():
@@ -119,6 +124,7 @@ def test_a_prompt_that_is_too_long_is_called_so():
     for message in (
         "This model's maximum context length is 8 tokens.",
         "the request exceeds the available context size",
+        "max_tokens=5000 cannot be greater than max_model_len=1024.",
     ):
         assert type(failure_of("there", 400, ServerError(message), None)) is ContextLengthExceeded
 
@@ -137,6 +143,8 @@ def test_the_window_in_a_list_of_models():
     assert window_in(entries, "a") == 8
     assert window_in({"data": [{"id": "a", "max_model_len": "8"}, None]}, "a") is None
     assert window_in("nothing", "a") is None
+    assert window_in({"data": [{"id": "a", "meta": {"n_ctx": 1024, "n_ctx_train": 2048}}]}, "a") == 1024
+    assert window_in({"data": [{"id": "a", "meta": None}]}, "a") is None
 
 
 def test_tool_calls_are_put_together_from_their_pieces():

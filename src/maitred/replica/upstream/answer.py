@@ -1,7 +1,8 @@
 """Reads a server's stream, and finds out whether it is whole. Pure: bytes in, parts out.
 
 Servers break off in many ways, and most of them look like an end. So an answer is only whole if everything that makes
-one has come: a finish reason for every choice and, after that, ``[DONE]``. Whatever else happens is a failure: bytes
+one has come: a finish reason for every choice and, after that, ``[DONE]`` (of a dialect without it, the usage, and the
+end of the body). Whatever else happens is a failure: bytes
 that are no events, events that are no JSON, an error inside, a choice that goes on after its end, a sequence of
 choices that was not asked for, more chunks than tokens (something was sent twice), and silence where the terminator
 should be.
@@ -100,13 +101,14 @@ class AnswerReader:
         server: Its name, for the log.
         choices: How many were asked for.
         dialect: What it keeps to.
+        samples: Of these choices, how many answer the same prompt.
 
     Attributes:
         begun: Whether any part of the answer has come; a role alone is none.
         whole: Whether everything has come.
     """
 
-    def __init__(self, server: str, choices: int, dialect: Dialect) -> None:
+    def __init__(self, server: str, choices: int, dialect: Dialect, samples: int = 1) -> None:
         self.begun = False
         self.whole = False
         self._server = server
@@ -114,10 +116,14 @@ class AnswerReader:
         self._events = SSEDecoder()
         self._unfinished = set(range(choices))
         self._choices = choices
+        self._samples = samples
         self._offsets = [0] * choices
         self._chunks = 0
         self._usage: Usage | None = None
         """As told before the first part."""
+        self._counted = False
+        self._own: list[Usage] = []
+        """Of single choices, where each is counted by itself."""
         self._undecoded_bytes = 0
 
     def feed(self, data: bytes) -> Batch | None:
@@ -141,7 +147,8 @@ class AnswerReader:
                     raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
                 self.whole = True
                 break
-            usage = self._take(event.data, parts) or usage
+            if event.data.strip() != "null":  # llama.cpp begins texts to continue with one, which says nothing
+                usage = self._take(event.data, parts) or usage
         if not self.begun:
             self._usage = usage
             return None
@@ -153,6 +160,8 @@ class AnswerReader:
         Raises:
             ReplicaLost: The answer has not.
         """
+        if not self._dialect.done and self.begun and not self._unfinished and self._counted:
+            self.whole = True
         if not self.whole:
             raise broken("the body ended before [DONE]" if self.begun else "the body was empty")
 
@@ -172,12 +181,26 @@ class AnswerReader:
             part = self._part(choice)
             if part is not None:
                 parts.append(part)
-        # With several choices, running counts are of one of them only.
-        if usage is not None and (self._choices == 1 or not chunk.choices):
-            if self._dialect.counts_chunks and usage.completion_tokens < self._chunks:
-                raise broken(f"{self._chunks} chunks have {usage.completion_tokens} tokens: some came twice")
-            return usage
-        return None
+        return usage and self._settled(usage, running=bool(chunk.choices))
+
+    def _settled(self, usage: Usage, *, running: bool) -> Usage | None:
+        """What a count says of the whole answer.
+
+        Args:
+            usage: As it was sent.
+            running: Whether it came with a choice: then, of several, it is of that one only.
+        """
+        if self._choices > 1 and self._dialect.usage_per_choice:
+            self._own.append(usage)
+            if len(self._own) < self._choices:
+                return None
+            usage = _together(self._own, self._samples)
+        elif self._choices > 1 and running:
+            return None
+        if self._dialect.counts_chunks and usage.completion_tokens < self._chunks:
+            raise broken(f"{self._chunks} chunks have {usage.completion_tokens} tokens: some came twice")
+        self._counted = True
+        return usage
 
     def _part(self, choice: _Choice) -> Part | None:
         index, delta = choice.index, choice.delta or {}
@@ -219,6 +242,16 @@ class AnswerReader:
         if self.begun:
             return broken(f"it reported an error: {error.message[:200]}")
         return failure_of(self._server, error.status or 502, error, None)
+
+
+def _together(own: Sequence[Usage], samples: int) -> Usage:
+    """The usage of all choices: a prompt counts once, however many answers it has.
+
+    Of its tokens those were cached that none of its answers had to compute.
+    """
+    prompt_tokens = sum(usage.prompt_tokens for usage in own) // samples
+    computed = sum(usage.prompt_tokens - usage.cached_tokens for usage in own)
+    return Usage(prompt_tokens, sum(usage.completion_tokens for usage in own), max(0, prompt_tokens - computed))
 
 
 def broken(how: str) -> ReplicaLost:

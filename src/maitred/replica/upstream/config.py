@@ -13,6 +13,7 @@ DialectName = Literal[
     "tgi",
     "trtllm",
     "llamacpp",
+    "transformers",
     "ollama",
     "litellm",
     "openai",

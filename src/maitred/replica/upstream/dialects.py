@@ -50,6 +50,8 @@ class Dialect:
         counts_chunks: Whether every chunk with text has at least one token of its own, so that more chunks than tokens
             are chunks that were sent twice.
         headers: Sent with every request.
+        done: Whether a stream ends with ``[DONE]``. Elsewhere it ends with its usage, and then the body.
+        usage_per_choice: Whether each of several choices is counted by itself, and its prompt with it.
     """
 
     health: str
@@ -60,6 +62,8 @@ class Dialect:
     stream_options: Mapping[str, object] = field(default_factory=lambda: {"include_usage": True})
     counts_chunks: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
+    done: bool = True
+    usage_per_choice: bool = False
 
 
 _MODELS = "models"
@@ -69,8 +73,9 @@ ANTHROPIC = Dialect(_MODELS, key_header="x-api-key", headers={"anthropic-version
 
 DIALECTS: Mapping[DialectName, Dialect] = {
     "generic": Dialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
-    # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters). The KV gauge has its new name
-    # since the V1 engine. Usage with every chunk bills what a caller breaks off to the token.
+    # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters); 0.32. The KV gauge has its
+    # new name since the V1 engine. The guided_* fields of earlier versions are ignored without a word since 0.12, so
+    # they are not sent. Usage with every chunk bills what a caller breaks off to the token.
     "vllm": Dialect(
         "/health",
         Gauges(
@@ -78,7 +83,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
             "vllm:num_requests_waiting",
             ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         ),
-        _OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS,
+        _OPENAI_FIELDS | _SAMPLING_FIELDS | {"structured_outputs"},
         stream_options={"include_usage": True, "continuous_usage_stats": True},
         counts_chunks=True,
     ),
@@ -93,11 +98,23 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "tgi": Dialect("/health", Gauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
     # nvidia.github.io/TensorRT-LLM: "trtllm-serve". Its /metrics is JSON of iterations, not gauges.
     "trtllm": Dialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
-    # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics).
+    # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics, the KV gauge in old builds only);
+    # build 11549. It ignores echo and suffix without a word. After a stream it closes the connection, although it says
+    # that it keeps it, and the next request would meet that.
     "llamacpp": Dialect(
         "/health",
         Gauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
-        _OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos"},
+        (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos"}) - {"echo", "suffix"},
+        headers={"connection": "close"},
+        usage_per_choice=True,
+    ),
+    # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its list of models fails without a hub. What it
+    # does not do, such as n, it ignores; its frequency_penalty is a repetition penalty, and it answers with the stop
+    # string and what came with it.
+    "transformers": Dialect(
+        "/health",
+        fields=frozenset({"messages", "prompt", "temperature", "top_p", "seed", "logit_bias", "tools"}),
+        done=False,
     ),
     # github.com/ollama/ollama, docs/openai.md: n and logit_bias are not taken; top_k and min_p stand in Modelfiles.
     "ollama": Dialect("/api/version", fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),

@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 500
 _AT_FAULT = frozenset({400, 413, 422})
 _BUSY = frozenset({408, 409, 425, 429, 503, 529})
-_WINDOW_WORDS = ("context length", "context_length", "maximum context", "context window", "context size")
+_WINDOW_WORDS = (
+    *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
+)
 
 
 class ServerError(msgspec.Struct, frozen=True):

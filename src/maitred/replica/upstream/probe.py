@@ -25,7 +25,8 @@ _DOWN_EVERY_S = 1.0
 """A server that is down is looked at so often, or as often as configured if that is more."""
 _MOST_BYTES = 4 << 20
 _WINDOW_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
-"""What servers call it in the entry of a model: vLLM, SGLang and maitred the first; Together, Groq the next."""
+"""What servers call it in the entry of a model: vLLM, SGLang and maitred the first; Together, Groq the next. llama.cpp
+has it as `n_ctx` of `meta`: what one request may have, not what it was trained with."""
 
 
 class Probe:
@@ -95,7 +96,9 @@ class Probe:
 
     @asynccontextmanager
     async def _get(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        response = await self._upstream.request("GET", self._upstream.address.below(path))
+        # Not for requests to meet: servers that fail here may close a connection without a word.
+        headers = {"connection": "close"}
+        response = await self._upstream.request("GET", self._upstream.address.below(path), headers=headers)
         try:
             yield response
         finally:
@@ -107,6 +110,10 @@ def window_in(fields: object, model: str) -> int | None:
     entries = fields.get("data") if isinstance(fields, dict) else fields
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
-            named = (entry.get(name) for name in _WINDOW_NAMES)
+            meta = entry.get("meta")
+            named = [
+                *(entry.get(name) for name in _WINDOW_NAMES),
+                meta.get("n_ctx") if isinstance(meta, dict) else None,
+            ]
             return next((value for value in named if isinstance(value, int) and value > 0), None)
     return None

@@ -179,7 +179,7 @@ class Upstream:
             return "messages", messages_body(request, self.model, parameters), MessagesReader(self.name)
         path = "chat/completions" if request.chat else "completions"
         body = body_of(request, self.dialect, self.model, parameters)
-        return path, body, AnswerReader(self.name, request.choices, self.dialect)
+        return path, body, AnswerReader(self.name, request.choices, self.dialect, int(request.fields.get("n") or 1))
 
     async def _ask(self, path: str, id: str, body: bytes, begin_s: float) -> aiohttp.ClientResponse:  # noqa: A002
         """Sends the request; the response, if it is the beginning of an answer."""
