@@ -1,5 +1,6 @@
 """The encoder that is served beside the model that generates: one, or none."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
 from maitred.engine.encoder.shape import is_encoder
+from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.attached import AttachedEngine, attached
 from maitred.fleet.local import LocalEngine, engine_command
+from maitred.fleet.same_model import SameModel
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
-from maitred.wire.address import parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,12 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     tokenizer = Tokenizer.load(folder)
     engine: LocalEngine | AttachedEngine
     if settings.engine_address is not None:
-        engine = AttachedEngine(parse_address(settings.engine_address))
+        same = SameModel(await asyncio.to_thread(digest_of, folder))
+        engine = attached(settings.engine_address, config.engine_link, same)
     else:
-        engine = LocalEngine(engine_command(folder, settings.engine()), clock=clock)
+        silence_timeout_s = config.engine_link.silence_timeout_s
+        command = engine_command(folder, settings.engine())
+        engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
     async with engine:
         dispatcher = Dispatcher(name, [Post(settings.engine_address or "local", engine.link)], config.dispatch, clock)
         async with running(dispatcher.run(), "encoder dispatch"):

@@ -123,6 +123,7 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
         footprint = footprints[name]
         engine = LocalEngine(
             engine_command(folder, footprint.engine, config.dispatch.service.weights),
+            silence_timeout_s=config.engine_link.silence_timeout_s,
             expected_start_s=footprint.load_s,
             clock=clock,
         )

@@ -52,20 +52,22 @@ from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.digest import ModelDigest
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import AnyPost, Post
+from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.attached import attached
 from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
+from maitred.fleet.same_model import SameModel
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
 from maitred.text.tokenizer import Tokenizer
-from maitred.wire.address import parse_address
 
 _Local = tuple[ServedModel, Engines]
 """A model that generates, and our own engines that run it."""
@@ -224,20 +226,27 @@ async def _open_engine(config: Config, command: Command | None, clock: Clock) ->
     tokenizer = Tokenizer.load(folder)
     each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
     command = command or engine_command(folder, each, config.dispatch.service.weights)
-    async with _engines(config, command, clock) as engines:
+    digest = await asyncio.to_thread(digest_of, folder) if config.model.attached else ModelDigest()
+    async with _engines(config, command, SameModel(digest), clock) as engines:
         for engine in engines.values():
             engine.link.unread_tokens = config.server.unread_tokens
         yield ServedModel(config.model.served_name or folder.resolve().name, engines, tokenizer), engines
 
 
-def _engines(config: Config, command: Command, clock: Clock) -> Engines:
+def _engines(config: Config, command: Command, model: SameModel, clock: Clock) -> Engines:
     """All engines of the model, under the names that the ledger has for them."""
+    silence_timeout_s = config.engine_link.silence_timeout_s
     if config.model.attached:
-        return Engines({address: AttachedEngine(parse_address(address)) for address in config.model.attached})
+        return Engines({address: attached(address, config.engine_link, model) for address in config.model.attached})
     count = config.model.replicas
     names = [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
     engines: Engines = Engines(
-        {name: LocalEngine(command, clock=clock, others_serve=lambda: engines.ready) for name in names}
+        {
+            name: LocalEngine(
+                command, clock=clock, silence_timeout_s=silence_timeout_s, others_serve=lambda: engines.ready
+            )
+            for name in names
+        }
     )
     return engines
 

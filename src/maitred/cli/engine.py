@@ -31,6 +31,8 @@ Examples:
     maitred engine --listen unix:/tmp/engine.sock
 
     maitred engine ./model --listen tcp:127.0.0.1:9100 --device cuda
+
+    maitred engine ./model --listen tcp:0.0.0.0:9100 --secret-file secret --cert-file engine.pem --key-file engine.key
 """
 
 
@@ -47,6 +49,16 @@ def engine(
     threads: ThreadsOption = None,
     kv_memory: KvMemoryOption = None,
     max_sequences: MaxSequencesOption = None,
+    secret_file: Annotated[
+        str | None, typer.Option("--secret-file", metavar="PATH", help="Holds the secret that gateways must know.")
+    ] = None,
+    cert_file: Annotated[
+        str | None, typer.Option("--cert-file", metavar="PATH", help="Certificate (PEM); gateways then speak TLS.")
+    ] = None,
+    key_file: Annotated[str | None, typer.Option("--key-file", metavar="PATH", help="Its private key (PEM).")] = None,
+    ca_file: Annotated[
+        str | None, typer.Option("--ca-file", metavar="PATH", help="Take only gateways with a certificate of this one.")
+    ] = None,
     passed: Annotated[
         str | None,
         typer.Option(
@@ -64,11 +76,12 @@ def engine(
     """
     from maitred.config.tree import BUNDLED_MODEL
     from maitred.wire.address import parse_address
+    from maitred.wire.link.config import LinkConfig
 
     follow_parent()
     if passed is not None:
         folder, settled = Path(model) if model else BUNDLED_MODEL, _decoded(passed)
-        engine_config, weights = settled.engine, settled.service
+        engine_config, weights, link = settled.engine, settled.service, LinkConfig()
     else:
         loaded = load_settings(
             config,
@@ -81,17 +94,21 @@ def engine(
                 "engine.threads": ("--threads", threads),
                 "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
                 "engine.max_sequences": ("--max-sequences", max_sequences),
+                "engine_link.secret.file": ("--secret-file", secret_file),
+                "engine_link.certificate_file": ("--cert-file", cert_file),
+                "engine_link.key_file": ("--key-file", key_file),
+                "engine_link.ca_file": ("--ca-file", ca_file),
             },
             # What a token counts is said where requests wait, and has to be the same here.
-            sections=("model", "engine", "dispatch"),
+            sections=("model", "engine", "dispatch", "engine_link"),
         )
         folder, engine_config = require_model(loaded), loaded.config.engine
-        weights = loaded.config.dispatch.service.weights
+        weights, link = loaded.config.dispatch.service.weights, loaded.config.engine_link
     parse_address(listen)
     sleep_at_barriers()
     with needing("engine", "The engine"):
         from maitred.engine.process import serve
-    serve(folder, engine_config, listen, weights)
+    serve(folder, engine_config, listen, weights, link)
 
 
 def _decoded(passed: str) -> "PassedSettings":

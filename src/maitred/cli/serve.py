@@ -60,7 +60,8 @@ def serve(
         typer.Option(
             "--engine",
             metavar="ADDRESS",
-            help="Use an engine that runs already: unix:/path or tcp:host:port. Repeatable.",
+            help="Use an engine that runs already: unix:/path or tcp:host:port. Repeatable. The section "
+            "engine_link has the secret and the certificates.",
         ),
     ] = None,
     device: DeviceOption = None,

@@ -12,6 +12,7 @@ from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
 from maitred.replica.upstream.faults import upstream_faults
+from maitred.wire.link.credentials import link_faults
 
 
 class Conflict(Struct, frozen=True):
@@ -36,6 +37,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         *provider_faults(config.identity.oidc),
         *engine_faults(engine),
         *dispatch_faults(config.dispatch),
+        *link_faults(config.engine_link),
         *ladder_faults(config.model.degradation, "model.degradation"),
         *(
             fault

@@ -22,6 +22,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
+from maitred.wire.link.config import LinkConfig
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-tiny"
 """The small model that comes with maitred, so that it runs without a download."""
@@ -56,7 +57,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="An engine that runs already (`maitred engine --listen ADDRESS`), as `unix:/path` or "
-            "`tcp:host:port`. It must run the same model. Null: start one."
+            "`tcp:host:port`; see `engine_link` for engines on other machines. It must run the same model. Null: start "
+            "one."
         ),
     ] = None
     engines: Annotated[
@@ -154,11 +156,12 @@ class Config(Struct, frozen=True, kw_only=True):
         dict[str, TextModelConfig],
         Meta(
             description="Name -> a further model. If there is one, the model of the section `model` is served only "
-            "where `model.path` or `model.engine_address` names it."
+            "where `model.path`, `model.engines` or `model.engine_address` names it."
         ),
     ] = {}
     residency: ResidencyConfig = ResidencyConfig()
     engine: EngineConfig = EngineConfig()
+    engine_link: LinkConfig = LinkConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()
     tenants: Annotated[
@@ -180,4 +183,4 @@ class Config(Struct, frozen=True, kw_only=True):
     @property
     def has_engine(self) -> bool:
         """Whether a model runs in an engine of our own."""
-        return not self.models or bool(self.model.path) or self.model.engine_address is not None
+        return not self.models or bool(self.model.path or self.model.attached)

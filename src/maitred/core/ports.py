@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from maitred.core.digest import ModelDigest
 from maitred.core.request import Delta, Request
 
 
@@ -31,6 +32,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     device: str
     embedding_dimensions: int = 0
     """Numbers in the vector that it answers with; 0: it generates text."""
+    digest: ModelDigest = ModelDigest()
+    """Of the files it was read from."""
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
@@ -21,6 +22,7 @@ from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.lanes import Lanes
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.digest import digest_of
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
 from maitred.engine.runner import ModelRunner
@@ -30,6 +32,8 @@ from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer, Steps
 from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
+from maitred.wire.link.config import LinkConfig
+from maitred.wire.link.credentials import engine_credentials
 
 _CPU_KV_SHARE = 0.25
 _GPU_KV_SHARE = 0.85
@@ -71,7 +75,13 @@ def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_
     return KVPlan(blocks, min(context, capacity))
 
 
-def serve(model: Path, config: EngineConfig, listen: str, weights: ServiceWeights) -> None:
+def serve(
+    model: Path,
+    config: EngineConfig,
+    listen: str,
+    weights: ServiceWeights,
+    link: LinkConfig = LinkConfig(),  # noqa: B008 - frozen
+) -> None:
     """Runs an engine in this process until SIGTERM, or until the parent is gone.
 
     Args:
@@ -79,25 +89,28 @@ def serve(model: Path, config: EngineConfig, listen: str, weights: ServiceWeight
         config: The `engine` section.
         listen: ``unix:/path`` or ``tcp:host:port``.
         weights: What a token counts when service is shared out.
+        link: The `engine_link` section.
 
     Raises:
         ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
     """
     start_s = time.perf_counter()
     address = parse_address(listen)
+    credentials = engine_credentials(address, link)
     listener = _listen(address)
     try:
         engine, card = _build_steps(model, config, weights)
+        card = replace(card, digest=digest_of(model))
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
         gc.collect()
         gc.freeze()
-        server = EngineServer(engine, card, listener, SystemClock())
+        server = EngineServer(engine, card, listener, SystemClock(), credentials)
         server.watch_signals()
         listener.listen(128)
         logger.info(
             "%s (%s, %s) ready on %s after %.1f s: %d tokens of KV, %d sequences",
-            *(card.name, card.dtype, card.device, address, time.perf_counter() - start_s),
+            *(card.name, card.dtype, card.device, _bound(listener, address), time.perf_counter() - start_s),
             *(card.kv_capacity_tokens, card.max_sequences),
         )
         server.run()
@@ -191,6 +204,11 @@ def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
             f"Cannot listen on {address}: {error.strerror or error}. Choose another address with --listen."
         ) from error
     return sock
+
+
+def _bound(listener: socket.socket, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
+    """The address with the port that the system has picked, if it was to pick one."""
+    return address if isinstance(address, UnixAddress) else TcpAddress(address.host, listener.getsockname()[1])
 
 
 def _device(wanted: str) -> torch.device:

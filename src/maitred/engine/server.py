@@ -3,7 +3,8 @@
 There is one thread and no event loop. While there is work, every turn looks at the sockets without waiting and then
 computes a step; with none it sleeps in the selector. So a cancellation is effective by the next step, and the model
 never waits for a slow peer: what a gateway does not read is buffered, and one that leaves too much unread is taken for
-dead, like one that closed its end. Whatever it had submitted is cancelled.
+dead, like one that closed its end. Whatever it had submitted is cancelled. Whoever connects is a stranger until the
+connection is established (see `connection`); strangers are few at a time and do not stay long.
 
 A failure inside a step is not survived on purpose: the process dies, every gateway sees the end of the stream at once,
 and the supervisor starts a new one with an empty cache.
@@ -24,9 +25,14 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
-from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Rejection, Submit
+from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Ping, Rejection, Submit
+from maitred.wire.link.credentials import Credentials
 
 DRAIN_GRACE_S = 30.0
+STRANGER_S = 30.0
+"""From the accepted connection to the established one: a handshake takes some turns of the loop, so some steps."""
+MAX_STRANGERS = 64
+"""Of more, the one that has been there longest has to go."""
 _DRAIN_POLL_S = 0.05
 
 logger = logging.getLogger("maitred.engine")
@@ -80,6 +86,8 @@ class EngineServer:
         card: What it runs, for `Hello`.
         listener: A bound, listening socket.
         clock: For the grace period of a drain.
+        credentials: What gateways have to know and show.
+        stranger_s: How long one that has not done so may stay.
     """
 
     def __init__(
@@ -88,12 +96,19 @@ class EngineServer:
         card: ModelCard,
         listener: socket.socket,
         clock: Clock,
+        credentials: Credentials = Credentials(),  # noqa: B008 - frozen
+        *,
+        stranger_s: float = STRANGER_S,
     ) -> None:
         self._engine = engine
         self._card = card
         self._clock = clock
         self._epoch = int(clock.wall_s() * 1e6)
+        self._credentials = credentials
+        self._stranger_s = stranger_s
         self._connections: dict[socket.socket, Connection] = {}
+        self._strangers: dict[Connection, float] = {}
+        """Until when each may stay; those that came first are first."""
         self._drain_until_s: float | None = None
         self._stopped = False
         self._news = False
@@ -158,21 +173,36 @@ class EngineServer:
         patience_s = self._engine.patience_s()
         if self._drain_until_s is not None:
             patience_s = _DRAIN_POLL_S if patience_s is None else min(patience_s, _DRAIN_POLL_S)
+        if self._strangers:
+            left_s = max(0.0, next(iter(self._strangers.values())) - self._clock.monotonic_s())
+            patience_s = left_s if patience_s is None else min(patience_s, left_s)
         for key, _ in self._selector.select(patience_s):
             key.data()
+        if self._strangers:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Strangers whose time is over; only after what they have sent was read."""
+        now_s = self._clock.monotonic_s()
+        for connection, until_s in list(self._strangers.items()):
+            if now_s < until_s and len(self._strangers) <= MAX_STRANGERS:
+                break
+            self._drop(connection, "it did not introduce itself in time")
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
-        sock.setblocking(False)
-        if sock.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(sock)
-        self._connections[sock] = connection
-        self._selector.register(
-            sock, selectors.EVENT_READ, partial(self._guard, connection, partial(self._serve, connection))
-        )
-        hello = Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, self._engine.load())
-        self._guard(connection, partial(connection.send, hello))
+        try:
+            connection = Connection(self._listener.accept()[0], self._credentials, self._hello)
+        except OSError as error:
+            logger.warning("a connection could not be accepted: %s", error)
+            return
+        self._connections[connection.socket] = connection
+        self._strangers[connection] = self._clock.monotonic_s() + self._stranger_s
+        serve = partial(self._guard, connection, partial(self._serve, connection))
+        self._selector.register(connection.socket, selectors.EVENT_READ, serve)
+        self._guard(connection, connection.open)
+
+    def _hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, self._engine.load())
 
     def _serve(self, connection: Connection) -> None:
         connection.send()
@@ -189,6 +219,8 @@ class EngineServer:
                     self._engine.cancel(connection, request_id, index)
                 case Pause(request_id, paused):
                     self._engine.pause(connection, request_id, paused=paused)
+                case Ping():
+                    pass  # the next report answers it
 
     def _submit(self, connection: Connection, request: Request) -> None:
         if self._drain_until_s is not None:
@@ -204,7 +236,8 @@ class EngineServer:
         self._news = False
         load = self._engine.load()
         for connection in list(self._connections.values()):
-            self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load))
+            if connection.established:
+                self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load))
 
     def _guard(self, connection: Connection, action: Callable[[], None]) -> None:
         """Runs an action on a connection; one that broke or breaks the protocol is dropped, with its requests."""
@@ -215,18 +248,23 @@ class EngineServer:
         except (OSError, ProtocolViolation) as error:
             self._drop(connection, str(error))
             return
+        if connection.established:
+            self._strangers.pop(connection, None)
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Asks for write readiness only while something is unsent."""
+        """Asks for write readiness only while something is to be written."""
         if connection.socket in self._connections:
             key = self._selector.get_key(connection.socket)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
             if key.events != events:
                 self._selector.modify(connection.socket, events, key.data)
 
     def _drop(self, connection: Connection, why: str) -> None:
-        logger.info("a gateway is gone (%s): its requests are cancelled", why)
+        if self._strangers.pop(connection, None) is not None:
+            logger.warning("a stranger is gone: %s", why)
+        else:
+            logger.info("a gateway is gone (%s): its requests are cancelled", why)
         del self._connections[connection.socket]
         self._selector.unregister(connection.socket)
         connection.socket.close()

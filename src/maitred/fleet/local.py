@@ -1,6 +1,6 @@
 """An engine on this machine: a process of its own, kept alive, behind one link.
 
-    starting --hello--> ready --end of stream--> dead --back-off--> starting
+    starting --hello--> ready --end of stream | silence--> dead --back-off--> starting
 
 The first start is different from all later ones. If it fails, the command or the model is wrong, and `started` says so
 with the engine's own last words. Once the engine has been ready, or while others serve its model, every death is met
@@ -81,6 +81,7 @@ class LocalEngine:
         stop_grace_s: From SIGTERM to SIGKILL. By then the gateway has drained; there is nothing to wait for.
         expected_start_s: What a start is expected to take before one has been measured.
         backoff: When to start again after a death.
+        silence_timeout_s: When an engine that says nothing is ended and started again; None: never.
         others_serve: Whether other engines serve the model now, so that a first start that fails is tried again too.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
@@ -99,6 +100,7 @@ class LocalEngine:
         stop_grace_s: float = 5.0,
         expected_start_s: float = 10.0,
         backoff: Backoff | None = None,
+        silence_timeout_s: float | None = None,
         others_serve: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -119,7 +121,7 @@ class LocalEngine:
         # Nobody else can enter a folder with mode 0700, and mkdir fails if somebody made it before us.
         self._folder = Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = parse_address(f"unix:{self._folder / SOCKET_NAME}")
-        self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s)
+        self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s)
         self.restarts = 0
 
     @property

@@ -1,8 +1,8 @@
-"""One connection to one engine, from its `Hello` to its end.
+"""One connection to one engine, from the proofs of a secret, where there is one, and its `Hello` to its end.
 
 The streams belong to the connection: it numbers their requests, hands them what every `Step` brings, and fails them
 all, at once, when it ends. It ends the same way whatever the cause (end of the byte stream, half a frame, a broken
-frame, a gap in the sequence), and never comes back; `EngineLink` makes the next one.
+frame, a gap in the sequence, silence), and never comes back; `EngineLink` makes the next one.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ import msgspec
 from maitred.core.errors import CallerError, ProtocolViolation, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.core.request import Request
+from maitred.core.secret import Secret
+from maitred.replica.heartbeat import Beat, Heartbeat
 from maitred.replica.stream import PAUSE_AT_TOKENS, EngineStream
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
@@ -22,11 +24,14 @@ from maitred.wire.frames import (
     FrameReader,
     Hello,
     Pause,
+    Ping,
     Step,
     Submit,
     ToGateway,
     encode_frame,
 )
+from maitred.wire.link.credentials import binding_of
+from maitred.wire.link.handshake import MAGIC, GatewayHandshake
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,8 @@ class EngineConnection(asyncio.Protocol):
 
     Args:
         news: Called after every report, once its tokens are handed out, and after the end. Must not raise.
+        secret: What the engine must know; None: it asks for none.
+        silence_timeout_s: When an engine that says nothing is lost; None: never.
 
     Attributes:
         hello: Done when the engine has introduced itself, or failed with the reason why it did not.
@@ -47,7 +54,13 @@ class EngineConnection(asyncio.Protocol):
         load: The engine's last report.
     """
 
-    def __init__(self, news: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        news: Callable[[], None] = lambda: None,
+        *,
+        secret: Secret | None = None,
+        silence_timeout_s: float | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.hello: asyncio.Future[Hello] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
@@ -59,6 +72,10 @@ class EngineConnection(asyncio.Protocol):
         self._submitted = 0
         self._submits_heard = 0
         self._news = news
+        self._secret = secret
+        self._handshake: GatewayHandshake | None = None
+        self._heartbeat = None if silence_timeout_s is None else Heartbeat(silence_timeout_s)
+        self._beat: asyncio.TimerHandle | None = None
 
     @property
     def alive(self) -> bool:
@@ -97,6 +114,8 @@ class EngineConnection(asyncio.Protocol):
         if self.ended.done():
             return
         self.ended.set_result(reason)
+        if self._beat is not None:
+            self._beat.cancel()
         if not self.hello.done():
             self.hello.set_exception(ReplicaUnavailable(f"The engine's connection ended before its hello: {reason}"))
             self.hello.exception()  # marked as seen: whoever waits for the hello may have given up
@@ -113,7 +132,7 @@ class EngineConnection(asyncio.Protocol):
         self._write(encode_frame(Pause(wire_id, paused)))
 
     def _write(self, frame: bytes) -> None:
-        assert self._transport is not None, "streams are opened after the hello only"
+        assert self._transport is not None, "nothing is sent before it is made"
         self._transport.write(frame)
 
     # --- the engine's side ---
@@ -121,12 +140,22 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
+        if self._secret is not None:
+            tls = transport.get_extra_info("ssl_object")
+            certificate = None if tls is None else tls.getpeercert(binary_form=True)
+            self._handshake = GatewayHandshake(self._secret, b"" if certificate is None else binding_of(certificate))
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self.ended.done():
             return
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         try:
+            if self._handshake is not None:
+                data = self._prove(self._handshake, data)
+            elif not self.hello.done() and data.startswith(MAGIC):
+                raise ProtocolViolation("It asks for a secret, and this gateway has none. Set engine_link.secret.")
             for message in self._reader.messages(data):
                 if isinstance(message, Step):
                     self._on_step(message)
@@ -138,7 +167,21 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self.end(f"the connection broke: {exc}" if exc is not None else "the engine closed the connection")
+        if exc is not None:
+            reason = f"the connection broke: {exc}"
+        elif self._handshake is not None and self._handshake.answered:
+            reason = "the engine closed the connection; it has another engine_link.secret than this gateway"
+        else:
+            reason = "the engine closed the connection"
+        self.end(reason)
+
+    def _prove(self, handshake: GatewayHandshake, data: bytes) -> bytes:
+        """Goes on with the proofs; the frames that came behind them."""
+        self._write(handshake.feed(data))
+        if handshake.rest is None:
+            return b""
+        self._handshake = None
+        return handshake.rest
 
     def _on_hello(self, hello: Hello) -> None:
         if self.hello.done():
@@ -150,6 +193,23 @@ class EngineConnection(asyncio.Protocol):
             )
         self.load = hello.load
         self.hello.set_result(hello)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Waits for the end of an interval, if there are intervals."""
+        if self._heartbeat is not None:
+            self._beat = asyncio.get_running_loop().call_later(self._heartbeat.interval_s, self._tick, self._heartbeat)
+
+    def _tick(self, heartbeat: Heartbeat) -> None:
+        match heartbeat.tick(self.load):
+            case Beat.GIVE_UP:
+                self.end("it does not answer; its process hangs, or the network is cut")
+                return
+            case Beat.ASK:
+                self._write(encode_frame(Ping()))
+            case Beat.NOTHING:
+                pass
+        self._listen()
 
     def _on_step(self, step: Step) -> None:
         if not self.hello.done():

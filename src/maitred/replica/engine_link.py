@@ -4,13 +4,15 @@ A link outlives the engine's process. Whoever owns the engine (`fleet`, or `app`
 waits on `lost`, restarts what has to be restarted, and calls `connect` again; between two connections the link is
 down, and says for how long it expects to be.
 
-    down --connect()--> ready --end of stream | broken frame | close()--> down
+    down --connect()--> ready --end of stream | broken frame | silence | close()--> down
 
-Death needs no time-out: the end of the byte stream reaches every open stream within the same turn of the event loop.
+The death of a process needs no time-out: the end of the byte stream reaches every open stream within the same turn of
+the event loop. Only what ends without a word (a process that hangs, a cut cable) is noticed by its silence.
 """
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -21,12 +23,18 @@ from maitred.replica.connection import EngineConnection
 from maitred.replica.output_count import OutputCount
 from maitred.replica.stream import PAUSE_AT_TOKENS
 from maitred.wire.address import Address, UnixAddress
+from maitred.wire.link.credentials import Credentials
 
 CONNECT_RETRY_S = 0.02
 """Between attempts while nobody listens yet; small beside any engine's start."""
 
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
-"""A machine that vanishes without closing its connections is noticed after 5 + 3 x 2 seconds."""
+_TCP = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A machine that vanishes is noticed after 30 s by the system, if not earlier by its silence."""
 
 
 class EngineLink:
@@ -35,6 +43,9 @@ class EngineLink:
     Args:
         address: Where the engine listens.
         retry_after_s: How long from now the engine is expected to be down; asked only while it is.
+        credentials: What the engine has to know and show.
+        silence_timeout_s: When an engine that says nothing is lost; None: never.
+        accept: Raises ReplicaUnavailable, with the reason, where what the engine says of its model will not do.
 
     Attributes:
         unread_tokens: How much of a stream may lie unread before the engine is told to pause it; for streams that are
@@ -42,8 +53,19 @@ class EngineLink:
         open_streams: Contexts of `generate` that have not been left, over all connections. 0 when nothing leaks.
     """
 
-    def __init__(self, address: Address, *, retry_after_s: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        retry_after_s: Callable[[], float] = lambda: 1.0,
+        credentials: Credentials = Credentials(),  # noqa: B008 - frozen
+        silence_timeout_s: float | None = None,
+        accept: Callable[[ModelCard], None] = lambda card: None,
+    ) -> None:
         self.address = address
+        self._credentials = credentials
+        self._silence_timeout_s = silence_timeout_s
+        self._accept = accept
         self._retry_after_s = retry_after_s
         self.unread_tokens = PAUSE_AT_TOKENS
         self.open_streams = 0
@@ -127,44 +149,64 @@ class EngineLink:
         """Connects and waits for the engine's hello; tries again while nobody listens.
 
         Raises:
-            ReplicaUnavailable: Not within the time, or what listens there is not an engine of this version.
+            ReplicaUnavailable: Not within the time; or what listens there is not an engine of this version, does not
+                know the secret, has not the right certificate, or does not run the right model.
             RuntimeError: The link is connected.
         """
         if self.ready:
             raise RuntimeError("The link is connected; close it first.")
+        connection: EngineConnection | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._dial()
                 try:
-                    await asyncio.shield(connection.hello)
+                    hello = await asyncio.shield(connection.hello)
                 except asyncio.CancelledError:
                     connection.end("nobody waits for its hello any more")
                     raise
         except TimeoutError:
-            raise ReplicaUnavailable(f"No engine answered at {self.address} within {timeout_s:g} s.") from None
-        self._count.met(connection.hello.result(), self.load())
+            silent = "" if connection is None else " Something listens there: it is busy, or it speaks TLS."
+            reason = f"No engine answered at {self.address} within {timeout_s:g} s.{silent}"
+            raise ReplicaUnavailable(reason) from None
+        try:
+            self._accept(hello.card)
+        except ReplicaUnavailable as refusal:
+            connection.end(refusal.message)
+            raise
+        self._count.met(hello, self.load())
         self._connection = connection
         self._tell()
 
     async def _dial(self) -> EngineConnection:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                if isinstance(self.address, UnixAddress):
-                    return (await loop.create_unix_connection(self._new_connection, self.address.path))[1]
-                transport, connection = await loop.create_connection(
-                    self._new_connection, self.address.host, self.address.port
-                )
-                raw: socket.socket = transport.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in _KEEPALIVE:
-                    raw.setsockopt(socket.IPPROTO_TCP, option, value)
-                return connection
+                return await self._dial_once()
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(CONNECT_RETRY_S)
+            except ssl.SSLCertVerificationError as error:
+                raise ReplicaUnavailable(
+                    f"The certificate of the engine at {self.address} is not accepted: {error.verify_message}."
+                ) from None
+            except ssl.SSLError as error:
+                raise ReplicaUnavailable(
+                    f"No TLS could be agreed on with what listens at {self.address}: {error.reason}. Has the engine a "
+                    "certificate (engine_link.certificate_file)?"
+                ) from None
+
+    async def _dial_once(self) -> EngineConnection:
+        loop = asyncio.get_running_loop()
+        if isinstance(self.address, UnixAddress):
+            return (await loop.create_unix_connection(self._new_connection, self.address.path))[1]
+        transport, connection = await loop.create_connection(
+            self._new_connection, self.address.host, self.address.port, ssl=self._credentials.tls
+        )
+        raw: socket.socket = transport.get_extra_info("socket")
+        for option in _TCP:
+            raw.setsockopt(*option)
+        return connection
 
     def _new_connection(self) -> EngineConnection:
-        return EngineConnection(self._tell)
+        return EngineConnection(self._tell, secret=self._credentials.secret, silence_timeout_s=self._silence_timeout_s)
 
     async def lost(self) -> str:
         """Waits until the connection has ended; returns the reason, at once if there is none."""

@@ -40,6 +40,7 @@ from maitred.wire.frames import (
     Hello,
     Output,
     Pause,
+    Ping,
     Rejection,
     Step,
     Submit,
@@ -224,6 +225,8 @@ class _Connection(asyncio.Protocol):
                     self._engine.note_cancel(message)
                     for key in [k for k in self._runs if k[0] == request_id and index in (None, k[1])]:
                         del self._runs[key]
+                case Ping():
+                    self._send_step([], [])
                 case Pause(request_id, paused):
                     self._engine.note_pause(message)
                     (self._paused.add if paused else self._paused.discard)(request_id)

@@ -1,7 +1,8 @@
 """Where an engine listens, as one string: ``unix:/run/engine.sock`` or ``tcp:127.0.0.1:9000``.
 
 Both ends of the engine protocol read the same string, from the command line or from the configuration. An IPv6 host
-stands in brackets: ``tcp:[::1]:9000``. Port 0 is for whoever listens: the system picks a free one.
+stands in brackets: ``tcp:[::1]:9000``. Port 0 is for whoever listens: the system picks a free one. The forms of a URL,
+``unix:///run/engine.sock`` and ``tcp://127.0.0.1:9000``, are the same addresses.
 """
 
 import msgspec
@@ -35,12 +36,14 @@ Address = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> Address:
-    """Reads an address; `str()` of the result gives the text back.
+    """Reads an address; `str()` of the result gives its shorter form.
 
     Raises:
         ConfigInvalid: It is neither ``unix:/path`` nor ``tcp:host:port``, or the system could not take it.
     """
     scheme, _, rest = text.partition(":")
+    if rest.startswith("///" if scheme == "unix" else "//"):
+        rest = rest[2:]
     if scheme == "unix":
         return _unix(text, rest)
     if scheme == "tcp":

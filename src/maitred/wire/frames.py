@@ -1,9 +1,10 @@
 """The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello`. Then
-the gateway sends `Submit` and `Cancel` whenever it likes, and the engine sends each gateway one `Step` after every
-model step (and, when it has none to do, after what it was told), carrying the new tokens of *all* of its requests: at
-a hundred running sequences this is one system call and one decode instead of a hundred.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello` (after the
+proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause` and `Ping`
+whenever it likes, and the engine sends each gateway one `Step` after every model step (and, when it has none to do,
+after what it was told), carrying the new tokens of *all* of its requests: at a hundred running sequences this is one
+system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
 connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
@@ -21,7 +22,7 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.request import Delta, Request
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -54,6 +55,10 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 
     request_id: str
     paused: bool = True
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Gateway to engine: are you there? Answered by a `Step`, as everything is."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -98,7 +103,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """Messages `Submit` that the engine had read on this connection when it wrote `load`."""
 
 
-ToEngine = Submit | Cancel | Pause
+ToEngine = Submit | Cancel | Pause | Ping
 ToGateway = Hello | Step
 
 _encoder = msgspec.msgpack.Encoder()

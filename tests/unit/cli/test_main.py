@@ -15,9 +15,11 @@ from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug
 from maitred.core.flow import PriorityClass
+from maitred.core.secret import Secret
 from maitred.core.service import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import engine_command
+from maitred.wire.link.config import LinkConfig
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +129,7 @@ def test_a_model_that_is_not_there_is_not_downloaded(command: list[str]) -> None
 
 
 def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[Path, EngineConfig, str, ServiceWeights]] = []
+    given: list[tuple[Path, EngineConfig, str, ServiceWeights, LinkConfig]] = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: given.append(arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
@@ -135,7 +137,7 @@ def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest
         "engine", "", "--listen", "tcp:127.0.0.1:9", "--threads", "3", env={"MAITRED__SERVER__HOST": "0.0.0.0"}
     )
     assert result.exit_code == 0, result.output
-    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9", ServiceWeights())]
+    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9", ServiceWeights(), LinkConfig())]
 
 
 def test_engine_checks_its_address_before_it_loads_anything() -> None:
@@ -196,7 +198,7 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     Path("maitred.yaml").write_text("engine: [broken")
     result = run(*command[3:], env={"MAITRED__ENGINE__MAX_SEQUENCES": "9"})
     assert result.exit_code == 0, result.output
-    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights)]
+    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, LinkConfig())]
 
 
 def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +209,22 @@ def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypat
     Path("maitred.yaml").write_text("dispatch: {service: {output: 7}}")
     result = run("engine", "--listen", "tcp:127.0.0.1:9")
     assert result.exit_code == 0, result.output
-    assert [weights for *_, weights in served] == [ServiceWeights(output=7.0)]
+    assert [weights for *_, weights, _ in served] == [ServiceWeights(output=7.0)]
+
+
+def test_an_engine_of_its_own_is_told_how_to_trust_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[object, ...]] = []
+    process = ModuleType("maitred.engine.process")
+    process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
+    Path("secret").write_text("a secret of many characters\n")
+    flags = "--secret-file secret --cert-file a.pem --key-file a.key --ca-file ca.pem"
+    result = run("engine", "--listen", "tcp:0.0.0.0:9", *flags.split())
+    assert result.exit_code == 0, result.output
+    link = served[0][-1]
+    assert isinstance(link, LinkConfig)
+    assert (link.certificate_file, link.key_file, link.ca_file) == ("a.pem", "a.key", "ca.pem")
+    assert link.secret == Secret("a secret of many characters", "{file: secret}")
 
 
 def test_an_engine_is_passed_nothing_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

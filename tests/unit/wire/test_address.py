@@ -20,6 +20,18 @@ def test_reads_and_prints_the_same_text(text, address):
 
 
 @pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("unix:///run/engine.sock", "unix:/run/engine.sock"),
+        ("tcp://127.0.0.1:9000", "tcp:127.0.0.1:9000"),
+        ("tcp://[::1]:9000", "tcp:[::1]:9000"),
+    ],
+)
+def test_a_url_is_the_same_address(url, text):
+    assert parse_address(url) == parse_address(text)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "not an engine address"),

@@ -1,0 +1,89 @@
+"""Short hashes of the model in a folder, for gateways and engines to compare.
+
+Reading 140 GB to start a gateway would be too much, so of the weights it is the index of every file (names, types,
+shapes, offsets) that is hashed, and of every tensor `SLICES` pieces at even distances. A fine-tuned, merged, converted
+or truncated checkpoint differs in them; a single number changed by hand may not. It is against mistakes that this
+guards: against strangers there is the secret. Imports nothing heavy: gateways run it too.
+"""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from maitred.core.digest import ModelDigest
+
+SLICES = 16
+SLICE_BYTES = 4096
+_MOST_INDEX_BYTES = 100_000_000
+"""What the format allows for the index of one file (safetensors, "Format": the header has at most 100 MB)."""
+_NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
+"""Fields of ``config.json`` that say nothing of what is computed; the type that is computed in is in the model card."""
+
+
+def digest_of(folder: Path) -> ModelDigest:
+    """The hashes of what is there. A file that cannot be understood counts as its bytes: judging it is others' work."""
+    files = sorted(folder.glob("*.safetensors"))
+    return ModelDigest(
+        shape=_of_json(folder / "config.json", _NOTES),
+        tokenizer=_of_json(folder / "tokenizer.json"),
+        weights=_of_weights(files) if files else "",
+    )
+
+
+def _short(hashed: "hashlib._Hash") -> str:
+    return hashed.hexdigest()[:32]
+
+
+def _of_json(path: Path, without: frozenset[str] = frozenset()) -> str:
+    """Of what it says, however it is written."""
+    if not path.is_file():
+        return ""
+    data = path.read_bytes()
+    try:
+        fields: Any = json.loads(data)
+    except ValueError:
+        return _short(hashlib.sha256(data))
+    if isinstance(fields, dict):
+        fields = {name: value for name, value in fields.items() if name not in without}
+    return _short(hashlib.sha256(json.dumps(fields, sort_keys=True).encode()))
+
+
+def _of_weights(files: list[Path]) -> str:
+    """Of all tensors by their names, so that it does not matter how they are spread over files."""
+    tensors: dict[str, bytes] = {}
+    for path in files:
+        with path.open("rb") as file:
+            tensors |= _tensors_in(file, path.name)
+    hashed = hashlib.sha256()
+    for name in sorted(tensors):
+        hashed.update(name.encode() + b"\0" + tensors[name])
+    return _short(hashed)
+
+
+def _tensors_in(file: BinaryIO, name: str) -> dict[str, bytes]:
+    """Name -> hash of each tensor's type, shape and slices."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    try:
+        (length,) = struct.unpack("<Q", file.read(8))
+        index = json.loads(file.read(min(length, _MOST_INDEX_BYTES)))
+        begin = 8 + length
+        return {tensor: _of_tensor(file, entry, begin) for tensor, entry in index.items() if tensor != "__metadata__"}
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, OSError):
+        return {f"\0{name}": str(size).encode()}
+
+
+def _of_tensor(file: BinaryIO, entry: dict[str, Any], begin: int) -> bytes:
+    first, last = entry["data_offsets"]
+    hashed = hashlib.sha256(f"{entry['dtype']}{entry['shape']}".encode())
+    length = last - first
+    if length <= SLICES * SLICE_BYTES:
+        places = [(0, length)]
+    else:
+        places = [(piece * (length - SLICE_BYTES) // (SLICES - 1), SLICE_BYTES) for piece in range(SLICES)]
+    for place, size in places:
+        file.seek(begin + first + place)
+        hashed.update(file.read(size))
+    return hashed.digest()

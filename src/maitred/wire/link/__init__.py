@@ -1,0 +1,1 @@
+"""How a gateway and an engine on another machine come to trust each other."""

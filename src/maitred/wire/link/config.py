@@ -1,0 +1,58 @@
+"""The `engine_link` section: what gateways and engines need to trust each other over a network, and to miss each other.
+
+One section for both ends: each has its own certificate, and the certificates of those who vouch for the other end.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from maitred.core.secret import Secret
+
+_File = Annotated[str, Meta(min_length=1)]
+
+
+class LinkConfig(Struct, frozen=True, kw_only=True):
+    """How gateways and engines elsewhere trust each other, and when a silent engine is lost. Both ends read it."""
+
+    secret: Annotated[
+        Secret | None,
+        Meta(
+            description="What both ends must know, at least 16 characters. Each proves it to the other without sending "
+            "it, before anything else is read. An engine that listens on more than this machine needs one."
+        ),
+    ] = None
+    certificate_file: Annotated[
+        _File | None,
+        Meta(
+            description="This end's certificate (PEM, with the chain). With it an engine speaks TLS on TCP; a gateway "
+            "shows it where the engine has a `ca_file`."
+        ),
+    ] = None
+    key_file: Annotated[
+        _File | None, Meta(description="The certificate's private key (PEM); null: it is in `certificate_file`.")
+    ] = None
+    ca_file: Annotated[
+        _File | None,
+        Meta(
+            description="Who vouches for the other end (PEM). With it a gateway speaks TLS to every engine on TCP and "
+            "checks its certificate and its name; an engine takes only gateways whose certificates it vouches for."
+        ),
+    ] = None
+    allow_plaintext: Annotated[
+        bool,
+        Meta(
+            description="Prompts and answers may cross a network without TLS, as where something else encrypts it. The "
+            "secret is still needed."
+        ),
+    ] = False
+    silence_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.5,
+            le=3600,
+            description="An engine that has not answered for so long is taken for lost, and others go on with its "
+            "answers; it is given three times the longest step that its measured times foresee, if that is more.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 20.0
