@@ -18,7 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from maitred.engine.compiled import FAST, compiled, compiled_fast
+from maitred.engine.compiled import FAST, compiled_fast
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed
 
 Array = np.ndarray[Any, Any]
@@ -48,9 +48,13 @@ def exponential(x: np.float32) -> np.float32:
     return p * power
 
 
-@numba.njit(fastmath=set(FAST), nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
 def _softmax(scores: Array, count: int, scale: np.float32) -> None:
-    """Turns `count` scores into probabilities in place and zeroes the rest."""
+    """Turns `count` scores into probabilities in place and zeroes the rest.
+
+    Inlined, because a function that is called exists twice, compiled by itself and with its caller, and adds up in
+    another order there: the process that compiles would call the one, and those that load from disk the other.
+    """
     highest = np.float32(-np.inf)
     for t in range(count):
         highest = max(highest, scores[t])
@@ -99,7 +103,7 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
 
-    @compiled  # the softmax alone may reorder its sums: how these are added up must not depend on the tile
+    @compiled_fast
     def kernel(
         queries: Array,
         keys: Array,

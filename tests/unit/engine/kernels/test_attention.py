@@ -1,5 +1,8 @@
 """Every backend against the reference, on random steps."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -211,3 +214,28 @@ def test_compiled_kernels_are_kept_on_disk():
     """A process that starts later loads them instead of compiling."""
     kernel = paged.attention_kernel(32, 16, 2)
     assert Path(kernel.stats.cache_path).is_dir()  # type: ignore[attr-defined]
+
+
+_ONE_STEP = """
+import torch
+from maitred.engine.kernels.gate import gate_fused
+from tests.unit.engine.kernels.test_attention import CPUAttention, config_of, run, step_of
+config = config_of(8, 4, 32)
+attended, _ = run(CPUAttention(config, threads=1), config, step_of(16, [33, 70], [(0, 40)], 5), 16, torch.float32, 5)
+print(attended.numpy().tobytes().hex(), gate_fused(attended).numpy().tobytes().hex())
+"""
+
+
+def test_a_process_that_compiles_computes_what_others_do_that_load(tmp_path):
+    """An engine that is started again must go on as the first one, which may have compiled, would have."""
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", _ONE_STEP],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(["src", "."])},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert len(answers[0]) > 1000
+    assert answers[0] == answers[1]
