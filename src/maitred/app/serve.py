@@ -64,6 +64,7 @@ from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.fleet.same_model import SameModel
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
+from maitred.replica.engine_link import EngineLink
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
@@ -255,7 +256,11 @@ def _placement(config: Config, posts: Sequence[AnyPost]) -> Placement | None:
     """Which of several replicas takes a request. With one, nothing has to be followed."""
     if len(posts) == 1:
         return None
-    return Placement(Balancer(config.routing.balance, config.dispatch.service.weights, random.random))
+    placement = Placement(Balancer(config.routing.balance, config.dispatch.service.weights, random.random))
+    for post in posts:
+        if isinstance(post.replica, EngineLink):
+            post.replica.follow_blocks(partial(placement.heard, post.name))
+    return placement
 
 
 def _ladders(config: Config, local: _Local | None) -> dict[str, list[DegradationStep]]:

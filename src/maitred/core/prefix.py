@@ -14,7 +14,37 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+import msgspec
+
 KEY_BYTES = 16
+
+
+class BlockNews(msgspec.Struct, frozen=True, array_like=True):
+    """What has changed in an engine's prefix cache since it last told: which blocks can be found, and which no more.
+
+    Only how it ended counts: what was stored and removed in between is said to be removed, so the order within does
+    not matter.
+    """
+
+    sequence: int
+    """Counts up by one from one to the next while the engine lives; after a gap the whole must be asked for."""
+    block_tokens: int
+    total_blocks: int
+    stored: bytes = b""
+    """Keys, one after the other."""
+    removed: bytes = b""
+    whole: bool = False
+    """`stored` is all that there is, as of this number."""
+
+
+def split_keys(joined: bytes) -> list[bytes]:
+    """The keys that were written one after the other."""
+    return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
+
+
+def shared_scope(cache_scope: str) -> str:
+    """The scope of blocks that all requests of a cache scope share, and not only the choices of one."""
+    return f"shared:{cache_scope}"
 
 
 def root_key(scope: str) -> bytes:

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 
 from maitred.core.ports import LoadReport
+from maitred.core.prefix import BlockNews
 from maitred.wire.frames import FrameReader, Hello, Output, Rejection, Step, Submit, ToEngine, ToGateway, encode_frame
 from maitred.wire.link.credentials import Credentials
 from maitred.wire.link.handshake import EngineHandshake
@@ -43,6 +44,7 @@ class Connection:
         established: Whether the gateway has shown that it may be here.
         unsent: What the socket did not take yet.
         rejections: Not yet reported.
+        recounts: Whether the gateway wants to be told all blocks that there are.
 
     Raises:
         OSError: The gateway has gone already.
@@ -63,6 +65,7 @@ class Connection:
         self.established = False
         self.unsent = bytearray()
         self.rejections: list[Rejection] = []
+        self.recounts = False
         self._waits_to_write = False
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
         self._steps = 0
@@ -120,11 +123,11 @@ class Connection:
         """
         self._send_bytes(b"" if message is None else encode_frame(message))
 
-    def send_step(self, outputs: list[Output], load: LoadReport) -> None:
+    def send_step(self, outputs: list[Output], load: LoadReport, blocks: BlockNews | None) -> None:
         """Reports a step and whatever was rejected before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []
-        self.send(Step(self._steps, outputs, rejections, load, self._submits_heard))
+        self.send(Step(self._steps, outputs, rejections, load, self._submits_heard, blocks))
 
     def _establish(self) -> None:
         self.established = True

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -197,6 +198,18 @@ class Engine:
             step_tokens=scheduler.step_tokens,
             times=scheduler.times,
         )
+
+    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+        """What has changed in the prefix cache since this was last asked; or all that it holds, as of then.
+
+        What changed since then is told again with the next news, which changes nothing for those who know the whole.
+        """
+        pool, changes = self._scheduler.pool, self._scheduler.pool.changes
+        told = (b"".join(pool.keys()), b"") if whole else changes.take()
+        if told is None:
+            return None
+        stored, removed = told
+        return BlockNews(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:
         self._runner.forget(sequence)

@@ -23,9 +23,10 @@ from typing import Protocol
 from maitred.core.clock import Clock
 from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
-from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Ping, Rejection, Submit
+from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Ping, Recount, Rejection, Submit
 from maitred.wire.link.credentials import Credentials
 
 DRAIN_GRACE_S = 30.0
@@ -66,6 +67,10 @@ class Steps(Protocol):
 
     def load(self) -> LoadReport:
         """Where things stand."""
+        ...
+
+    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+        """What has changed in the prefix cache, or all that it holds; None: nothing."""
         ...
 
     def patience_s(self) -> float | None:
@@ -202,7 +207,8 @@ class EngineServer:
         self._guard(connection, connection.open)
 
     def _hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, self._engine.load())
+        load, blocks = self._engine.load(), self._engine.block_news(whole=True)
+        return Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
 
     def _serve(self, connection: Connection) -> None:
         connection.send()
@@ -219,6 +225,8 @@ class EngineServer:
                     self._engine.cancel(connection, request_id, index)
                 case Pause(request_id, paused):
                     self._engine.pause(connection, request_id, paused=paused)
+                case Recount():
+                    connection.recounts = True
                 case Ping():
                     pass  # the next report answers it
 
@@ -234,10 +242,13 @@ class EngineServer:
     def _report(self, outputs: Mapping[Hashable, list[Output]]) -> None:
         """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
         self._news = False
-        load = self._engine.load()
+        load, changes = self._engine.load(), self._engine.block_news()
         for connection in list(self._connections.values()):
-            if connection.established:
-                self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load))
+            if not connection.established:
+                continue
+            blocks = self._engine.block_news(whole=True) if connection.recounts else changes
+            connection.recounts = False
+            self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load, blocks))
 
     def _guard(self, connection: Connection, action: Callable[[], None]) -> None:
         """Runs an action on a connection; one that broke or breaks the protocol is dropped, with its requests."""

@@ -14,6 +14,7 @@ import msgspec
 
 from maitred.core.errors import CallerError, ProtocolViolation, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
 from maitred.core.secret import Secret
 from maitred.replica.heartbeat import Beat, Heartbeat
@@ -25,6 +26,7 @@ from maitred.wire.frames import (
     Hello,
     Pause,
     Ping,
+    Recount,
     Step,
     Submit,
     ToGateway,
@@ -45,6 +47,7 @@ class EngineConnection(asyncio.Protocol):
 
     Args:
         news: Called after every report, once its tokens are handed out, and after the end. Must not raise.
+        blocks: Called with what changes in the prefix cache, without gaps: first of all with the whole. Must not raise.
         secret: What the engine must know; None: it asks for none.
         silence_timeout_s: When an engine that says nothing is lost; None: never.
 
@@ -57,6 +60,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(
         self,
         news: Callable[[], None] = lambda: None,
+        blocks: Callable[[BlockNews], None] = lambda news: None,
         *,
         secret: Secret | None = None,
         silence_timeout_s: float | None = None,
@@ -72,6 +76,9 @@ class EngineConnection(asyncio.Protocol):
         self._submitted = 0
         self._submits_heard = 0
         self._news = news
+        self._blocks = blocks
+        self._blocks_heard: int | None = None
+        """Number of the last news of blocks; None: the whole was asked for, or has not come yet."""
         self._secret = secret
         self._handshake: GatewayHandshake | None = None
         self._heartbeat = None if silence_timeout_s is None else Heartbeat(silence_timeout_s)
@@ -103,6 +110,11 @@ class EngineConnection(asyncio.Protocol):
         self._streams[wire_id] = stream
         self._write(frame)
         return stream
+
+    def recount(self) -> None:
+        """Asks for the whole of the prefix cache: somebody follows it who has not heard of it, or news were missed."""
+        self._blocks_heard = None
+        self._write(encode_frame(Recount()))
 
     def release(self, stream: EngineStream) -> None:
         """Closes a stream and forgets it; what the engine still sends for it is ignored."""
@@ -193,6 +205,7 @@ class EngineConnection(asyncio.Protocol):
             )
         self.load = hello.load
         self.hello.set_result(hello)
+        self._on_blocks(hello.blocks)
         self._listen()
 
     def _listen(self) -> None:
@@ -220,6 +233,7 @@ class EngineConnection(asyncio.Protocol):
         if not self._submits_heard <= step.submits_heard <= self._submitted:
             raise ProtocolViolation(f"The engine has heard {step.submits_heard} of {self._submitted} requests.")
         self.load, self._submits_heard = step.load, step.submits_heard
+        self._on_blocks(step.blocks)
         streams = self._streams
         for output in step.outputs:
             stream = streams.get(output.request_id)
@@ -231,3 +245,14 @@ class EngineConnection(asyncio.Protocol):
                 refusal = ReplicaUnavailable if rejection.retryable else CallerError
                 stream.fail(refusal(rejection.message))
         self._news()
+
+    def _on_blocks(self, news: BlockNews | None) -> None:
+        if news is None:
+            return
+        if not news.whole and self._blocks_heard is None:
+            return  # the whole is on its way, and knows it
+        if not news.whole and self._blocks_heard is not None and news.sequence != self._blocks_heard + 1:
+            self.recount()
+            return
+        self._blocks_heard = news.sequence
+        self._blocks(news)

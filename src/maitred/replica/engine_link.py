@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard, TokenStream
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
 from maitred.replica.connection import EngineConnection
 from maitred.replica.output_count import OutputCount
@@ -72,6 +73,8 @@ class EngineLink:
         self._connection: EngineConnection | None = None
         self._count = OutputCount()
         self._listeners: list[Callable[[], None]] = []
+        self._followers: list[Callable[[BlockNews], None]] = []
+        self._followed_late = False
 
     # --- the replica ---
 
@@ -109,6 +112,21 @@ class EngineLink:
     def watch(self, listener: Callable[[], None]) -> None:
         """See `core.ports.Replica`. The listener must not raise: it runs where the engine's messages are read."""
         self._listeners.append(listener)
+
+    def follow_blocks(self, listener: Callable[[BlockNews], None]) -> None:
+        """Tells what the engine's prefix cache holds and what changes in it, over all its lives; for good.
+
+        The listener hears the whole first, and again whenever something was missed. It must not raise.
+        """
+        self._followers.append(listener)
+        if self._connection is not None and self._connection.alive:
+            self._connection.recount()
+        else:
+            self._followed_late = True  # an engine may be saying hello just now
+
+    def _tell_blocks(self, news: BlockNews) -> None:
+        for follower in self._followers:
+            follower(news)
 
     def _tell(self) -> None:
         for listener in self._listeners:
@@ -175,6 +193,9 @@ class EngineLink:
             raise
         self._count.met(hello, self.load())
         self._connection = connection
+        if self._followed_late:
+            self._followed_late = False
+            connection.recount()
         self._tell()
 
     async def _dial(self) -> EngineConnection:
@@ -206,7 +227,12 @@ class EngineLink:
         return connection
 
     def _new_connection(self) -> EngineConnection:
-        return EngineConnection(self._tell, secret=self._credentials.secret, silence_timeout_s=self._silence_timeout_s)
+        return EngineConnection(
+            self._tell,
+            self._tell_blocks,
+            secret=self._credentials.secret,
+            silence_timeout_s=self._silence_timeout_s,
+        )
 
     async def lost(self) -> str:
         """Waits until the connection has ended; returns the reason, at once if there is none."""

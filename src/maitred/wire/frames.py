@@ -10,6 +10,9 @@ system call and one decode instead of a hundred.
 connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
 the one that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of
 the peer. An engine cancels everything a vanished gateway had submitted.
+
+What its prefix cache holds an engine tells in `Hello`, and the changes in each `Step`. They have a number of their own:
+an engine with more of them at once than it tells skips one, and a gateway that misses a number sends `Recount`.
 """
 
 import struct
@@ -20,9 +23,10 @@ import msgspec
 
 from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, Request
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -61,6 +65,10 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Gateway to engine: are you there? Answered by a `Step`, as everything is."""
 
 
+class Recount(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
+    """Gateway to engine: news of blocks were missed, so tell all that there are in the next step."""
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Engine to gateway, first of all: who I am and what I can hold."""
 
@@ -69,6 +77,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int
     card: ModelCard
     load: LoadReport
+    blocks: BlockNews | None = None
+    """All that its prefix cache holds; None: it has none."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
@@ -101,9 +111,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     load: LoadReport
     submits_heard: int = 0
     """Messages `Submit` that the engine had read on this connection when it wrote `load`."""
+    blocks: BlockNews | None = None
+    """What has changed in its prefix cache; None: nothing."""
 
 
-ToEngine = Submit | Cancel | Pause | Ping
+ToEngine = Submit | Cancel | Pause | Ping | Recount
 ToGateway = Hello | Step
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,6 +10,7 @@ import pytest
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import LoadReport
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, FinishReason, Request, SamplingParams
 from maitred.replica.connection import EngineConnection
 from maitred.replica.engine_link import EngineLink
@@ -17,7 +18,7 @@ from maitred.replica.stream import PAUSE_AT_TOKENS
 from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, Fault
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
-from maitred.wire.frames import PROTOCOL_VERSION, Hello, Output, Step, encode_frame
+from maitred.wire.frames import PROTOCOL_VERSION, FrameReader, Hello, Output, Recount, Step, ToEngine, encode_frame
 
 LIMIT_S = 5.0
 
@@ -355,3 +356,37 @@ async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
     connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
     connection.data_received(encode_frame(Step(1, [], [], LoadReport(), 1)))
     assert "heard 1 of 0" in connection.ended.result()
+
+
+async def test_missed_news_of_blocks_are_asked_for():
+    heard: list[BlockNews] = []
+    connection = EngineConnection(blocks=heard.append)
+    transport = Mock(spec=asyncio.Transport)
+    connection.connection_made(transport)
+
+    def step(number, news):
+        connection.data_received(encode_frame(Step(number, [], [], LoadReport(), 0, news)))
+
+    def asked():
+        written = b"".join(call.args[0] for call in transport.write.call_args_list)
+        return FrameReader(ToEngine).feed(written)
+
+    whole, second, fourth, again = (
+        BlockNews(1, 16, 100, b"a" * 16, whole=True),
+        BlockNews(2, 16, 100, b"b" * 16),
+        BlockNews(4, 16, 100, b"d" * 16),
+        BlockNews(5, 16, 100, b"e" * 16, whole=True),
+    )
+    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport(), whole)))
+    step(1, second)
+    step(2, None)
+    assert heard == [whole, second]
+    assert asked() == []
+    step(3, fourth)
+    step(4, BlockNews(5, 16, 100))
+    assert heard == [whole, second], "the third was missed, so nothing more is known until the whole comes"
+    assert asked() == [Recount()]
+    step(5, again)
+    step(6, BlockNews(6, 16, 100))
+    assert heard[2:] == [again, BlockNews(6, 16, 100)]
+    assert asked() == [Recount()]

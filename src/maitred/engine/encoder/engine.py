@@ -16,6 +16,7 @@ from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport, pairs_of
+from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, FinishReason, Request
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.line import Entry, Line, LineConfig, make_line
@@ -158,6 +159,10 @@ class EncoderEngine:
         took_s = self._clock.monotonic_s() - start_s
         self._count(batch, took_s)
         return outputs
+
+    def block_news(self, *, whole: bool = False) -> BlockNews | None:
+        """There is no prefix cache."""
+        return None
 
     def load(self) -> LoadReport:
         """Where things stand."""

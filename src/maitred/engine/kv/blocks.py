@@ -10,6 +10,8 @@ All operations are O(1) per block.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from maitred.engine.kv.changes import BlockChanges
+
 
 class BlockPool:
     """Reference counts, the prefix index and the order of eviction, over block numbers ``0 … total-1``.
@@ -24,6 +26,7 @@ class BlockPool:
         self._holders = [0] * total
         self._keys: list[bytes | None] = [None] * total
         self._by_key: dict[bytes, int] = {}
+        self.changes = BlockChanges()
         # First out first; a linked list underneath, so that reviving a block from the middle is O(1).
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
 
@@ -31,6 +34,10 @@ class BlockPool:
     def idle(self) -> int:
         """Blocks that can be allocated now."""
         return len(self._idle)
+
+    def keys(self) -> Iterable[bytes]:
+        """Of all blocks that can be found."""
+        return self._by_key.keys()
 
     def holders(self, block: int) -> int:
         """How many sequences hold the block."""
@@ -45,6 +52,7 @@ class BlockPool:
         if count > len(self._idle):
             return None
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        changed = self.changes.found
         for block in blocks:
             self._holders[block] = 1
             key = self._keys[block]
@@ -52,6 +60,7 @@ class BlockPool:
                 del self._by_key[key]
                 self._keys[block] = None
                 self.evictions += 1
+                changed[key] = False
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -79,3 +88,4 @@ class BlockPool:
         if key not in self._by_key:
             self._by_key[key] = block
             self._keys[block] = key
+            self.changes.found[key] = True

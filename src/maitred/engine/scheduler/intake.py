@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from maitred.core.prefix import shared_scope
 from maitred.core.request import Request, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
@@ -48,7 +49,7 @@ class Intake:
             ValueError: The request can never run here; the message says why.
         """
         self._check(request)
-        scope = f"shared:{request.cache_scope}" if self._prefix_cache else f"request:{self._next_key}"
+        scope = shared_scope(request.cache_scope) if self._prefix_cache else f"request:{self._next_key}"
         sequences = []
         for index in request.begun:
             table = BlockTable(self._pool, self._block_tokens, scope)

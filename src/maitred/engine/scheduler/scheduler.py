@@ -103,6 +103,7 @@ class Scheduler:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
         self._by_class = line.policy in ("fair", "priority")
         self._service_unit = step_tokens * weights.prompt
+        self.block_tokens = block_tokens
         self._window = window or BatchingWindow({}, 2)
         self._pace = Pace(
             step_tokens=step_tokens,

@@ -8,7 +8,8 @@ behind the end are never computed.
 
 What a replica holds is learnt in one of two ways:
 
-- **exactly**, from the block events of an engine: `stored`, `removed`, and `cleared` when it starts anew;
+- **exactly**, from the block events of an engine: `stored`, `removed`, and `cleared` when it starts anew; what was sent
+  there and is not computed yet is `expected`, so that requests with one prefix that come together go together;
 - **approximately**, from what was sent there (`sent`): its blocks are taken to stay until so many others have been used
   since as the replica has room for. Of a prompt the deepest blocks go first, as they do in an engine, because the
   further from the root, the fewer can use them again.
@@ -20,17 +21,23 @@ inside a block too, and costs a lock and a comparison of tokens at every node.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+
+_EXPECTED_SHARE = 4
+"""One in so many blocks of a replica may be expected."""
 
 
 class _Holding:
     """One replica's blocks, least recently used first."""
 
-    __slots__ = ("bit", "blocks", "capacity")
+    __slots__ = ("bit", "blocks", "capacity", "expected")
 
     def __init__(self, bit: int, capacity: int) -> None:
         self.bit = bit
         self.capacity = capacity
         self.blocks: OrderedDict[bytes, None] = OrderedDict()
+        self.expected: OrderedDict[bytes, None] = OrderedDict()
+        """Not among the blocks; the oldest first."""
 
 
 class PrefixIndex:
@@ -105,10 +112,27 @@ class PrefixIndex:
         for key in reversed(keys[: holding.capacity]):  # the root is used last, so that it stays longest
             self._add(holding, key)
 
+    def expected(self, name: str, keys: Iterable[bytes]) -> None:
+        """A prompt was sent there whose blocks are these: the replica will say so once it has computed them.
+
+        What it never computes, because nobody waits for it any more, is forgotten for what is expected later: no more
+        than a quarter of its room is expected at once.
+        """
+        holding = self._holdings[name]
+        for key in islice(keys, holding.capacity // _EXPECTED_SHARE):
+            if key in holding.blocks:
+                continue
+            holding.expected[key] = None
+            holding.expected.move_to_end(key)
+            self._holders[key] = self._holders.get(key, 0) | holding.bit
+        while len(holding.expected) > holding.capacity // _EXPECTED_SHARE:
+            self._forget(holding, holding.expected.popitem(last=False)[0])
+
     def stored(self, name: str, keys: Iterable[bytes]) -> None:
         """The replica says that it holds these blocks now."""
         holding = self._holdings[name]
         for key in keys:
+            holding.expected.pop(key, None)
             self._add(holding, key)
 
     def removed(self, name: str, keys: Iterable[bytes]) -> None:
@@ -122,9 +146,10 @@ class PrefixIndex:
     def cleared(self, name: str) -> None:
         """It holds nothing: it has started anew, or events of it were lost."""
         holding = self._holdings[name]
-        for key in holding.blocks:
+        for key in chain(holding.blocks, holding.expected):
             self._forget(holding, key)
         holding.blocks.clear()
+        holding.expected.clear()
 
     def _add(self, holding: _Holding, key: bytes) -> None:
         blocks = holding.blocks
