@@ -3,8 +3,9 @@
 200 callers (greedy and seeded, some with two choices, with penalties, with log-probabilities, with stop strings) read
 streams from one gateway with three engines on this machine. First nothing disturbs them, and their answers are kept.
 Then the same requests are sent again, round after round, and in the middle of each round one of the engines is killed
-(``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the text and the token counts of the undisturbed
-one; the ledger must have one line for each, with the tokens that the client was told; and nothing may be left behind.
+(``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the text and the token counts of the
+undisturbed one; the ledger must have one line for each, with the tokens that the client was told; and nothing may be
+left behind.
 
 The added gap is what a stream had to wait that went from one engine to another (the ledger names both): its longest
 time between two events, less the longest that the same request had undisturbed.

@@ -185,13 +185,13 @@ def _throughput() -> str:
 
 
 def _rest() -> str:
-    prefix, disconnects = _load("prefix"), _load("disconnects")
+    prefix, disconnects, failover = _load("prefix"), _load("disconnects"), _load("failover")
     shared = "; ".join(
         f"{shape}: {figures['off_s']:.2f} s → {figures['on_s']:.2f} s ({figures['off_over_on']:.1f}×, "
         f"{figures['hit_rate']:.1%} of prompt tokens found)"
         for shape, figures in prefix["figures"].items()
     )
-    figures = disconnects["figures"]
+    figures, killed = disconnects["figures"], failover["figures"]
     return "\n".join(
         [
             f"**Shared prefix** — `{prefix['command']}`, 32 requests at once that begin with the same 512 tokens, "
@@ -200,6 +200,11 @@ def _rest() -> str:
             f"**Clients that leave** — `{disconnects['command']}`: {figures['left_before_the_end']} of "
             f"{figures['disconnects']} clients hung up before their answer was complete; 0 KV blocks, 0 sequences "
             f"and 0 requests were left, and all {figures['patient_answers']} answers of the others were complete.",
+            "",
+            f"**Engines killed** — `{failover['command']}`: one of {killed['engines']} killed {killed['kills']} times "
+            f"under {killed['streams']} streams. {killed['streams_that_moved']:,} streams went on elsewhere, "
+            f"{len(killed['differing'])} differ from the undisturbed run by a token; the longest pause was longer by "
+            f"{killed['added_gap_s']['p50']:.2f} / {killed['added_gap_s']['p99']:.2f} s (p50 / p99).",
             "",
         ]
     )
