@@ -81,6 +81,7 @@ class Resident:
         wanted: Whether it is to be loaded though no request waits for it.
         load: From the start of its process until it can serve.
         drain: From the end of its turn until its last answer is complete.
+        spell: For how long it has something to do at a time.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Resident:
         self.wanted = pinned
         self.load = Learnt(load_s)
         self.drain = Learnt(0.0)
-        self._busy = False
+        self.spell = Learnt(0.5)
+        self._busy_s: float | None = None
 
     def enter(self, phase: Phase, now_s: float) -> None:
         """It is there from now on."""
@@ -112,14 +114,19 @@ class Resident:
 
     def saw(self, demand: Demand, now_s: float) -> None:
         """This is what it has to do now."""
+        there = self.phase is Phase.IN
         if demand.any:
-            if not self._busy and self.used_s:
+            if self._busy_s is None and self.used_s:
                 gap_s = now_s - self.used_s
                 self.gap_s = gap_s if self.gap_s == float("inf") else self.gap_s + _FOLLOW * (gap_s - self.gap_s)
             self.used_s = now_s
-            self.served = self.served or self.phase is Phase.IN
-        self._busy = demand.any
-        if self.phase is not Phase.IN:
+            self.served = self.served or there
+            self._busy_s = now_s if self._busy_s is None else self._busy_s
+        elif self._busy_s is not None:
+            if there:
+                self.spell.saw(now_s - max(self._busy_s, self.since_s))
+            self._busy_s = None
+        if not there:
             needed = demand.waiting > 0 or self.wanted
             self.asked_s = (now_s if self.asked_s is None else self.asked_s) if needed else None
 

@@ -161,6 +161,20 @@ class Residents:
             return now_s
         return min(over_s, one.used_s + one.load.seconds)
 
+    def stay_s(self, one: Resident) -> float:
+        """For how long it is expected to stay while others are waited for: its turn, unless it pauses for long."""
+        return self.turn_s(one) if one.gap_s < one.load.seconds else min(self.turn_s(one), one.spell.seconds)
+
+    def _leaves_s(self, one: Resident, now_s: float, demands: Demands) -> float:
+        """When a model that is in is expected to be told to go, and to have nothing to do any more."""
+        demand = demands.get(one.name, _IDLE)
+        may_s = self.may_go_s(one, now_s, demands)
+        if not demand.any or one.name in self._closed_s:
+            return max(now_s, may_s) + (one.drain.seconds if demand.running else 0.0)
+        if one.gap_s >= one.load.seconds:
+            return min(max(now_s, may_s), now_s + one.spell.seconds)
+        return max(now_s, may_s) + one.drain.seconds
+
     # --- what happened ---
 
     def loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
@@ -215,12 +229,9 @@ class Residents:
                 if one.name == name:
                     return at_s - now_s
                 if not one.pinned:
-                    leaving.append((at_s + self.turn_s(one), one.memory_bytes))
+                    leaving.append((at_s + self.stay_s(one) + self._unload.seconds, one.memory_bytes))
             elif one.phase is Phase.IN and not one.pinned:
-                goes_s = max(now_s, self.may_go_s(one, now_s, demands)) + self._unload.seconds
-                if demands.get(one.name, _IDLE).running:
-                    goes_s += one.drain.seconds
-                leaving.append((goes_s, one.memory_bytes))
+                leaving.append((self._leaves_s(one, now_s, demands) + self._unload.seconds, one.memory_bytes))
                 if one.name in self._closed_s:
                     again.append(one)
         target = self.all[name]
@@ -236,7 +247,7 @@ class Residents:
             if one is target:
                 break
             free -= one.memory_bytes
-            leaving.append((at_s + self.turn_s(one) + self._unload.seconds, one.memory_bytes))
+            leaving.append((at_s + self.stay_s(one) + self._unload.seconds, one.memory_bytes))
         return at_s - now_s
 
 
