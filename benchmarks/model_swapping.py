@@ -10,8 +10,8 @@ answers. Then a server that holds two of them at a time gets two kinds of traffi
 Every answer is greedy and must be the right one. For each request that had to wait for a load, or was told that it
 would have to, the time of its first token is compared with what the server said when it came. The loads are counted,
 and beside them those that as many requests cost where each is served in the order in which it came and the least
-recently used model is unloaded for one that is not there. Callers that wait for their answers then ask in turn, whatever
-order they asked in here; the skewed requests come in the same order under both.
+recently used model is unloaded for one that is not there. Callers that wait for their answers then ask in turn,
+whatever order they asked in here; the skewed requests come in the same order under both.
 """
 
 import argparse

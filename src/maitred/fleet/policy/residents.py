@@ -3,11 +3,11 @@
 The model that has been needed for longest is loaded next, one at a time. Where there is no room, others must go. Which
 of them may, is where least-recently-used alone fails: with three models in turn and room for two it unloads each model
 just before it is needed, and loads all the time. Here a model that was loaded has a *turn*: so many times what its load
-took (`turn_loads`), so that of the time of a place in memory at most one part in ``1 + turn_loads`` goes into loading,
-however the load alternates. What waits for other models meanwhile is served together when they come. During its turn a
-model may go only when it is idle and is not expected to be needed before it could be loaded again: the break-even point
-of renting against buying (Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy caching", 1988), with the usual
-length of its idle times in place of the unknown future.
+took (`turn_loads`), so that while all have work at most one part in ``1 + turn_loads`` of the time of a place in memory
+goes into loading, however the load alternates. What waits for other models meanwhile is served together when they
+come. During its turn a model may go only when it is idle and is not expected to be needed before it could be loaded
+again: the break-even point of renting against buying (Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy
+caching", 1988), with the usual length of its idle times in place of the unknown future.
 
 After its turn a model stays for as long as nobody needs its room. Then the idle ones go first, the one that is expected
 to stay idle for longest before others; of those that are busy, the one that was loaded first. It is sent nothing new,

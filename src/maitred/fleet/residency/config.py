@@ -23,8 +23,8 @@ class ResidencyConfig(Struct, frozen=True, kw_only=True):
             ge=0,
             le=1000,
             description="How long a model that was loaded may stay while others are waited for, in times of what its "
-            "load took. More: less time goes into loading (at most one part in `1 + turn_loads`), and others wait "
-            "longer.",
+            "load took. More: less time goes into loading (while all have work, at most one part in `1 + turn_loads`), "
+            "and others wait longer.",
         ),
     ] = 4.0
     keep_alive_s: Annotated[
