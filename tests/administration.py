@@ -20,6 +20,7 @@ from maitred.api.gate import Gate
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.replicas import Replicas
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -35,6 +36,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.usage import UsageQueries
+from tests.dispatch_desk import Desk
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 ADMIN_ID = "admin00000000000"
@@ -152,11 +154,13 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 raise StoreUnavailable
             await refresher.load()
 
+        desk = Desk(replicas=2)
         routes = administration(
             store,
             UsageQueries(database),
             lambda subject: budgets_of(subject, directory, counters, clock),
             refresh,
+            Replicas({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             clock,
         )
         listener = bind(config)

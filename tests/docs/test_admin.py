@@ -17,13 +17,21 @@ PAGE = (Path(__file__).parents[2] / "docs" / "admin.md").read_text(encoding="utf
 
 
 def test_every_route_is_named_and_no_other() -> None:
-    routes = administration(None, None, None, None, SystemClock())  # type: ignore[arg-type]
+    routes = administration(None, None, None, None, None, SystemClock())  # type: ignore[arg-type]
     real = {f"{route.method} {route.path}" for route in routes}
     assert real == set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /admin/v1[^`? ]*)`", PAGE))
 
 
 @pytest.mark.parametrize(
-    "struct", [requests.CreateTenant, requests.CreateKey, requests.RotateKey, requests.CreateLimit, requests.UsageQuery]
+    "struct",
+    [
+        requests.CreateTenant,
+        requests.CreateKey,
+        requests.RotateKey,
+        requests.CreateLimit,
+        requests.UsageQuery,
+        requests.NameReplica,
+    ],
 )
 def test_every_field_is_explained(struct: type) -> None:
     assert [name for name in struct.__struct_fields__ if f"`{name}`" not in PAGE] == []  # type: ignore[attr-defined]

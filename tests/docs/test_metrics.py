@@ -5,7 +5,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from maitred.app.replicas import Replicas
 from maitred.core.answer import Outcome, Tally
+from maitred.core.clock import SystemClock
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import LoadReport
 from maitred.core.request import Usage
@@ -39,6 +41,7 @@ def rendered():
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
         lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, 9, 8, 1, 2.0, 0, 0, 2.0)}),
+        Replicas({"m": Desk().dispatcher}, SystemClock()).all,
     )
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import BreakerState, Outcome
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.duty import DutyState
 from maitred.replica.health.health import Health
 from maitred.replica.health.peers import Peers
 from maitred.replica.health.slow_start import slow_start

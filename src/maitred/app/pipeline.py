@@ -255,7 +255,11 @@ class Pipeline:
 
     def ready(self, model: str | None = None) -> bool:
         """See `Answering.ready`."""
-        return any(served.ready() for served in self._catalog if model is None or served.name == model)
+        return any(
+            served.ready() and self._dispatchers[served.name].serving
+            for served in self._catalog
+            if model is None or served.name == model
+        )
 
 
 def _text_request(reading: TextReading, grant: Grant) -> TextRequest:

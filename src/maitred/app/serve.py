@@ -43,6 +43,7 @@ from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.app.replicas import Replicas
 from maitred.app.residents import open_local_models
 from maitred.app.retrying import Retrying
 from maitred.app.shutdown import Shutdown
@@ -145,6 +146,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             for name, of_model in posts.items()
         }
         dispatchers = {**queues, **encoders.dispatchers}
+        replicas = Replicas(dispatchers, clock)
         catalog = Catalog(models)
         metrics = Metrics(
             lambda: gate.inside,
@@ -153,6 +155,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
             on_demand.state,
+            replicas.all,
         )
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
@@ -177,7 +180,9 @@ async def _serve(config: Config, command: Command | None) -> int:
             metrics.render,
             clock,
             embedding=Embedder(catalog, dispatchers, admission, clock),
-            admin=administration(stores.directory, stores.usage, admission.budgets, access.refresher.load, clock),
+            admin=administration(
+                *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, clock)
+            ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
             check_stores=accounts.check_stores,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, keys, limits, models, serve, tenants, tune, usage
+from maitred.cli import chat, complete, config, engine, keys, limits, models, replicas, serve, tenants, tune, usage
 from maitred.cli.group import CommandGroup
 from maitred.cli.load import chaos as load_chaos
 from maitred.cli.load import compare as load_compare
@@ -37,6 +37,9 @@ load_app = typer.Typer(
 )
 tenants_app = typer.Typer(no_args_is_help=True, help="Organisations and their teams.", rich_markup_mode="markdown")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode="markdown")
+replicas_app = typer.Typer(
+    no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
+)
 limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
 
 
@@ -82,6 +85,10 @@ _add(limits_app, "list", limits.list_limits, limits.LIST_EXAMPLES)
 _add(limits_app, "set", limits.set_limit, limits.SET_EXAMPLES)
 _add(limits_app, "delete", limits.delete, limits.DELETE_EXAMPLES)
 _add(limits_app, "budgets", limits.budgets, limits.BUDGETS_EXAMPLES)
+app.add_typer(replicas_app, name="replicas")
+_add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
+_add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
+_add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)

@@ -106,6 +106,12 @@ class Dispatcher:
         """For metrics."""
         return state_of(self.floor, self._clock.monotonic_s())
 
+    @property
+    def serving(self) -> bool:
+        """Whether a replica that is there, or comes when it is wanted, takes anything new."""
+        self.floor.refresh(self._clock.monotonic_s())
+        return any(station.outage is None or station.comes_in_s is not None for station in self.floor.stations)
+
     def after_turn(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every turn: who waits and who runs may have changed. It must not raise."""
         self._after_turn = listener

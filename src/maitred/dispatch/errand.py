@@ -1,9 +1,10 @@
 """What dispatch is told of a request, and of the places where it can run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from maitred.core.duty import Duty
 from maitred.core.flow import Flow
 from maitred.core.ports import Host
 
@@ -43,6 +44,8 @@ class Post(Generic[R]):
     replica: R
     exact: bool = True
     """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""
+    duty: Duty = field(default_factory=Duty, compare=False)
+    """Whether it is to be given anything, and what it has been given."""
 
 
 AnyPost = Post[Any]

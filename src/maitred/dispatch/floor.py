@@ -291,7 +291,7 @@ class Floor:
         """A released request gives its places back."""
         grip = ticket.grip
         assert grip is not None
-        grip.station.credits.release(grip.hold)
+        grip.station.release(grip.hold)
         if lost:
             grip.station.failed()
         self.allotment.give(ticket, grip.quota)
@@ -367,6 +367,9 @@ class Floor:
         outage = self.outage
         if isinstance(outage, ModelLoading | ModelLoadFailed):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)
+        if not any(station.post.duty.serving for station in self.stations):
+            message = "All replicas of this model are out of service for maintenance. Try again after the time in "
+            return ReplicaUnavailable(f"{message}Retry-After.", retry_after_s=self.retry_after_s)
         return ReplicaUnavailable(retry_after_s=self.retry_after_s)
 
     @property

@@ -12,6 +12,9 @@ from maitred.dispatch.policy.window import Window
 _UNKNOWN_BLOCK_TOKENS = 16
 _REST = Ceiling(first_s=0.05, most_s=2.0)
 """After failures that follow one another."""
+_OFF_DUTY = "The replica is out of service for maintenance. Try again after the time in Retry-After."
+_OFF_DUTY_RETRY_S = 10.0
+"""What callers are told while an operator keeps a replica out of service: nobody knows for how long."""
 
 
 class Station:
@@ -51,6 +54,9 @@ class Station:
             return
         self.outage = None
         self.ready, self.retry_after_s = now_s >= self._rests_until_s, max(0.0, self._rests_until_s - now_s)
+        if not self.post.duty.serving:
+            self.outage = ReplicaUnavailable(_OFF_DUTY, retry_after_s=_OFF_DUTY_RETRY_S)
+            self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
         self.weight = replica.weight
         load = replica.load()
         if load is not self.load:
@@ -84,8 +90,14 @@ class Station:
         return self.credits.total if self.ready else NOTHING
 
     def hold(self, costs: Sequence[Cost]) -> Hold:
-        """See `Credits.hold`."""
+        """A request is released to it; see `Credits.hold`. `release` gives back what it holds."""
+        self.post.duty.began()
         return self.credits.hold(costs)
+
+    def release(self, hold: Hold) -> None:
+        """The request has left it."""
+        self.credits.release(hold)
+        self.post.duty.ended()
 
     def first_token(self, after_s: float) -> None:
         """A request that it got so long ago begins to be answered."""

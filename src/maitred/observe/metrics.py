@@ -18,6 +18,7 @@ from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
+from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 
@@ -243,6 +244,7 @@ class Metrics:
         queues: Callable[[], Mapping[str, DispatchState]] = dict,
         upstreams: UpstreamStates = dict,
         residency: Callable[[], ResidencyState] = ResidencyState,
+        replicas: ReplicaStates = tuple,
     ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -252,6 +254,7 @@ class Metrics:
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(ResidencyMetrics(residency))
+        self._registry.register(ReplicaMetrics(replicas))
         self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)

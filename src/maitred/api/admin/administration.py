@@ -4,6 +4,7 @@ from maitred.api.admin.budgets import BudgetRoutes, Budgets
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.office import Office, Refresh
+from maitred.api.admin.replicas import ReplicaRoutes, Replicas
 from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
 from maitred.api.routes import Route
@@ -13,7 +14,12 @@ from maitred.store.usage import UsageQueries
 
 
 def administration(
-    book: DirectoryStore, usage: UsageQueries, budgets: Budgets, refresh: Refresh, clock: Clock
+    book: DirectoryStore,
+    usage: UsageQueries,
+    budgets: Budgets,
+    refresh: Refresh,
+    replicas: Replicas,
+    clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
 
@@ -22,6 +28,7 @@ def administration(
         usage: What was used.
         budgets: How the budgets of a subject stand.
         refresh: Makes this gateway apply what has changed in the store, now; called after every change.
+        replicas: Where models run.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -31,4 +38,5 @@ def administration(
         *LimitRoutes(office).routes(),
         *BudgetRoutes(office, budgets).routes(),
         *UsageRoutes(office, usage).routes(),
+        *ReplicaRoutes(office, replicas).routes(),
     ]

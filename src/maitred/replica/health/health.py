@@ -9,9 +9,9 @@ Whoever sends asks for a `verdict`, begins an attempt, says when its first token
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from maitred.core.duty import Duty, DutyState
 from maitred.replica.health.breaker import Attempt, Breaker, BreakerState, Outcome
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.duty import Duty, DutyState
 from maitred.replica.health.slow_start import slow_start
 from maitred.replica.health.window import Recent, Window
 

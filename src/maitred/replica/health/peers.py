@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 
+from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import Attempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.duty import DutyState
 from maitred.replica.health.health import Health, Verdict
 from maitred.replica.health.outliers import find_outliers
 

@@ -173,3 +173,10 @@ class UsageEventsQuery(Struct, frozen=True, kw_only=True):
     request_id: Annotated[str | None, Meta(description="The line of this request only.")] = None
     after: _After = ""
     limit: _Limit = 100
+
+
+class NameReplica(Struct, frozen=True, kw_only=True):
+    """Which replica is meant."""
+
+    replica: Annotated[str, Meta(description="Its name, as `GET /admin/v1/replicas` writes it.")]
+    model: Annotated[str | None, Meta(description="Of which model; needed where several have one of that name.")] = None

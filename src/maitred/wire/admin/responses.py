@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from maitred.core.duty import DutyState
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import usd_of
 from maitred.core.tenancy import ApiKey, Scope, Tenant
@@ -195,6 +196,33 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             ttft_s=event.ttft_s,
             duration_s=event.duration_s,
         )
+
+
+class ReplicaBody(Struct, frozen=True, kw_only=True):
+    """A replica, as this gateway sees it."""
+
+    object: Literal["replica"] = "replica"
+    model: str
+    replica: Annotated[str, Meta(description="Its name in the ledger: `local`, an address, or the name of a server.")]
+    kind: Annotated[Literal["engine", "upstream"], Meta(description="An engine of maitred's, or a server of others.")]
+    state: Annotated[
+        DutyState,
+        Meta(description="What it is to do: take requests, end those it has, or nothing at all."),
+    ]
+    ready: Annotated[bool, Meta(description="Whether a request would be sent there now.")]
+    outage: Annotated[str | None, Meta(description="Why not, where it says so.")]
+    requests: Annotated[int, Meta(description="Of this gateway's, that it has not ended. Drained: 0.")]
+    sequences: Annotated[int | None, Meta(description="In its batch, of all gateways; null: it does not say.")]
+    waiting_sequences: Annotated[int | None, Meta(description="That wait for a place in its batch.")]
+    kv_free: Annotated[float | None, Meta(description="The part of its KV cache that is free.")]
+    weight: Annotated[float, Meta(description="The part of its load that it gets; less while it comes back.")]
+
+
+class ReplicaList(Struct, frozen=True, kw_only=True):
+    """All replicas; there are never so many that they need pages."""
+
+    object: Literal["list"] = "list"
+    data: list[ReplicaBody]
 
 
 class Deleted(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 import pytest
 
+from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import BreakerState, Outcome
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.duty import DutyState
 from maitred.replica.health.health import Health
 from maitred.replica.health.peers import Peers
 from maitred.replica.health.window import Window

@@ -36,6 +36,11 @@ class Duty:
         self.running = 0
         self.serving_since_s = float("-inf")
 
+    @property
+    def serving(self) -> bool:
+        """Whether it takes anything new."""
+        return self.state is DutyState.SERVING
+
     def drain(self) -> None:
         """Takes nothing new. Changes nothing in maintenance."""
         if self.state is DutyState.SERVING:

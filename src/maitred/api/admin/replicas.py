@@ -1,0 +1,84 @@
+"""Routes of replicas: how they are, and which of them are to take requests."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Handler, Route
+from maitred.core.tenancy import Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.requests import NameReplica
+from maitred.wire.admin.responses import ReplicaBody, ReplicaList
+
+PATH = "/admin/v1/replicas"
+
+
+class Replicas(Protocol):
+    """All replicas of this gateway. A name stands for a replica; the model is needed where it stands for several.
+
+    What changes one raises ResourceNotFound, or InvalidRequest where the name is that of several.
+    """
+
+    def all(self) -> Sequence[ReplicaBody]:
+        """As they are now."""
+        ...
+
+    def drain(self, replica: str, model: str | None) -> ReplicaBody:
+        """Gives it nothing new, and lets what runs there end."""
+        ...
+
+    def maintain(self, replica: str, model: str | None) -> ReplicaBody:
+        """Gives it nothing new, and counts it as away at once."""
+        ...
+
+    def resume(self, replica: str, model: str | None) -> ReplicaBody:
+        """Gives it requests again."""
+        ...
+
+
+class ReplicaRoutes:
+    """Replicas.
+
+    Args:
+        office: What the routes share.
+        replicas: Those of this gateway.
+    """
+
+    def __init__(self, office: Office, replicas: Replicas) -> None:
+        self._office = office
+        self._replicas = replicas
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", PATH, self.list, "Replicas of all models.", returns=ReplicaList, needs=Scope.ADMIN),
+            self._order("drain", "Takes a replica out of service once what runs there has ended.", self.drain),
+            self._order("maintenance", "Takes a replica out of service at once.", self.maintain),
+            self._order("resume", "Puts a replica back into service.", self.resume),
+        ]
+
+    def _order(self, verb: str, summary: str, handler: Handler) -> Route:
+        return Route(
+            "POST", f"{PATH}/{verb}", handler, summary, reads=NameReplica, returns=ReplicaBody, needs=Scope.ADMIN
+        )
+
+    async def list(self, call: Call) -> None:
+        """All of them."""
+        await self._office.reply(call, ReplicaList(data=[*self._replicas.all()]))
+
+    async def drain(self, call: Call) -> None:
+        """No new work; `requests` in the list says when it is over."""
+        await self._do(call, self._replicas.drain)
+
+    async def maintain(self, call: Call) -> None:
+        """Away."""
+        await self._do(call, self._replicas.maintain)
+
+    async def resume(self, call: Call) -> None:
+        """Back."""
+        await self._do(call, self._replicas.resume)
+
+    async def _do(self, call: Call, order: Callable[[str, str | None], ReplicaBody]) -> None:
+        named = decode_body(call.body, NameReplica)
+        await self._office.reply(call, order(named.replica, named.model))

@@ -1,0 +1,114 @@
+"""`maitred replicas`: where models run, and which of them take requests."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
+from maitred.cli.tables import print_json, print_table
+
+if TYPE_CHECKING:
+    from maitred.cli.admin_client import AdminClient
+    from maitred.wire.admin.responses import ReplicaBody
+
+LIST_EXAMPLES = """
+Examples:
+
+    maitred replicas list
+"""
+DRAIN_EXAMPLES = """
+Examples:
+
+    maitred replicas drain local-1
+
+    maitred replicas drain tcp:10.0.0.1:9100 --wait
+
+    maitred replicas drain local-0 --at-once
+"""
+RESUME_EXAMPLES = """
+Examples:
+
+    maitred replicas resume local-1
+"""
+_LOOK_EVERY_S = 0.5
+
+ReplicaArgument = Annotated[str, typer.Argument(metavar="REPLICA", help="Its name, as `maitred replicas list` shows.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Of which model; needed where several have a replica of that name."),
+]
+
+
+def list_replicas(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None) -> None:
+    """List the replicas of all models, with their state and their load."""
+    from maitred.cli.admin_client import administer
+
+    _print(administer(url, key, _all), as_json=as_json)
+
+
+def drain(
+    replica: ReplicaArgument,
+    model: ModelOption = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Do not wait for what runs there: it is in maintenance now.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing runs there any more.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Take a replica out of service: it gets nothing new, and what runs there ends."""
+    import asyncio
+
+    from maitred.cli.admin_client import AdminClient, administer
+
+    async def work(client: AdminClient) -> "ReplicaBody":
+        state = await _order(client, "maintenance" if at_once else "drain", replica, model)
+        while wait and state.requests:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            state = next(one for one in await _all(client) if (one.model, one.replica) == (state.model, state.replica))
+        return state
+
+    _print([administer(url, key, work)], as_json=as_json)
+
+
+def resume(
+    replica: ReplicaArgument,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Put a replica back into service."""
+    from maitred.cli.admin_client import administer
+
+    _print([administer(url, key, lambda client: _order(client, "resume", replica, model))], as_json=as_json)
+
+
+async def _all(client: "AdminClient") -> "list[ReplicaBody]":
+    from maitred.wire.admin.responses import ReplicaList
+
+    return (await client.get("replicas", ReplicaList)).data
+
+
+async def _order(client: "AdminClient", verb: str, replica: str, model: str | None) -> "ReplicaBody":
+    from maitred.wire.admin.responses import ReplicaBody
+
+    return await client.send("POST", f"replicas/{verb}", ReplicaBody, {"replica": replica, "model": model})
+
+
+def _print(replicas: "list[ReplicaBody]", *, as_json: bool) -> None:
+    if as_json:
+        print_json(replicas)
+        return
+    print_table(
+        ("MODEL", "REPLICA", "KIND", "STATE", "READY", "REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
+        (
+            (
+                *(one.model, one.replica, one.kind, one.state.value, one.ready, one.requests, one.sequences),
+                *(one.waiting_sequences, None if one.kv_free is None else f"{one.kv_free:.0%}", round(one.weight, 2)),
+            )
+            for one in replicas
+        ),
+        numbers=("REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
+    )
