@@ -13,7 +13,10 @@ from tests.integration.test_replicas import all_kinds, settled
 
 MODEL = "maitred-tiny"
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
-DECLARED = "{operators: {keys: {admin00000000000: {secret: {env: ADMIN}, scopes: [admin, inference, metrics]}}}}"
+DECLARED = {
+    "tenants.operators.keys.admin.secret.env": "ADMIN",
+    "tenants.operators.keys.admin.scopes": "[admin, inference, metrics]",
+}
 
 
 def maitred(server, *arguments):
@@ -27,7 +30,7 @@ def maitred(server, *arguments):
 async def gateway(*arguments):
     server = serving(
         *arguments,
-        settings={"engine.kv_memory_bytes": "32MiB", "tenants": DECLARED, "dispatch.max_wait_s.standard": "1s"},
+        settings={"engine.kv_memory_bytes": "32MiB", **DECLARED, "dispatch.max_wait_s.standard": "1s"},
         environment={"ADMIN": ADMIN_KEY},
     )
     started = await asyncio.to_thread(server.__enter__)
@@ -41,15 +44,16 @@ async def gateway(*arguments):
 
 
 async def test_a_drain_under_running_streams_loses_nothing_and_tells_when_it_is_over():
-    async with asyncio.timeout(150), gateway("--replicas", "2") as (server, client):
+    async with asyncio.timeout(100), gateway("--replicas", "2") as (server, client):
         await settled(server)
         undisturbed = await all_kinds(client)
         running = asyncio.create_task(all_kinds(client))
         busy = None
         while busy is None:
-            replicas = await asyncio.to_thread(maitred, server, "list")
+            assert not running.done()
+            replicas = {one["replica"]: one for one in (await client.get("/admin/v1/replicas")).json()["data"]}
             busy = next((name for name, one in replicas.items() if one["requests"] > 1), None)
-        told = (await asyncio.to_thread(maitred, server, "drain", busy))[busy]
+        told = (await client.post("/admin/v1/replicas/drain", json={"replica": busy})).json()
         assert (told["state"], told["ready"]) == ("draining", False)
         later = asyncio.create_task(all_kinds(client))
         over = (await asyncio.to_thread(maitred, server, "drain", busy, "--wait"))[busy]
@@ -59,7 +63,7 @@ async def test_a_drain_under_running_streams_loses_nothing_and_tells_when_it_is_
                 assert answer.same_as(undisturbed[kind]), kind
         metrics = await settled(server)
         assert metrics.get("maitred_recoveries_total", 0) == 0, "what ran was left to end where it was"
-        (resting,) = [one for one in maitred(server, "list").values() if one["replica"] == busy]
+        resting = (await asyncio.to_thread(maitred, server, "list"))[busy]
         assert resting["sequences"] == 0
 
         (other,) = set(replicas) - {busy}
