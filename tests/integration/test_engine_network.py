@@ -75,6 +75,9 @@ class Counting:
     def load(self):
         return LoadReport(running=len(self.running), prompt_tokens=self.prompt_tokens)
 
+    def block_news(self, *, whole=False):
+        return None
+
     def patience_s(self):
         return 0 if self.running else None
 
