@@ -20,7 +20,7 @@ serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://1
 	@exec $(BIN)/maitred serve $(ARGS)
 
 test: .venv/dev.stamp ## Run the tests.
-	@$(BIN)/pytest -m "not gpu" $(ARGS)
+	@$(BIN)/pytest -m "not gpu and not external" $(ARGS)
 
 check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import rules, tests.
 	@$(BIN)/ruff format --check .
