@@ -1,7 +1,9 @@
 """Who may have which place: the parts of the replicas, the headroom, and what is free now."""
 
 from collections.abc import Sequence
+from math import inf
 
+from maitred.core.flow import Share
 from maitred.core.request import WaitCause
 from maitred.dispatch.choice import Choice
 from maitred.dispatch.config import DispatchConfig
@@ -119,6 +121,23 @@ class Allotment:
         if len(self.quotas.all) > 1:
             free = free.at_most(self.quotas.room(quota, total))
         return free
+
+    def without_guests(self, free: Cost, ready: Sequence[Station]) -> Cost:
+        """Of what a request could use, what anybody could: of the places that come free, guests have the first."""
+        seats = sum(station.free.slots - station.load.guests for station in ready)
+        return Cost(min(free.slots, seats), free.blocks)
+
+    def guests_of(self, quota: Quota, ready: Sequence[Station]) -> int:
+        """How many more may come beyond the places into this part."""
+        if not self.shared or quota is not self.quotas.common:
+            return 0
+        return sum(station.guest_places for station in ready)
+
+    def fair_places(self, tenant: Share, quota: Quota, places: int, now_s: float) -> float:
+        """So many of the places are a tenant's share, beyond which it is no guest; infinite where nothing is kept."""
+        if not self.headroom or quota is not self.quotas.common:
+            return inf
+        return self.holdings.share_of(tenant, places, now_s)
 
     def may_lead(self, ticket: Ticket, above_share: bool) -> bool:
         """Whether it may be taken before its turn, into the headroom or as a guest."""

@@ -1,8 +1,13 @@
 """The fair line of one room, set up to be played through (see `policy.race`)."""
 
+from collections.abc import Sequence
+
+from maitred.core.flow import Share
+from maitred.dispatch.allotment import Allotment, total_of
 from maitred.dispatch.outlook import Left, Outlook
-from maitred.dispatch.policy.race import MOST_AHEAD, MOST_TENANTS, Joins, Runner, steps_until_turn
+from maitred.dispatch.policy.race import MOST_AHEAD, MOST_TENANTS, Joins, Runner, Turn, until_turn
 from maitred.dispatch.room import Room
+from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Ticket
 from maitred.fairness.entry import Ahead
 from maitred.fairness.fair import PATIENCE_S
@@ -24,16 +29,31 @@ class Contest:
         room: The room.
         joins: Who sends how often.
         outlook: How long answers are.
-        steps_per_s: Of the replicas.
+        allotment: Who has which places.
+        ready: The replicas.
+        steps_per_s: Of these.
         now_s: Now.
     """
 
-    def __init__(self, room: Room, joins: Joins, outlook: Outlook, steps_per_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        room: Room,
+        joins: Joins,
+        outlook: Outlook,
+        allotment: Allotment,
+        ready: Sequence[Station],
+        steps_per_s: float,
+        now_s: float,
+    ) -> None:
         self._room = room
         self._outlook = outlook
+        self._allotment = allotment
+        self._places = total_of(ready).slots
+        self._guests = allotment.guests_of(room.quota, ready)
+        self._now_s = now_s
         self._index: dict[str, int] = {}
         self._runners: list[Runner] = []
-        self._played: dict[tuple[str, int, int], float] = {}
+        self._played: dict[tuple[str, int, int], Turn] = {}
         for tickets in room.tenants.values():
             first = next(iter(tickets))
             self._add(first, len(tickets), joins.per_s(first.tenant.id, now_s) / steps_per_s)
@@ -45,12 +65,10 @@ class Contest:
                 self._index[tenant] = len(self._runners)
                 lead = max(self._level, room.line.over_service(flow))
                 steps = outlook.steps_of(outlook.typical_service)
-                self._runners.append(
-                    Runner(lead, flow.path[0].weight, 0, outlook.prompt_service, steps, rate / steps_per_s)
-                )
+                self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def steps(self, ticket: Ticket, left: Left, free: int, output: float) -> float:
-        """Steps until a request is released.
+    def turn(self, ticket: Ticket, left: Left, free: int, output: float) -> Turn:
+        """When a request is released.
 
         Args:
             ticket: It waits here, or might.
@@ -68,31 +86,40 @@ class Contest:
             self._add(ticket, 0, 0.0)
             mine = self._runners[-1]
             mine.counter = max(mine.counter, self._level)
-        steps = [
-            steps_until_turn(
+        turns = [
+            until_turn(
                 self._runners,
                 self._index[tenant],
                 before,
                 [(steps, self._index.get(whose, -1)) for steps, whose in way],
                 free,
                 output,
+                self._guests,
             )
             for way in left
         ]
-        played = self._played[tenant, before, free] = sum(steps) / len(steps)
+        played = self._played[tenant, before, free] = Turn(
+            *(sum(each) / len(turns) for each in zip(*turns, strict=True))
+        )
         return played
 
     def _add(self, ticket: Ticket, waiting: int, joins_per_step: float) -> None:
-        share = ticket.tenant
-        self._index[share.id] = len(self._runners)
+        tenant = ticket.tenant
+        self._index[tenant.id] = len(self._runners)
+        lead = self._room.line.over_service(ticket.flow)
+        self._append(tenant, lead, waiting, self._outlook.steps(ticket), joins_per_step)
+
+    def _append(self, tenant: Share, lead: float, waiting: int, steps: float, joins_per_step: float) -> None:
         self._runners.append(
             Runner(
-                self._room.line.over_service(ticket.flow),
-                share.weight,
+                lead,
+                tenant.weight,
                 waiting,
                 self._outlook.prompt_service,
-                self._outlook.steps(ticket),
+                steps,
                 joins_per_step,
+                self._allotment.holdings.held_by(tenant),
+                self._allotment.fair_places(tenant, self._room.quota, self._places, self._now_s),
             )
         )
 

@@ -274,7 +274,7 @@ class Floor:
         ticket.room.take(ticket, now_s)
         ticket.state = State.RELEASED
         ticket.released_s = now_s
-        ticket.grip = Grip(station, station.hold(ticket.costs), quota)
+        ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota)
         self.allotment.take(ticket, quota)
         self._choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None

@@ -9,7 +9,7 @@ from maitred.dispatch.choice import ease_of
 from maitred.dispatch.contest import Contest, playable
 from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
-from maitred.dispatch.policy.race import Joins
+from maitred.dispatch.policy.race import Joins, Turn
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Ticket
@@ -74,8 +74,10 @@ class Forecaster:
         if not leads or not ticket.cost.within(free):
             if self._left is None:
                 self._left = self._outlook.left(self.at_work)
-            turn_steps = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
-            wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_steps)
+            free = allotment.without_guests(free, ready)
+            turn = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
+            turn_s = None if turn is None else self._outlook.turn_s(turn, ready, now_s)
+            wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s)
         station = max(ready, key=ease_of)
         beside = ahead.entries if wait.at_once else 0
         return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))
@@ -94,8 +96,8 @@ class Forecaster:
 
     def _play(
         self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], left: Left, free: int, now_s: float
-    ) -> float | None:
-        """Steps until a request's turn, where the line shares among tenants and can be played through."""
+    ) -> Turn | None:
+        """When it is a request's turn, where the line shares among tenants and can be played through."""
         if not self._played or not playable(ticket.room, ticket, ahead):
             return None
         contest = self._contests.get(ticket.room)
@@ -103,6 +105,6 @@ class Forecaster:
             steps_per_s = self._outlook.steps_per_s(ready)
             if not steps_per_s:
                 return None
-            contest = Contest(ticket.room, self._joins, self._outlook, steps_per_s, now_s)
+            contest = Contest(ticket.room, self._joins, self._outlook, self._allotment, ready, steps_per_s, now_s)
             self._contests[ticket.room] = contest
-        return contest.steps(ticket, left, free, self._outlook.weights.output)
+        return contest.turn(ticket, left, free, self._outlook.weights.output)

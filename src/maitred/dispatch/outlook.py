@@ -8,8 +8,9 @@ from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
-from maitred.dispatch.policy.prediction import Queue, Wait, prefill_of, wait_of
-from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps
+from maitred.dispatch.policy.prediction import Prompts, Queue, Wait, prefill_of, wait_of
+from maitred.dispatch.policy.race import Turn
+from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps, step_parts
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import State, Ticket
 from maitred.fairness.entry import Ahead
@@ -80,6 +81,31 @@ class Outlook:
         ]
         return self._steps.per_s(sum(computed) / len(computed) if computed else None)
 
+    def turn_s(self, turn: Turn, stations: Sequence[Station], now_s: float) -> float | None:
+        """Seconds until a turn, if they can be told.
+
+        Steps in which a prompt is computed are longer than others, and over a short wait it matters how many these are.
+        How long all of them are together is as it was measured; how that is shared out, as the engine's model of its
+        steps says. Steps are counted from the last reports, so what has passed since is over.
+        """
+        steps_per_s = self.steps_per_s(stations)
+        if not steps_per_s:
+            return None
+        parts = [
+            parts
+            for station in stations
+            if (parts := step_parts(station.load.times, self._typical, self._places(station))) is not None
+        ]
+        passed_s = sum(now_s - station.step_began_s for station in stations) / len(stations)
+        if not parts:
+            return max(0.0, turn.steps / steps_per_s - passed_s)
+        decodes_s = sum(part.decodes_s for part in parts) / len(parts)
+        prompt_s = sum(part.prompt_s for part in parts) / len(parts)
+        whole_s = sum(part.whole_s for part in parts) / len(parts)
+        prompts = turn.releases + sum(station.load.waiting + station.credits.uncounted.slots for station in stations)
+        seconds = turn.steps * decodes_s + prompts / len(stations) * prompt_s
+        return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
+
     def left(self, tickets: Collection[Ticket]) -> Left:
         """Steps that each running answer still takes, and whose it is; as it may turn out, in two opposite ways."""
         ways: Left = ([], [])
@@ -96,7 +122,7 @@ class Outlook:
         return ways
 
     def wait(
-        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Left, turn_steps: float | None
+        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Left, turn_s: float | None
     ) -> Wait:
         """Until it is released, before any correction.
 
@@ -106,14 +132,14 @@ class Outlook:
             free: What it may use.
             ready: The replicas.
             left: See `left`.
-            turn_steps: Until its turn, where the line was played through.
+            turn_s: Until its turn, where the line was played through.
         """
         queue = Queue(
             entries=ahead.entries,
             service=ahead.service,
             free=free,
             left=[[steps for steps, _ in way] for way in left],
-            steps_until_turn=turn_steps,
+            seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
             blocks_per_place=self._blocks.value,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
@@ -169,14 +195,23 @@ class Outlook:
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
         """
-        before = station.credits.uncounted.prompt_tokens * self._fresh.value + ahead * self._prompt.value
-        own = ticket.errand.prompt_tokens * self._fresh.value
-        return prefill_of(station.load, own, before, station.block_tokens, now_s - station.reported_s)
+        return self._prefill_of(ticket.errand.prompt_tokens * self._fresh.value, station, ahead, now_s)
 
     def prefill_at(self, station: Station, tokens: int, now_s: float) -> float:
         """The same for a prompt of which so many tokens have to be computed there."""
-        before = station.credits.uncounted.prompt_tokens * self._fresh.value
-        return prefill_of(station.load, tokens, before, station.block_tokens, now_s - station.reported_s)
+        return self._prefill_of(tokens, station, 0, now_s)
+
+    def _prefill_of(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
+        fresh, under_way = self._fresh.value, station.under_way
+        sent = station.credits.uncounted.minus(under_way)
+        return prefill_of(
+            station.load,
+            tokens,
+            Prompts(under_way.slots, under_way.prompt_tokens * fresh),
+            Prompts(max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt.value),
+            station.block_tokens,
+            now_s - station.step_began_s,
+        )
 
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:
         """What is said to the caller."""

@@ -6,7 +6,7 @@ from maitred.core.backoff import Ceiling
 from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
+from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold, sum_of
 from maitred.dispatch.policy.window import Window
 
 _UNKNOWN_BLOCK_TOKENS = 16
@@ -26,7 +26,9 @@ class Station:
         outage: Why it does not, by its own word; None while it does.
         load: Its last report.
         weight: How much of the load it should have beside the others.
-        reported_s: When that came.
+        step_began_s: When that came, and with it the step began that is under way; or when something came to an idle
+            replica.
+        under_way: What was sent before then, is in no report, and so is in that step.
         block_tokens: Of one KV block there.
     """
 
@@ -37,7 +39,8 @@ class Station:
         self.outage: ReplicaUnavailable | None = None
         self.load = LoadReport()
         self.weight = 1.0
-        self.reported_s = 0.0
+        self.step_began_s = 0.0
+        self.under_way = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
         self._window = None if post.exact else Window()
@@ -59,8 +62,8 @@ class Station:
             self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
         self.weight = replica.weight
         load = replica.load()
-        if load is not self.load:
-            self.load, self.reported_s = load, now_s
+        new = load is not self.load
+        self.load = load
         if self._window is not None:
             self.credits.estimate(self._window.size)
         elif load.total_blocks:
@@ -68,6 +71,8 @@ class Station:
             self.credits.heard(load, replica.unheard(), card.max_sequences)
         else:
             self.credits.estimate(card.max_sequences)
+        if new:
+            self.step_began_s, self.under_way = now_s, self.credits.uncounted
 
     @property
     def comes_in_s(self) -> float | None:
@@ -89,9 +94,11 @@ class Station:
         """What it has, free or not."""
         return self.credits.total if self.ready else NOTHING
 
-    def hold(self, costs: Sequence[Cost]) -> Hold:
+    def hold(self, costs: Sequence[Cost], now_s: float) -> Hold:
         """A request is released to it; see `Credits.hold`. `release` gives back what it holds."""
         self.post.duty.began()
+        if self.credits.idle:
+            self.step_began_s, self.under_way = now_s, sum_of(costs)
         return self.credits.hold(costs)
 
     def release(self, hold: Hold) -> None:

@@ -9,8 +9,8 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-_STEP = 0.05
-"""Of the distance, in logarithms, that one comparison moves the factor."""
+_ENOUGH = 16
+"""Comparisons from which on the factor is believed in full."""
 _FARTHEST = math.log(4.0)
 _FORGET_S = 60.0
 """Without comparisons the factor returns to 1 with this time constant."""
@@ -19,15 +19,20 @@ _LEAST_S = 0.005
 
 
 class Correction:
-    """A factor on one sort of prediction."""
+    """A factor on one sort of prediction: the median of the last ratios.
+
+    Their mean would follow the few that go far astray, such as a request that just misses a step, and put all others
+    wrong.
+    """
 
     def __init__(self) -> None:
-        self._log = 0.0
+        self._drifts = Quantiles(2 * _ENOUGH)
+        self._trust = 0.0
         self._moved_s = 0.0
 
     def factor(self, now_s: float) -> float:
         """By what a prediction is to be multiplied."""
-        return math.exp(self._now(now_s))
+        return math.exp(self._drifts.at(0.5, 0.0) * min(1.0, self._trusted(now_s) / _ENOUGH))
 
     def compare(self, predicted_s: float, actual_s: float, now_s: float) -> None:
         """Something came.
@@ -39,12 +44,13 @@ class Correction:
             now_s: Now.
         """
         drift = math.log(max(actual_s, _LEAST_S) / max(predicted_s, _LEAST_S))
-        here = self._now(now_s)
-        self._log = here + _STEP * (min(_FARTHEST, max(-_FARTHEST, drift)) - here)
+        self._drifts.add(min(_FARTHEST, max(-_FARTHEST, drift)))
+        self._trust = min(float(_ENOUGH), self._trusted(now_s) + 1.0)
         self._moved_s = now_s
 
-    def _now(self, now_s: float) -> float:
-        return self._log * math.exp(-max(0.0, now_s - self._moved_s) / _FORGET_S) if self._log else 0.0
+    def _trusted(self, now_s: float) -> float:
+        """How many comparisons there were, less what was forgotten since."""
+        return self._trust * math.exp(-max(0.0, now_s - self._moved_s) / _FORGET_S)
 
 
 class Calibration:

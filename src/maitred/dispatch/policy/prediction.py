@@ -7,7 +7,9 @@ second. The longer wait counts.
 
 **The prefill.** A released request is computed in the engine's next steps, each of which takes at most so many tokens:
 first a token for each sequence that runs there, then the prompts before it, then its own. The engine's model of its
-step times says how long such steps take, and the time of its last report how much of the present one is over.
+step times says how long such steps take, and the time since the present one began how much of it is over. An engine
+reads what was sent to it between two steps, and reports on a step before that: so what was released and is in no report
+is in the present step if it was sent before that began, and else goes into the next one with the request itself.
 
 Neither looks at more than a bounded number of requests, for it is asked for every one that arrives, also for those that
 are refused.
@@ -33,7 +35,7 @@ class Queue:
     """That it and they may use; below zero when the engine is overcommitted."""
     left: Sequence[Sequence[float]]
     """Steps that the running answers still take, the fewest first; in several ways in which it may turn out."""
-    steps_until_turn: float | None
+    seconds_until_turn: float | None
     """Until the request is released, where the line was played through."""
     service_per_place: float
     """Of a typical request."""
@@ -65,8 +67,8 @@ def wait_of(queue: Queue, own: Cost) -> Wait:
     if slots <= 0 and blocks <= 0:
         return AT_ONCE
     seconds = 0.0
-    if slots > 0 and queue.steps_per_s and queue.steps_until_turn is not None:
-        seconds = queue.steps_until_turn / queue.steps_per_s
+    if slots > 0 and queue.seconds_until_turn is not None:
+        seconds = queue.seconds_until_turn
     elif slots > 0 and queue.steps_per_s and queue.left and queue.left[0]:
         seconds = _until_places(queue, queue.free.slots, queue.entries, own.slots)
     elif slots > 0:
@@ -99,29 +101,41 @@ def _until_served(queue: Queue, lacking: float, own: Cost) -> float:
     return (ahead + own_place / 2) / queue.per_s
 
 
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Some that were released and are in no report yet."""
+
+    count: int
+    tokens: float
+    """Of all together, as far as they have to be computed."""
+
+
 def prefill_of(
-    load: LoadReport, prompt_tokens: float, before_tokens: float, block_tokens: int, since_report_s: float
+    load: LoadReport, prompt_tokens: float, under_way: Prompts, before: Prompts, block_tokens: int, since_s: float
 ) -> float:
     """Seconds from the release of a request until its first token; 0 before the engine has measured its steps.
 
     Args:
         load: The last report.
         prompt_tokens: Of the request, as far as they have to be computed.
-        before_tokens: Prompt tokens that are released before it and are in no report yet.
+        under_way: Those that were sent before the present step began.
+        before: Those that were sent since, and are read with it.
         block_tokens: Of one KV block.
-        since_report_s: Since the report came, and with it the step began that is under way now.
+        since_s: Since the present step began.
     """
     times = load.times
     context = (load.total_blocks - load.free_blocks) * block_tokens
     decodes_s = times.decoding(load.running, context)
     room = max(1, load.step_tokens - load.running) if load.step_tokens else math.inf
-    waiting = load.waiting_prompt_tokens
+    waiting = load.waiting_prompt_tokens + under_way.tokens
     begun_s = 0.0
     if load.running or waiting:
         now = min(waiting, room)
-        begun_s = max(0.0, decodes_s + times.token_s * now - since_report_s)
-        waiting -= int(now)
-    to_compute = prompt_tokens + before_tokens + waiting
+        chunks = under_way.count + max(load.waiting, load.waiting_prompt_tokens > 0)
+        begun_s = max(0.0, decodes_s + times.token_s * now + times.chunk_s * chunks - since_s)
+        waiting -= now
+    to_compute = prompt_tokens + before.tokens + waiting
     steps = max(1, math.ceil(to_compute / room))
-    own_s = times.chunk_s + times.pair_s * prompt_tokens * prompt_tokens / 2
+    decodes_s = times.decoding(load.running + under_way.count, context)
+    own_s = times.chunk_s * (1 + before.count) + times.pair_s * prompt_tokens * prompt_tokens / 2
     return begun_s + steps * decodes_s + times.token_s * to_compute + own_s

@@ -7,6 +7,7 @@ makes it there at once. Within each part a little headroom is kept for tenants t
 
 import math
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from maitred.core.flow import PriorityClass, Share
 from maitred.dispatch.policy.credits import NOTHING, Cost
@@ -176,10 +177,12 @@ class Holdings:
         share is less than one.
         """
         held = self.held_by(tenant)
-        if not held:
-            return False
+        return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)
+
+    def share_of(self, tenant: Share, total_slots: int, now_s: float) -> float:
+        """Its fair share of the slots; infinite while it is alone."""
         self._forget(now_s)
-        return len(self._seen) > 1 and held + slots > total_slots * tenant.weight / self._weight
+        return total_slots * tenant.weight / self._weight if len(self._seen) > 1 else inf
 
     def _forget(self, now_s: float) -> None:
         while self._seen:

@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from maitred.core.flow import Flow
+from maitred.fairness.places import gives_way
 
 MOST_TENANTS = 16
 """In larger crowds one tenant's counter matters less, and playing it through costs more."""
@@ -37,12 +39,30 @@ class Runner:
     """For which it keeps its place then."""
     joins_per_step: float
     """Requests that it will send."""
+    held: int = 0
+    """Places that it has."""
+    fair: float = math.inf
+    """Of all places, those that are its share."""
 
 
-def steps_until_turn(
-    runners: Sequence[Runner], mine: int, before: int, running: Sequence[tuple[float, int]], free: int, output: float
-) -> float:
-    """Steps until a request of one tenant is released.
+class Turn(NamedTuple):
+    """When it is the turn of a request."""
+
+    steps: float
+    releases: float
+    """Others that are released before then, whose prompts make some of these steps longer."""
+
+
+def until_turn(
+    runners: Sequence[Runner],
+    mine: int,
+    before: int,
+    running: Sequence[tuple[float, int]],
+    free: int,
+    output: float,
+    guests: int = 0,
+) -> Turn:
+    """What happens until a request of one tenant is released.
 
     Args:
         runners: All tenants that wait or may send something.
@@ -51,57 +71,139 @@ def steps_until_turn(
         running: For each place that is taken, the steps until it is free and whose it is (-1: somebody else's).
         free: Places that are free; below zero, so many that come free are for others.
         output: Service of one token of an answer.
+        guests: So many more may come beyond the places (see `maitred.engine.scheduler.guests`).
     """
-    places = [(0.0, -1)] * max(0, free) + list(running)
-    heapify(places)
-    counters = [runner.counter for runner in runners]
-    # Nobody knows when the next one comes; on average half the time between two has passed.
-    waiting = [runner.waiting + (0.5 if runner.joins_per_step else 0.0) for runner in runners]
-    waiting[mine] = before + 1.0
-    rises = [0.0] * len(runners)
-    for _, whose in running:
-        if whose >= 0:
-            rises[whose] += output / runners[whose].weight
-    sending = [k for k, runner in enumerate(runners) if runner.joins_per_step and k != mine]
-    skipped = max(0, -free)
-    now = 0.0
-    for _ in range(_FOLLOWED):
-        if not places:
-            break
-        then, ended = heappop(places)
-        passed, now = then - now, then
+    return _Race(runners, mine, before, running, free, output, guests).turn()
+
+
+class _Race:
+    """One play of a line; see `until_turn`."""
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        mine: int,
+        before: int,
+        running: Sequence[tuple[float, int]],
+        free: int,
+        output: float,
+        guests: int,
+    ) -> None:
+        self._runners = runners
+        self._mine = mine
+        self._before = before
+        self._free = free
+        self._least_free = min(0, free) - guests
+        self._output = output
+        self._now = 0.0
+        self._released = self._released_before = 0
+        self._ends = list(running)
+        heapify(self._ends)
+        self._counters = [runner.counter for runner in runners]
+        # Nobody knows when the next one comes; on average half the time between two has passed.
+        self._waiting = [runner.waiting + (0.5 if runner.joins_per_step else 0.0) for runner in runners]
+        self._waiting[mine] = before + 1.0
+        self._sending = [k for k, runner in enumerate(runners) if runner.joins_per_step and k != mine]
+        self._held = [runner.held for runner in runners]
+        self._rises = [0.0] * len(runners)
+        for _, whose in running:
+            if whose >= 0:
+                self._rises[whose] += output / runners[whose].weight
+
+    def turn(self) -> Turn:
+        """Plays it."""
+        first = self._head() if self._free > 0 else None
+        for _ in range(_FOLLOWED):
+            while first is not None:
+                if first == self._mine:
+                    if not self._before:
+                        return Turn(self._now, self._released_before)
+                    self._before -= 1
+                self._release(first)
+                first = self._next()
+            if not self._ends:
+                break
+            self._pass(*heappop(self._ends))
+            first = self._next()
+        # It is further away than was looked.
+        farther = 1.0 + self._before / 8
+        return Turn(self._now * farther, self._released_before * farther)
+
+    def _pass(self, then: float, ended: int) -> None:
+        """Time passes until an answer ends."""
+        runners, waiting = self._runners, self._waiting
+        passed, self._now = then - self._now, then
+        self._released_before = self._released
         if passed > 0:
-            counters = [counter + passed * rise for counter, rise in zip(counters, rises, strict=True)]
-            for k in sending:
+            self._counters = [
+                counter + passed * rise for counter, rise in zip(self._counters, self._rises, strict=True)
+            ]
+            for k in self._sending:
                 before_it = waiting[k]
                 waiting[k] = before_it + passed * runners[k].joins_per_step
                 if before_it < 1.0 <= waiting[k]:
-                    counters[k] = max(counters[k], _level(counters, waiting, k))
+                    self._counters[k] = max(self._counters[k], self._level(k))
+        self._free += 1
         if ended >= 0:
-            rises[ended] -= output / runners[ended].weight
-        if skipped:
-            skipped -= 1
-            continue
-        first, least = mine, counters[mine]
-        for k, count in enumerate(waiting):
-            if count >= 1.0 and counters[k] < least:
-                first, least = k, counters[k]
-        if first == mine:
-            if not before:
-                return now
-            before -= 1
-        runner = runners[first]
-        waiting[first] -= 1.0
-        counters[first] += runner.prompt_service / runner.weight
-        rises[first] += output / runner.weight
-        heappush(places, (now + runner.steps, first))
-    # It is further away than was looked.
-    return now * (1.0 + before / 8)
+            self._held[ended] -= 1
+            self._rises[ended] -= self._output / runners[ended].weight
 
+    def _next(self) -> int | None:
+        """Whose request is released now, on a place or as a guest."""
+        head = self._head()
+        if self._free > 0:
+            return head
+        if self._free <= self._least_free:
+            return None
+        if not self._above(head):
+            return head if self._may_be_guest(head) else None
+        light = [k for k, count in enumerate(self._waiting) if count >= 1.0 and not self._above(k) and self._leads(k)]
+        lightest = min(light, key=lambda k: self._held[k] / self._runners[k].weight, default=None)
+        return lightest if lightest is not None and self._may_be_guest(lightest) else None
 
-def _level(counters: Sequence[float], waiting: Sequence[float], newcomer: int) -> float:
-    """Where one is lifted to that begins to wait."""
-    return min(counter for k, counter in enumerate(counters) if waiting[k] >= 1.0 and k != newcomer)
+    def _release(self, whose: int) -> None:
+        runner = self._runners[whose]
+        self._free -= 1
+        self._released += 1
+        self._waiting[whose] -= 1.0
+        self._held[whose] += 1
+        self._counters[whose] += runner.prompt_service / runner.weight
+        self._rises[whose] += self._output / runner.weight
+        heappush(self._ends, (self._now + runner.steps, whose))
+
+    def _head(self) -> int:
+        """Who was served least, of those that wait."""
+        first, least = self._mine, self._counters[self._mine]
+        for k, count in enumerate(self._waiting):
+            if count >= 1.0 and self._counters[k] < least:
+                first, least = k, self._counters[k]
+        return first
+
+    def _level(self, newcomer: int) -> float:
+        """Where one is lifted to that begins to wait."""
+        return min(counter for k, counter in enumerate(self._counters) if self._waiting[k] >= 1.0 and k != newcomer)
+
+    def _above(self, k: int) -> bool:
+        """Whether one more would be more than its share."""
+        return self._held[k] > 0 and self._held[k] + 1 > self._runners[k].fair
+
+    def _leads(self, k: int) -> bool:
+        """Whether it may come before its turn."""
+        runner = self._runners[k]
+        active = (
+            c for c, held, waits in zip(self._counters, self._held, self._waiting, strict=True) if held or waits >= 1.0
+        )
+        service = runner.prompt_service + self._output * runner.steps
+        return (self._counters[k] - min(active)) * runner.weight <= service
+
+    def _may_be_guest(self, k: int) -> bool:
+        """Whether another tenant has so many places that it gives way."""
+        own, weight = self._held[k], self._runners[k].weight
+        return any(
+            gives_way(held, runner.weight, own, weight)
+            for other, (held, runner) in enumerate(zip(self._held, self._runners, strict=True))
+            if other != k
+        )
 
 
 class Joins:

@@ -93,9 +93,28 @@ def computed_rate(times: StepTimes, typical: Typical, slots: int, weights: Servi
     return typical.service(weights) / seconds if seconds > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Of what a step of a full batch consists, in seconds."""
+
+    decodes_s: float
+    """A step without any prompt."""
+    prompt_s: float
+    """What a prompt adds to one."""
+    whole_s: float
+    """A step with as many prompts as there are on average."""
+
+
+def step_parts(times: StepTimes, typical: Typical, slots: int) -> StepParts | None:
+    """For a batch of `slots` typical requests; None before the engine has measured its steps."""
+    prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
+    prompt_s = times.token_s * prompt + times.chunk_s + times.pair_s * prompt * prompt / 2
+    decodes_s = times.decoding(slots, int(slots * (prompt + output / 2)))
+    whole_s = decodes_s + prompt_s * slots / output
+    return StepParts(decodes_s, prompt_s, whole_s) if whole_s > 0 else None
+
+
 def computed_steps(times: StepTimes, typical: Typical, slots: int) -> float | None:
     """Steps per second of a batch of `slots` typical requests; None before the engine has measured its steps."""
-    prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
-    per_request_s = times.token_s * prompt + times.chunk_s + times.pair_s * prompt * prompt / 2
-    step_s = times.decoding(slots, int(slots * (prompt + output / 2))) + per_request_s * slots / output
-    return 1.0 / step_s if step_s > 0 else None
+    parts = step_parts(times, typical, slots)
+    return None if parts is None else 1.0 / parts.whole_s
