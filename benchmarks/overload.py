@@ -19,7 +19,7 @@ import argparse
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvloop
@@ -75,8 +75,11 @@ def main() -> int:
     """Runs the benchmark; the exit code says whether the bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three loads; goodput and times have no bars")
+    parser.add_argument("--rounds", type=int, help="of all loads")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
+    if arguments.rounds:
+        size = replace(size, rounds=arguments.rounds)
     report = Report("overload", seed=SEED, quick=arguments.quick)
     organisations = {f"tenant-{number}": Organisation({"key": Key()}) for number in range(TENANTS)}
     keys = [organisation.keys["key"].secret for organisation in organisations.values()]

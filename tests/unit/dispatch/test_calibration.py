@@ -39,6 +39,21 @@ def test_the_factor_is_bounded_and_slow():
     correction.compare(0.0, 0.0, 0.0)
 
 
+def test_a_few_that_go_astray_do_not_move_the_others():
+    correction = Correction()
+    for number in range(100):
+        correction.compare(1.0, 3.0 if number % 8 == 0 else 1.1, 0.0)
+    assert correction.factor(0.0) == pytest.approx(1.1)
+
+
+def test_what_was_learnt_before_a_pause_counts_little_after_it():
+    correction = Correction()
+    for _ in range(100):
+        correction.compare(1.0, 2.0, 0.0)
+    correction.compare(1.0, 2.0, 600.0)
+    assert correction.factor(600.0) < 1.1
+
+
 def test_caution_covers_most_waits():
     caution = Caution()
     assert caution.factor == 1.0

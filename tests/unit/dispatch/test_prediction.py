@@ -1,14 +1,15 @@
 """When a request is released, and when its first token comes."""
 
 import pytest
+from msgspec.structs import replace
 
 from maitred.core.flow import Flow, Share
 from maitred.core.ports import LoadReport, StepTimes
 from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.prediction import Queue, prefill_of, wait_of
-from maitred.dispatch.policy.race import Joins, Runner, steps_until_turn
-from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps
+from maitred.dispatch.policy.prediction import Prompts, Queue, prefill_of, wait_of
+from maitred.dispatch.policy.race import Joins, Runner, Turn, until_turn
+from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps, step_parts
 from maitred.dispatch.policy.turnover import steps_until_place
 
 ONE = Cost(1, 5)
@@ -18,7 +19,7 @@ def queue(entries=0, free=(0, 100), **fields):
     known = {
         "service": entries * 100.0,
         "left": [[10.0, 20.0, 30.0, 40.0]],
-        "steps_until_turn": None,
+        "seconds_until_turn": None,
         "service_per_place": 100.0,
         "blocks_per_place": 5.0,
         "steps_per_entry": 50.0,
@@ -41,7 +42,7 @@ def test_places_come_free_in_the_order_in_which_answers_end():
 
 
 def test_a_line_that_was_played_through_is_believed():
-    assert wait_of(queue(entries=2, steps_until_turn=70.0), ONE).seconds == 7.0
+    assert wait_of(queue(entries=2, seconds_until_turn=7.0), ONE).seconds == 7.0
 
 
 def test_blocks_come_free_with_the_answers_that_hold_them():
@@ -76,27 +77,50 @@ def runner(counter=0.0, waiting=0, *, weight=1.0, joins=0.0):
 
 def test_the_least_served_goes_first():
     places = [(10.0, 0), (20.0, 0), (30.0, 1)]
-    assert steps_until_turn([runner(), runner(500.0, 3)], 0, 0, places, 0, 2.0) == 10
-    assert steps_until_turn([runner(500.0), runner(0.0, 2)], 0, 0, places, 0, 2.0) == 30
-    assert steps_until_turn([runner(), runner(500.0, 3)], 0, 2, places, 0, 2.0) == 30
+    assert until_turn([runner(), runner(500.0, 3)], 0, 0, places, 0, 2.0).steps == 10
+    assert until_turn([runner(500.0), runner(0.0, 2)], 0, 0, places, 0, 2.0).steps == 30
+    assert until_turn([runner(), runner(500.0, 3)], 0, 2, places, 0, 2.0).steps == 30
 
 
 def test_counters_rise_with_the_answers_that_run():
     # Both begin level; the one with three running answers is behind by the time that a place comes free.
-    assert steps_until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 0)] * 3 + [(20.0, 1)], 0, 2.0) == 20
-    assert steps_until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0) == 10
+    assert until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 0)] * 3 + [(20.0, 1)], 0, 2.0).steps == 20
+    assert until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0).steps == 10
 
 
 def test_who_will_send_something_is_reckoned_with():
     places = [(10.0, -1), (20.0, -1), (30.0, -1)]
     others = [runner(0.0, 0, joins=0.1) for _ in range(2)]
-    alone = steps_until_turn([runner(50.0)], 0, 2, places, 0, 2.0)
-    assert steps_until_turn([runner(50.0), *others], 0, 2, places, 0, 2.0) >= alone
+    alone = until_turn([runner(50.0)], 0, 2, places, 0, 2.0).steps
+    assert until_turn([runner(50.0), *others], 0, 2, places, 0, 2.0).steps >= alone
+
+
+def test_who_may_be_a_guest_needs_no_place():
+    # The flood has all places; the light tenant comes in beyond them when one of its own answers ends.
+    places = [(10.0, 1), (20.0, 0), (30.0, 0), (40.0, 0), (50.0, 0)]
+    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=4, fair=2.5)
+    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=1, fair=2.5)
+    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
+    light.counter = 100.0
+    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 20, "no guests there"
+    assert until_turn([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
+
+
+def test_a_guest_has_the_next_place_that_comes_free():
+    places = [(10.0, 0), (20.0, 0), (30.0, 0)]
+    assert until_turn([runner()], 0, 0, places, -1, 2.0) == Turn(20, 0)
+
+
+def test_releases_before_a_turn_are_counted():
+    places = [(10.0, -1), (20.0, -1), (20.0, -1)]
+    assert until_turn([runner()], 0, 0, places, 0, 2.0) == Turn(10, 0)
+    assert until_turn([runner()], 0, 1, places, 0, 2.0) == Turn(20, 1)
+    assert until_turn([runner()], 0, 2, places, 0, 2.0) == Turn(20, 1), "not those of the same moment"
 
 
 def test_far_away_is_guessed_in_proportion():
-    near = steps_until_turn([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0)
-    far = steps_until_turn([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0)
+    near = until_turn([runner()], 0, 60, [(5.0, 0)] * 4, 0, 2.0).steps
+    far = until_turn([runner()], 0, 120, [(5.0, 0)] * 4, 0, 2.0).steps
     assert far > 1.5 * near
 
 
@@ -116,20 +140,35 @@ def test_joins_fade():
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001, context_token_s=0.0)
 
 
+NONE = Prompts(0, 0)
+
+
 def test_a_prompt_takes_the_steps_that_it_needs():
     idle = LoadReport(step_tokens=100, times=TIMES)
-    assert prefill_of(idle, 50, 0, 16, 9.0) == pytest.approx(0.01 + 0.05)
-    assert prefill_of(idle, 250, 0, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
-    assert prefill_of(idle, 50, 60, 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
-    assert prefill_of(LoadReport(), 50, 0, 16, 0.0) == 0.0
+    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(0.01 + 0.05)
+    assert prefill_of(idle, 250, NONE, NONE, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
+    assert prefill_of(idle, 50, NONE, Prompts(1, 60), 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
+    assert prefill_of(LoadReport(), 50, NONE, NONE, 16, 0.0) == 0.0
 
 
 def test_the_step_under_way_ends_first():
     busy = LoadReport(running=10, step_tokens=110, times=TIMES, waiting_prompt_tokens=150)
     step_s = 0.01 + 0.01
-    assert prefill_of(busy, 50, 0, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
-    assert prefill_of(busy, 50, 0, 16, 0.05) == pytest.approx((step_s + 0.1) + (step_s + 0.1) - 0.05)
-    assert prefill_of(busy, 50, 0, 16, 9.0) == pytest.approx(step_s + 0.1)
+    assert prefill_of(busy, 50, NONE, NONE, 16, 0.0) == pytest.approx((step_s + 0.1) + (step_s + 0.1))
+    assert prefill_of(busy, 50, NONE, NONE, 16, 0.05) == pytest.approx((step_s + 0.1) + (step_s + 0.1) - 0.05)
+    assert prefill_of(busy, 50, NONE, NONE, 16, 9.0) == pytest.approx(step_s + 0.1)
+
+
+def test_what_was_sent_before_the_step_began_is_in_it():
+    times = replace(TIMES, chunk_s=0.002)
+    busy = LoadReport(running=10, step_tokens=110, times=times)
+    step_s = 0.01 + 0.01
+    sent = Prompts(2, 60)
+    in_it = prefill_of(busy, 50, sent, NONE, 16, 0.0)
+    assert in_it == pytest.approx((step_s + 0.06 + 2 * 0.002) + (step_s + 2 * 0.001 + 0.05 + 0.002))
+    after_it = prefill_of(busy, 50, NONE, sent, 16, 0.0)
+    assert after_it == pytest.approx(step_s + 2 * step_s + 0.11 + 3 * 0.002), "more than one step takes"
+    assert prefill_of(busy, 50, sent, NONE, 16, 0.08) == pytest.approx(in_it - 0.08), "most of it is over"
 
 
 def test_the_pace_is_measured_while_it_is_full():
@@ -159,3 +198,6 @@ def test_the_rate_of_a_full_batch():
     steps = computed_steps(TIMES, typical, 8)
     assert steps == pytest.approx(1 / (0.01 + 0.008 + 0.1 * 8 / 50))
     assert computed_steps(StepTimes(), typical, 8) is None
+    parts = step_parts(TIMES, typical, 8)
+    assert (parts.decodes_s, parts.prompt_s) == pytest.approx((0.018, 0.1))
+    assert parts.whole_s == pytest.approx(1 / steps)

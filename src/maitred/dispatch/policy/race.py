@@ -133,8 +133,8 @@ class _Race:
         """Time passes until an answer ends."""
         runners, waiting = self._runners, self._waiting
         passed, self._now = then - self._now, then
-        self._released_before = self._released
         if passed > 0:
+            self._released_before = self._released
             self._counters = [
                 counter + passed * rise for counter, rise in zip(self._counters, self._rises, strict=True)
             ]
