@@ -77,7 +77,8 @@ class Forecaster:
             free = allotment.without_guests(free, ready)
             turn = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
             turn_s = None if turn is None else self._outlook.turn_s(turn, ready, now_s)
-            wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s)
+            if turn is None or turn.steps or ticket.cost.blocks > free.blocks:
+                wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s)
         station = max(ready, key=ease_of)
         beside = ahead.entries if wait.at_once else 0
         return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))

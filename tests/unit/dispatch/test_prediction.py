@@ -98,12 +98,20 @@ def test_who_will_send_something_is_reckoned_with():
 def test_who_may_be_a_guest_needs_no_place():
     # The flood has all places; the light tenant comes in beyond them when one of its own answers ends.
     places = [(10.0, 1), (20.0, 0), (30.0, 0), (40.0, 0), (50.0, 0)]
-    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=4, fair=2.5)
-    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=1, fair=2.5)
+    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=4, fair=3.5)
+    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3, fair=3.5)
     assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
     assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 20, "no guests there"
     assert until_turn([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
+
+
+def test_who_may_be_a_guest_now_does_not_wait():
+    places = [(10.0, 0), (20.0, 0), (30.0, 0)]
+    flood = Runner(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
+    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == Turn(0, 0)
+    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0).steps == 10
+    assert until_turn([flood, runner()], 1, 1, places, 0, 2.0, guests=1).steps > 0, "its own go first"
 
 
 def test_a_guest_has_the_next_place_that_comes_free():

@@ -112,7 +112,9 @@ class _Race:
 
     def turn(self) -> Turn:
         """Plays it."""
-        first = self._head() if self._free > 0 else None
+        first = self._next()
+        if self._free <= 0 and first != self._mine:
+            first = None  # whoever waits already has been looked at
         for _ in range(_FOLLOWED):
             while first is not None:
                 if first == self._mine:
