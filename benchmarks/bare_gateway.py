@@ -33,6 +33,7 @@ from maitred.app.access import open_access
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind
 from maitred.app.pipeline import Pipeline
+from maitred.app.router import Router
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, running
 from maitred.config.loader import load
@@ -174,7 +175,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         served = ServedModel(name, engine.link, Tokenizer.load(model_folder))
         dispatcher = Dispatcher(served.name, [Post("local", engine.link)], config.dispatch, clock)
         pipeline = Pipeline(
-            Catalog([served]),
+            Router(Catalog([served])),
             {served.name: dispatcher},
             parts.admission,
             clock=clock,

@@ -19,6 +19,7 @@ from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
+from maitred.app.router import Router
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import BUNDLED_MODEL
@@ -46,8 +47,11 @@ CARD = msgspec.structs.replace(SCRIPTED_CARD, vocab_size=TOKENIZER.vocab_size, c
 class Anyone:
     """Knows everybody, as the same one."""
 
+    def __init__(self, principal=ANONYMOUS):
+        self._principal = principal
+
     async def identify(self, header):
-        return ANONYMOUS
+        return self._principal
 
 
 @dataclass
@@ -118,7 +122,7 @@ async def gateway(
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
             dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(recoveries=recoveries), clock)
-            pipeline = Pipeline(Catalog([model]), {MODEL: dispatcher}, admission, clock=clock)
+            pipeline = Pipeline(Router(Catalog([model])), {MODEL: dispatcher}, admission, clock=clock)
             observers: list[Observer] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)

@@ -1,7 +1,7 @@
 """A gateway in the test's own event loop whose one model is run by another server: real HTTP on both sides."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,6 +9,7 @@ import httpx
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
+from maitred.admission.policy.ladder import Ladder
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
@@ -16,16 +17,19 @@ from maitred.api.gate import Gate
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.retrying import Retrying
+from maitred.app.router import Router, routes_of
 from maitred.app.upstreams import open_upstreams
-from maitred.config.tree import TextModelConfig
+from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.server import Upstream
 from maitred.routing.catalog import Catalog, TextModel
+from maitred.routing.config import RoutingConfig
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger
 from tests.gateway import Anyone
@@ -45,6 +49,7 @@ class UpstreamGateway:
     dispatcher: Dispatcher
     ledger: PaperLedger
     admission: Admission
+    dispatchers: Sequence[Dispatcher] = ()
     tallies: list[Tally] = field(default_factory=list)
 
     def ended(self, tally: Tally) -> None:
@@ -53,8 +58,9 @@ class UpstreamGateway:
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        held = sum(station.credits.held for station in self.dispatcher.floor.stations)
-        open_streams = sum(upstream.open_streams for upstream in self.model.replicas)
+        stations = [station for each in self.dispatchers for station in each.floor.stations]
+        held = sum(station.credits.held for station in stations)
+        open_streams = sum(station.post.replica.open_streams for station in stations)
         return (open_streams, self.gate.inside, held) == (0, 0, 0)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -76,6 +82,9 @@ async def upstream_gateway(
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     up: bool = True,
     retries: int = 0,
+    models: Mapping[str, TextModelConfig] | None = None,
+    routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
+    principal: Principal = ANONYMOUS,
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -87,6 +96,9 @@ async def upstream_gateway(
         admitting: How requests are admitted.
         up: Whether to wait until the servers behind were found.
         retries: How often a request is tried again after a failure before its first part.
+        models: Several models instead of one.
+        routing: The names that lead to them.
+        principal: Who calls.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -95,32 +107,42 @@ async def upstream_gateway(
     clock = SystemClock()
     if model is None:
         model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
-    async with open_upstreams({MODEL: model}) as upstreams:
-        (text_model,) = upstreams.models
+    system_config = Config(models=dict(models or {MODEL: model}), routing=routing)
+    async with open_upstreams(system_config.models) as upstreams:
+        text_model = upstreams.models[0]
         upstream = text_model.replicas[0]
         ledger = PaperLedger()
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
-        dispatcher = Dispatcher(MODEL, upstreams.posts()[MODEL], DispatchConfig(), clock)
+        dispatchers = {
+            name: Dispatcher(name, posts, DispatchConfig(), clock) for name, posts in upstreams.posts().items()
+        }
+        dispatcher = dispatchers[text_model.name]
+        catalog = Catalog(upstreams.models)
+        router = Router(catalog, routes_of(system_config, catalog))
+        ladders = {name: Ladder(each.degradation) for name, each in system_config.models.items()}
         again = Retrying(retries, RetryBudget(0.2, 10), clock)
-        pipeline = Pipeline(Catalog([text_model]), {MODEL: dispatcher}, admission, clock=clock, retries=again)
+        pipeline = Pipeline(router, dispatchers, admission, ladders, clock, retries=again)
         observers = []
-        edge = build(config, pipeline, Anyone(), gate, observers, bytes, clock)
+        edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
             system = UpstreamGateway(
-                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission)
+                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission),
+                [*dispatchers.values()],
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = asyncio.create_task(dispatcher.run())
+            ticking = [asyncio.create_task(each.run()) for each in dispatchers.values()]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:
                 if up:
-                    await system.wait_until(lambda: all(each.standing.up for each in text_model.replicas))
+                    servers = [server for each in upstreams.models for server in each.replicas]
+                    await system.wait_until(lambda: all(server.standing.up for server in servers))
                 yield system
             finally:
                 gate.end_now()
                 server.stop(at_once=True)
-                ticking.cancel()
+                for each in ticking:
+                    each.cancel()
                 await serving

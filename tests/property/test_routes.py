@@ -3,10 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.core.errors import (
+    ContentRefused,
+    ContextLengthExceeded,
+    Forbidden,
+    InvalidRequest,
+    QueueFull,
+    ReplicaLost,
+    Unsupported,
+)
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.routing.pools.names import Names
-from maitred.routing.pools.needs import Needs, cost_usd, objection
+from maitred.routing.pools.needs import Ground, Needs, objection
 from maitred.routing.pools.routes import Rank, Routes
 
 NAMES = st.sampled_from(["a", "b", "x/a", "x/b", "x/*", "*", "*b", "c"])
@@ -21,16 +30,14 @@ TABLES = st.builds(
         {
             name: st.builds(
                 PoolConfig,
-                context_tokens=st.none() | st.integers(1, 100),
                 capabilities=st.none() | st.lists(CAPABILITIES, unique=True),
                 local=st.booleans(),
                 region=st.none() | REGIONS,
-                prompt_usd_per_million=st.floats(0, 10),
             )
             for name in "pqr"
         }
     ),
-    models=st.dictionaries(
+    names=st.dictionaries(
         NAMES, st.lists(st.builds(TargetConfig, pool=POOLS, model=st.none() | st.just("m")), min_size=1, max_size=3)
     ),
     aliases=st.dictionaries(st.sampled_from("cdef"), st.sampled_from(["a", "x/b", "c", "d", "e"])),
@@ -47,37 +54,49 @@ TABLES = st.builds(
 NEEDS = st.builds(
     Needs,
     model=st.sampled_from(["a", "b", "c", "d", "e", "x/a", "x/z", "zb", "z"]),
-    prompt_tokens=st.integers(0, 100),
-    output_tokens=st.integers(0, 20),
     capabilities=st.sets(CAPABILITIES),
     local_only=st.booleans(),
     regions=st.none() | st.sets(REGIONS),
-    most_usd=st.none() | st.floats(0, 1e-3),
+    allowed=st.sampled_from([lambda name: True, lambda name: name != "b", {"a", "x/*"}.__contains__]),
 )
 
 
-@given(TABLES, NEEDS, st.sets(POOLS))
-def test_every_place_is_listed_or_has_its_reason(config, needs, away):
-    routes = Routes(config, lambda pool: pool not in away)
-    for route in (routes.find(needs), routes.after_refusal(needs)):
-        if route is None:
-            assert Names(config).find(needs.model) is None
-            continue
-        placed = [(each.pool, each.model) for each in [*route.targets, *route.left_out]]
-        assert len(placed) == len(set(placed))
-        for target in route.targets:
-            pool = config.pools[target.pool]
-            assert objection(pool, needs) is None
-            assert target.pool not in away
-            assert pool.local or not needs.local_only
-            assert needs.regions is None or pool.region in needs.regions
-            assert needs.most_usd is None or cost_usd(pool, needs) <= needs.most_usd
-        for each in route.left_out:
-            assert each.pool in away or objection(config.pools[each.pool], needs) == (each.ground, each.why)
-        ranks = [target.rank for target in route.targets]
-        assert ranks == sorted(ranks, key=[Rank.OWN, *[r for r in Rank if r is not Rank.OWN]].index)
-        if not route.targets and route.left_out:
-            assert all(each.why in route.refusal().message for each in route.left_out)
+FAILURES = st.lists(
+    st.sampled_from([ReplicaLost(), QueueFull(), ContextLengthExceeded(), ContentRefused(), Unsupported("No.")]),
+    min_size=12,
+    max_size=12,
+)
+
+
+@given(TABLES, NEEDS, FAILURES)
+def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs, failures):
+    way = Routes(config).way(needs)
+    if way is None:
+        found = Names(config).find(needs.model)
+        assert found is None or not any(map(needs.allowed, (needs.model, found.name, found.key)))
+        return
+    visited = []
+    try:
+        target = way.first()
+    except InvalidRequest as refusal:
+        assert all(each.why in refusal.message for each in way.left_out)
+        return
+    except Forbidden:
+        assert {each.ground for each in way.left_out} <= {Ground.PRIVACY, Ground.REGION}
+        return
+    for failure in failures:
+        visited.append(target)
+        pool = config.pools[target.pool]
+        assert objection(pool, needs) is None
+        assert pool.local or not needs.local_only
+        assert needs.regions is None or pool.region in needs.regions
+        assert target.name in config.names
+        if (target := way.after(failure)) is None:
+            break
+    places = [(each.pool, each.model) for each in visited]
+    assert len(places) == len(set(places))
+    ranks = [each.rank for each in visited]
+    assert ranks == sorted(ranks, key=lambda rank: rank is not Rank.OWN), "own ones first"
 
 
 @given(TABLES, st.sampled_from(["a", "b", "c", "x/a", "x/z", "zb", "z"]))
@@ -87,16 +106,16 @@ def test_the_name_that_fits_best_counts(config, name):
     name = names.canonical(name)
     fitting = [
         pattern
-        for pattern in config.models
+        for pattern in config.names
         if "*" in pattern
         and len(name) >= len(pattern) - 1
         and name.startswith(pattern.partition("*")[0])
         and name.endswith(pattern.partition("*")[2])
     ]
-    if name in config.models:
-        expected = config.models[name]
+    if name in config.names:
+        expected = config.names[name]
     elif fitting:
-        expected = config.models[max(fitting, key=len)] if len({*map(len, fitting)}) == len(fitting) else None
+        expected = config.names[max(fitting, key=len)] if len({*map(len, fitting)}) == len(fitting) else None
     else:
         assert found is None
         return
@@ -112,4 +131,4 @@ def test_a_table_without_faults_has_no_dead_ends(config):
     routes = Routes(config)
     for name in [*config.aliases, *config.fallbacks]:
         if "*" not in name:
-            assert routes.find(Needs(name)) is not None
+            assert routes.way(Needs(name)) is not None

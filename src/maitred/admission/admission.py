@@ -30,6 +30,7 @@ from maitred.core.counters import CounterKind, Counters, Denied, Granted, Readin
 from maitred.core.errors import StoreUnavailable
 from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitBook
+from maitred.core.money import Price
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Ledger
 
@@ -69,7 +70,8 @@ class Admission:
         self.leases = Leases(counters, config.lease_s)
         self.default_output_tokens = config.default_output_tokens
         self._limits = limits
-        self._plans = Plans(limits, PriceList(config.prices))
+        self._prices = PriceList(config.prices)
+        self._plans = Plans(limits, self._prices)
         self._counters = counters
         self._config = config
         self._clock = clock
@@ -125,6 +127,10 @@ class Admission:
             if demand.claims:
                 await self.leases.settle(lease, {})
             raise
+
+    def price_of(self, model: str) -> Price:
+        """What the tokens of a model cost."""
+        return self._prices.of(model).price
 
     async def peek(self, principal: Principal, model: str) -> Standing | None:
         """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""

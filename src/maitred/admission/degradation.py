@@ -13,7 +13,8 @@ class DegradationStep(Struct, frozen=True, kw_only=True):
         Literal["shorten", "model", "overflow"],
         Meta(
             description="`shorten` lowers `max_tokens` to `to_tokens`, `model` answers with the smaller model `to`, "
-            "`overflow` sends the request to a provider."
+            "`overflow` sends the whole request to the model `to`, such as a provider's, as far as the caller's limits "
+            "for that model allow and the request may leave."
         ),
     ]
     to_tokens: Annotated[
@@ -25,7 +26,7 @@ class DegradationStep(Struct, frozen=True, kw_only=True):
     ] = None
     to: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256)] | None,
-        Meta(description="For `model`: the name under which the smaller model is served."),
+        Meta(description="For `model` and `overflow`: the name under which the other model is served."),
     ] = None
 
 
@@ -40,17 +41,17 @@ def ladder_faults(steps: Sequence[DegradationStep], place: str) -> Iterator[tupl
     seen: set[str] = set()
     for index, step in enumerate(steps):
         here = f"{place}[{index}]"
-        for name, owner in (("to_tokens", "shorten"), ("to", "model")):
+        for name, owners in (("to_tokens", ("shorten",)), ("to", ("model", "overflow"))):
             value = getattr(step, name)
-            if step.step == owner and value is None:
-                yield f"{here}.{name}", f"Must be set: the step `{owner}` needs to know it."
-            elif step.step != owner and value is not None:
-                yield f"{here}.{name}", f"Belongs to the step `{owner}`, not to `{step.step}`. Remove it."
+            if step.step in owners and value is None:
+                yield f"{here}.{name}", f"Must be set: the step `{step.step}` needs to know it."
+            elif step.step not in owners and value is not None:
+                yield f"{here}.{name}", f"Belongs to the step `{owners[0]}`, not to `{step.step}`. Remove it."
         if step.step == "shorten" and step.to_tokens is not None:
             if shortest is not None and step.to_tokens >= shortest:
                 yield f"{here}.to_tokens", f"A step before it shortens to {shortest} already. Lower it, or remove it."
             shortest = min(step.to_tokens, shortest or step.to_tokens)
-        name = f"model {step.to}" if step.step == "model" else step.step
+        name = f"{step.step} {step.to}"
         if step.step != "shorten" and name in seen:
             yield f"{here}.step", "The same step stands before it. Keep one."
         seen.add(name)

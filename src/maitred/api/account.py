@@ -27,6 +27,7 @@ def account_headers(tally: Tally, *, explain: bool) -> list[Header]:
     if tally.priority is not None:
         headers.append((b"x-maitred-priority", tally.priority.encode("ascii")))
     headers += degraded_headers(tally.degraded)
+    headers += fallback_headers(tally.fallbacks)
     if explain:
         headers.append((b"x-maitred-waited", _waits(tally.waited_ms)))
     return headers
@@ -37,6 +38,13 @@ def degraded_headers(steps: Sequence[str]) -> list[Header]:
     if not steps:
         return []
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]
+
+
+def fallback_headers(fallbacks: Sequence[str]) -> list[Header]:
+    """Which models were tried after the one that was asked for, the one that answers last; nothing if none was."""
+    if not fallbacks:
+        return []
+    return [(b"x-maitred-fallback", _UNFIT.sub(b"?", ", ".join(fallbacks).encode("utf-8")))]
 
 
 def _place_headers(place: Place) -> list[Header]:

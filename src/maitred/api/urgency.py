@@ -5,17 +5,15 @@ behalf of clients. Where a body says the same, the header wins: whoever sets it 
 """
 
 import math
-from collections.abc import Callable
 
 import msgspec
 
+from maitred.api.bounds import bounds_in
+from maitred.api.flags import GetHeader, flag_in
 from maitred.core.answer import Ask
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
 from maitred.wire.openai.faults import shown
-
-GetHeader = Callable[[bytes], str | None]
-"""The first value of a header, by its name in lower case."""
 
 PRIORITY = "x-maitred-priority"
 TTFT = "x-maitred-ttft-ms"
@@ -30,11 +28,10 @@ RETRY_COUNT = b"x-stainless-retry-count"
 _LONGEST_MS = 7 * 24 * 3600 * 1000
 _PRIORITY = PRIORITY.encode()
 _CLASSES = {str(name): name for name in PriorityClass}
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
-    """What is asked, with what the headers say of its urgency and its session.
+    """What is asked, with what the headers say of its urgency, its session and its bounds.
 
     Args:
         ask: With the priority that the body asks for, if it does.
@@ -51,10 +48,11 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
         ttft_in_s=_seconds_in(header, TTFT),
         itl_objective_s=_seconds_in(header, ITL),
         deadline_in_s=_seconds_in(header, DEADLINE),
-        partial=_flag_in(header, PARTIAL),
-        degradable=not _flag_in(header, NO_DEGRADATION),
+        partial=flag_in(header, PARTIAL),
+        degradable=not flag_in(header, NO_DEGRADATION),
         session=header(SESSION) or ask.session,
         retries=retries,
+        **bounds_in(header),
     )
 
 
@@ -97,13 +95,3 @@ def _seconds_in(header: GetHeader, name: str) -> float | None:
             param=name,
         )
     return milliseconds / 1000
-
-
-def _flag_in(header: GetHeader, name: str) -> bool:
-    value = header(name.encode())
-    if value is None:
-        return False
-    flag = _FLAGS.get(value.strip().lower())
-    if flag is None:
-        raise InvalidRequest(f"{name} must be true or false; got {shown(value)}.", param=name)
-    return flag

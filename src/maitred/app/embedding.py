@@ -18,6 +18,7 @@ from maitred.admission.work import Work
 from maitred.app.flows import flow_of
 from maitred.app.limits import check_embeds, check_text
 from maitred.app.prompts import tokens_of
+from maitred.app.router import Router
 from maitred.core.answer import Ask, Outcome, Tally
 from maitred.core.clock import Clock
 from maitred.core.embedding import Vector
@@ -29,7 +30,7 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import Catalog, ServedModel
+from maitred.routing.catalog import ServedModel
 
 SLICE_TEXTS = 32
 """Texts that are granted together, at most."""
@@ -85,16 +86,16 @@ class Embedder:
     """Takes requests for embeddings through the stages. Implements `maitred.core.embedding.Embedding`.
 
     Args:
-        catalog: What is served.
+        router: What is served, under which names.
         dispatchers: For each model of the catalog, the queue before its replicas.
         admission: Who may run.
         clock: For the times in the tally.
     """
 
     def __init__(
-        self, catalog: Catalog, dispatchers: Mapping[str, Dispatcher], admission: Admission, clock: Clock
+        self, router: Router, dispatchers: Mapping[str, Dispatcher], admission: Admission, clock: Clock
     ) -> None:
-        self._catalog = catalog
+        self._router = router
         self._dispatchers = dispatchers
         self._admission = admission
         self._clock = clock
@@ -103,7 +104,7 @@ class Embedder:
         """See `Embedding.embed`."""
         principal = tally.principal or ANONYMOUS
         # Who serves it, and can it read these texts?
-        model = self._catalog.resolve(ask.model, principal)
+        model = self._router.named(ask.model, principal)
         tally.model = model.name
         card = model.card()
         check_embeds(card, model.name, dimensions)

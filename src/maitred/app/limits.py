@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from maitred.app.prompts import text_characters
 from maitred.core.answer import Ask
-from maitred.core.errors import ContextLengthExceeded, InvalidRequest
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.ports import ModelCard
 from maitred.text.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ def check_needs(ask: Ask) -> None:
     """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
     if ask.needs:
         field = ask.needs[0]
-        raise InvalidRequest(f"{field} is not supported by this server yet. Remove it.", param=field)
+        raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 
 def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:

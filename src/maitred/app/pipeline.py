@@ -7,7 +7,7 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -25,10 +25,20 @@ from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
 from maitred.app.relay import Relay
 from maitred.app.retrying import Retrying
+from maitred.app.router import Router
+from maitred.app.succession import Succession
 from maitred.app.text_reading import TextReading, read_text
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.errors import InvalidRequest, MaitredError, Overloaded, ResourceNotFound
+from maitred.core.errors import (
+    InvalidRequest,
+    LimitReached,
+    MaitredError,
+    Overloaded,
+    ResourceNotFound,
+    TooExpensive,
+)
+from maitred.core.money import usd_of
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.relay import TextRequest
@@ -37,13 +47,27 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import Catalog, TextModel
+from maitred.routing.catalog import TextModel
+from maitred.routing.pools.routes import Target
 from maitred.text.tokenizer import Tokenizer
 
 _NO_LADDER = Ladder(())
 
 AnyReading = Reading | TextReading
 """For a replica that takes tokens, or for one that takes text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be done for a request."""
+
+    target: Target
+    reading: AnyReading
+    errand: Errand
+    place: Place
+    """What is predicted."""
+    instead_of: MaitredError | None = None
+    """Why another model than the one that was asked for; None: it is that one."""
 
 
 def draw_seed() -> int:
@@ -55,7 +79,7 @@ class Pipeline:
     """Takes requests through the stages. Implements `maitred.core.answer.Answering`.
 
     Args:
-        catalog: What is served.
+        router: What is served, under which names.
         dispatchers: For each model of the catalog, the queue before its replicas.
         admission: Who may run, and how long answers may be.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
@@ -68,7 +92,7 @@ class Pipeline:
 
     def __init__(
         self,
-        catalog: Catalog,
+        router: Router,
         dispatchers: Mapping[str, Dispatcher],
         admission: Admission,
         ladders: Mapping[str, Ladder] | None = None,
@@ -79,7 +103,7 @@ class Pipeline:
         least_itl_s: float = 0.0,
         retries: Retrying | None = None,
     ) -> None:
-        self._catalog = catalog
+        self._router = router
         self._dispatchers = dispatchers
         self._ladders = ladders or {}
         self._admission = admission
@@ -93,57 +117,53 @@ class Pipeline:
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
         principal = tally.principal or ANONYMOUS
-        # Who serves it, can it do what is asked, and does that fit the window?
-        reading = await self._read(ask, principal, tally)
+        way = self._router.way(ask, principal)
+        # One after the other, until one begins to answer.
+        async with Succession(partial(self._serve, ask, principal, tally), way, tally) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _serve(self, ask: Ask, principal: Principal, tally: Tally, target: Target) -> AsyncIterator[Answer]:
+        """The answer of one model."""
+        # Can it do what is asked, does that fit the window, and may it cost as much?
+        reading = await self._read(target, ask, tally)
         # When would its turn come? Who would be served too late may get less, or is told so now.
         try:
-            reading, errand, tally.forecast = self._plan(reading, principal, tally)
+            plan = self._plan(target, reading, principal, tally)
         except DEGRADABLE as refusal:
-            reading, errand, tally.forecast = await self._degraded(reading, principal, tally, refusal)
-        ask, dispatcher = reading.ask, self._dispatchers[reading.model.name]
+            plan = await self._degraded(target, reading, principal, tally, refusal)
+        tally.forecast = plan.place
         # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
         # not finished and gives up its place; only then is settled what has not been settled.
-        work = _work(principal, tally, reading)
-        async with self._admission.admit(work) as grant, AsyncExitStack() as running:
+        async with AsyncExitStack() as running:
+            grant = await self._admitted(plan, principal, tally, running)
             # Wait in line, and run it where there is room: both happen when the answer is read.
-            errand = replace(errand, max_tokens=grant.max_tokens)
-            seat = await running.enter_async_context(dispatcher.seat(errand))
+            errand = replace(plan.errand, max_tokens=grant.max_tokens)
+            seat = await running.enter_async_context(self._dispatchers[plan.target.pool].seat(errand))
             tally.place = seat.place
-            if isinstance(reading, TextReading):
-                deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
-                yield Relay(
-                    seat,
-                    running,
-                    _text_request(reading, grant),
-                    len(reading.prompts),
-                    Meter(reading.model, tally, reading.estimated),
-                    tally,
-                    self._clock,
-                    grant,
-                    self._retries.attempts(principal.tenants[0], deadline_s),
-                    deadline_s=deadline_s,
-                    partial=ask.partial,
-                )
+            if isinstance(plan.reading, TextReading):
+                yield self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
             else:
                 yield Generation(
                     seat,
                     running,
-                    partial(self._requests, reading, tally, errand, grant, seat),
-                    reading.choices(),
+                    partial(self._requests, plan.reading, tally, errand, grant, seat),
+                    plan.reading.choices(),
                     tally,
                     self._clock,
                     grant,
                     partial=ask.partial,
                 )
 
-    async def _read(self, ask: Ask, principal: Principal, tally: Tally) -> AnyReading:
-        """Finds the model, and what the request is to it."""
-        model = self._catalog.resolve(ask.model, principal)
-        tally.model = model.name
+    async def _read(self, target: Target, ask: Ask, tally: Tally) -> AnyReading:
+        """What the request is to a model."""
+        model = self._router.model(target)
+        tally.model = target.name
         if isinstance(model, TextModel):
-            reading = await read_text(model, ask, self._max_choices)
-            tally.prompt_tokens = reading.prompt_tokens
-            return reading
+            text = await read_text(model, ask, self._max_choices)
+            tally.prompt_tokens = text.prompt_tokens
+            self._check_cost(text, target)
+            return text
         card = model.card()
         check_generates(card, model.name)
         check_needs(ask)
@@ -152,13 +172,39 @@ class Pipeline:
         prompts = await tokens_of(model, ask.prompts)
         rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
-        return Reading(model, card, ask, prompts, rooms)
+        reading = Reading(model, card, ask, prompts, rooms)
+        self._check_cost(reading, target)
+        return reading
 
-    def _plan(self, reading: AnyReading, principal: Principal, tally: Tally) -> tuple[AnyReading, Errand, Place]:
+    def _check_cost(self, reading: AnyReading, target: Target) -> None:
+        """Raises TooExpensive if it may cost more than its caller allows."""
+        most_usd = reading.ask.most_usd
+        if most_usd is None:
+            return
+        output_tokens = self._length(reading) * reading.choice_count
+        usd = usd_of(self._admission.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
+        if usd > most_usd:
+            raise TooExpensive(
+                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
+                f"Lower {reading.ask.max_tokens_param}, or allow more."
+            )
+
+    def _plan(self, target: Target, reading: AnyReading, principal: Principal, tally: Tally) -> _Plan:
         """How it would wait; raises what refuses it for the load."""
         errand = _errand(principal, tally, reading, self._length(reading))
         tally.priority = errand.flow.priority
-        return reading, errand, self._dispatchers[reading.model.name].check(errand)
+        return _Plan(target, reading, errand, self._dispatchers[target.pool].check(errand))
+
+    async def _admitted(self, plan: _Plan, principal: Principal, tally: Tally, running: AsyncExitStack) -> Grant:
+        """Takes what it needs from its caller's limits."""
+        work = _work(principal, tally, plan.reading)
+        try:
+            return await running.enter_async_context(self._admission.admit(work))
+        except LimitReached:
+            if plan.instead_of is None:
+                raise
+            # The caller has no claim to another model: what it asked for cannot be served in time.
+            raise plan.instead_of from None
 
     def _length(self, reading: AnyReading) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
@@ -166,23 +212,54 @@ class Pipeline:
         return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
 
     async def _degraded(
-        self, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
-    ) -> tuple[AnyReading, Errand, Place]:
+        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
+    ) -> _Plan:
         """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
 
-        async def attempt(variant: Variant) -> tuple[AnyReading, Errand, Place]:
-            return self._plan(await self._read(variant.ask, principal, tally), principal, tally)
+        async def attempt(variant: Variant) -> _Plan:
+            ask, there = variant.ask, target
+            if ask.model != reading.ask.model:
+                there = self._router.way(ask, principal).first()
+            plan = self._plan(there, await self._read(there, ask, tally), principal, tally)
+            return plan if there is target else replace(plan, instead_of=refusal)
 
-        ladder = self._ladders.get(reading.model.name, _NO_LADDER)
+        ladder = self._ladders.get(target.pool, _NO_LADDER)
         try:
-            variant, planned = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
+            variant, plan = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
         except MaitredError:
             # An attempt may have been at another model.
-            tally.model, tally.prompt_tokens = reading.model.name, reading.prompt_tokens
+            tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
             tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
             raise
         tally.degraded = list(variant.degraded)
-        return planned
+        return plan
+
+    def _relayed(
+        self,
+        reading: TextReading,
+        target: Target,
+        principal: Principal,
+        tally: Tally,
+        grant: Grant,
+        seat: Seat,
+        running: AsyncExitStack,
+    ) -> Relay:
+        """The answer of a server of somebody else's."""
+        ask = reading.ask
+        deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
+        return Relay(
+            seat,
+            running,
+            _text_request(reading, target, grant),
+            len(reading.prompts),
+            Meter(reading.model, tally, reading.estimated),
+            tally,
+            self._clock,
+            grant,
+            self._retries.attempts(principal.tenants[0], deadline_s),
+            deadline_s=deadline_s,
+            partial=ask.partial,
+        )
 
     def _requests(
         self, reading: Reading, tally: Tally, errand: Errand, grant: Grant, seat: Seat, now_s: float
@@ -224,7 +301,7 @@ class Pipeline:
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _tokenizer(self, principal: Principal, model: str) -> Tokenizer:
-        tokenizer = self._catalog.resolve(model, principal).tokenizer
+        tokenizer = self._router.named(model, principal).tokenizer
         if tokenizer is None:
             raise InvalidRequest(
                 f"The tokenizer of {model!r} is not known here: another server runs the model.", param="model"
@@ -233,11 +310,11 @@ class Pipeline:
 
     def models(self, principal: Principal) -> Sequence[str]:
         """See `Answering.models`."""
-        return self._catalog.open_to(principal)
+        return self._router.open_to(principal)
 
     def card(self, principal: Principal, model: str) -> ModelCard:
         """See `Answering.card`."""
-        return self._catalog.resolve(model, principal).card()
+        return self._router.named(model, principal).card()
 
     async def standing(self, tally: Tally) -> Standing | None:
         """See `Answering.standing`."""
@@ -255,14 +332,11 @@ class Pipeline:
 
     def ready(self, model: str | None = None) -> bool:
         """See `Answering.ready`."""
-        return any(
-            served.ready() and self._dispatchers[served.name].serving
-            for served in self._catalog
-            if model is None or served.name == model
-        )
+        served = self._router.behind(model)
+        return any(each.ready() and self._dispatchers[each.name].serving for each in served)
 
 
-def _text_request(reading: TextReading, grant: Grant) -> TextRequest:
+def _text_request(reading: TextReading, target: Target, grant: Grant) -> TextRequest:
     """What a replica that takes text is asked."""
     named = reading.ask.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
@@ -272,6 +346,7 @@ def _text_request(reading: TextReading, grant: Grant) -> TextRequest:
         fields=reading.fields,
         choices=reading.choice_count,
         max_tokens=min(max(reading.rooms), grant.max_tokens) if limited else None,
+        model=target.model,
         chat="messages" in reading.fields,
     )
 

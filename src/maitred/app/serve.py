@@ -46,6 +46,7 @@ from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas
 from maitred.app.residents import open_local_models
 from maitred.app.retrying import Retrying
+from maitred.app.router import Router, routes_of
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, recall_rates, running
 from maitred.app.upstreams import open_upstreams
@@ -148,6 +149,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         dispatchers = {**queues, **encoders.dispatchers}
         replicas = Replicas(dispatchers, clock)
         catalog = Catalog(models)
+        router = Router(catalog, routes_of(config, catalog))
         metrics = Metrics(
             lambda: gate.inside,
             lambda: {where: _state_of(engine) for where, engine in engines.items()},
@@ -159,7 +161,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
-            catalog,
+            router,
             dispatchers,
             admission,
             {
@@ -179,7 +181,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             [metrics.requests, RequestLog()],
             metrics.render,
             clock,
-            embedding=Embedder(catalog, dispatchers, admission, clock),
+            embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
                 *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, clock)
             ),

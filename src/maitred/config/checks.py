@@ -1,6 +1,7 @@
 """What must hold between settings. Each rule says which settings it reads, what is wrong, and why that matters."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -12,6 +13,8 @@ from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
 from maitred.replica.upstream.faults import upstream_faults
+from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
+from maitred.routing.pools.faults import route_faults
 from maitred.wire.link.credentials import link_faults
 
 
@@ -32,6 +35,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
     yield from _engine_conflicts(config.model)
+    yield from (Conflict((key,), message) for key, message in route_faults(_table_of(config)))
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
@@ -70,6 +74,22 @@ def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str
         yield f"{place}.memory_bytes", "Only a model with a path takes memory here: others run this one."
     elif model.engine != EngineConfig():
         yield f"{place}.path", "Only a model with a path has an engine here: others run this one. Leave out `engine`."
+
+
+def _table_of(config: Config) -> RoutesConfig:
+    """The names as far as they are known before a model is looked at."""
+    known = [*config.models]
+    if config.has_engine:
+        known.append(config.model.served_name or config.model.folder.resolve().name)
+    if config.encoder.path:
+        known.append(config.encoder.served_name or Path(config.encoder.path).resolve().name)
+    routing = config.routing
+    return RoutesConfig(
+        pools=dict.fromkeys(known, PoolConfig()),
+        names={**{name: [TargetConfig(pool=name)] for name in known}, **routing.names},
+        aliases=routing.aliases,
+        fallbacks=routing.fallbacks,
+    )
 
 
 def _engine_conflicts(model: ModelConfig) -> Iterator[Conflict]:

@@ -20,6 +20,7 @@ from maitred.observe.config import LogConfig
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
+from maitred.routing.pools.config import Capabilities, Region
 from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
 from maitred.wire.link.config import LinkConfig
@@ -79,6 +80,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "engines"},
         ),
     ] = 1
+    region: Region = None
     max_choices: _MaxChoices = 128
     degradation: _Degradation = []
 
@@ -136,6 +138,16 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     max_choices: _MaxChoices = 128
+    capabilities: Capabilities = None
+    local: Annotated[
+        bool | None,
+        Meta(
+            description="Whether what is sent there stays with you: tenants with the tag `local-only`, and requests "
+            "with `x-maitred-local-only: true`, go nowhere else. Null: it does if all addresses are of this machine or "
+            "of a private network, which is not known of names."
+        ),
+    ] = None
+    region: Region = None
     degradation: _Degradation = []
 
 

@@ -65,6 +65,12 @@ class Ask(msgspec.Struct, frozen=True):
     """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
     session: str | None = None
     """What the caller calls the session that it belongs to; None: none."""
+    local_only: bool = False
+    """Whether nothing of it may leave for a provider."""
+    regions: frozenset[str] | None = None
+    """Where it may be computed; None: anywhere that its caller's tenants allow."""
+    most_usd: float | None = None
+    """What it may cost; None: what its limits allow."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"
@@ -167,6 +173,8 @@ class Tally:
     first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     """Between one delivery of tokens of a choice and the next."""
+    fallbacks: list[str] = field(default_factory=list)
+    """The models that it went on to after others had failed it, such as ``general=big``."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
     outcome: Outcome | None = None
@@ -179,6 +187,13 @@ class Tally:
     def usage(self) -> Usage:
         """The tokens, as they are billed."""
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated)
+
+    def begin_anew(self, fallback: str) -> None:
+        """It goes on to another model, where nothing of what is known of it holds any more."""
+        self.fallbacks.append(fallback)
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.forecast = self.place = self.released_s = self.clamped_max_tokens = None
+        self.estimated, self.degraded, self.refused_by = False, [], ""
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Fixes the outcome; a second one would be a fault of ours."""

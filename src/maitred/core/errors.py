@@ -5,7 +5,10 @@
     MaitredError
     ├── CallerError           the caller must change the request
     │   ├── InvalidRequest            400  a field is missing, of the wrong type or out of range
-    │   │   └── ContextLengthExceeded 400  prompt and answer do not fit the model's window
+    │   │   ├── ContextLengthExceeded 400  prompt and answer do not fit the model's window
+    │   │   ├── ContentRefused        400  a provider's policy is against the content
+    │   │   ├── Unsupported           400  this model, or who runs it, cannot do what is asked
+    │   │   └── TooExpensive          400  it may cost more than its caller allows
     │   ├── Unauthenticated           401  no key, or none that is valid here
     │   ├── Forbidden                 403  the key is valid, and not for this
     │   ├── ModelNotFound             404  no such model here
@@ -89,6 +92,24 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
     default_message = "Prompt and max_tokens exceed the model's context window. Shorten one of them."
+
+
+class ContentRefused(InvalidRequest):
+    """The policy of whoever runs the model is against the content."""
+
+    code = "content_policy_violation"
+    default_message = "The server that runs this model refuses the content. Change it, or ask another model."
+
+
+class Unsupported(InvalidRequest):
+    """This model, or whoever runs it, cannot do what is asked; another one may."""
+
+
+class TooExpensive(InvalidRequest):
+    """The request may cost more than its caller allows."""
+
+    code = "cost_exceeded"
+    default_message = "The request may cost more than it is allowed to. Shorten it, or allow a higher cost."
 
 
 class Unauthenticated(CallerError):

@@ -86,6 +86,7 @@ class RequestLog:
                 "priority": tally.priority,
                 "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
                 "degraded": tally.degraded,
+                "fallbacks": tally.fallbacks,
                 "recoveries": tally.recoveries,
             },
         )

@@ -71,6 +71,12 @@ class RequestMetrics:
             "Requests that were ended because their clients had stopped reading.",
             registry=registry,
         )
+        self._fallbacks = Counter(
+            "maitred_fallbacks",
+            "Times that a request went on to another model because one had failed it.",
+            ["chain", "model"],
+            registry=registry,
+        )
         self._recoveries = Counter(
             "maitred_recoveries",
             "Times that a request went on at another replica because its own had failed.",
@@ -116,6 +122,8 @@ class RequestMetrics:
             self._stalled.inc()
         if tally.clamped_max_tokens is not None:
             self._clamped.inc()
+        for fallback in tally.fallbacks:
+            self._fallbacks.labels(*fallback.split("=", 1)).inc()
         if tally.recoveries:
             self._recoveries.labels(tally.model).inc(tally.recoveries)
         if tally.first_token_s is None:

@@ -1,12 +1,10 @@
 """Model name -> what serves it."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
-from maitred.core.errors import ModelNotFound, ReplicaUnavailable
+from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import Carded, ModelCard
 from maitred.core.relay import TextReplica
-from maitred.core.tenancy import Principal
 from maitred.text.estimate import LearntRatio
 from maitred.text.tokenizer import Tokenizer
 
@@ -88,20 +86,8 @@ class Catalog:
     def __iter__(self) -> Iterator[AnyModel]:
         return iter(self._models.values())
 
-    def open_to(self, principal: Principal) -> list[str]:
-        """The names of the models that this caller may use."""
-        return [name for name in self._models if principal.may_use(name)]
-
-    def resolve(self, name: str, principal: Principal) -> AnyModel:
-        """The model of that name. One that the caller may not use is to it as if it did not exist.
-
-        Raises:
-            ModelNotFound: The message has the names that would have worked, and the closest one.
-        """
-        model = self._models.get(name)
-        if model is None or not principal.may_use(name):
-            raise ModelNotFound(_not_found(name, self.open_to(principal)), param="model")
-        return model
+    def __getitem__(self, name: str) -> AnyModel:
+        return self._models[name]
 
 
 def _is_ready(host: Carded) -> bool:
@@ -110,11 +96,3 @@ def _is_ready(host: Carded) -> bool:
     except ReplicaUnavailable:
         return False
     return True
-
-
-def _not_found(name: str, served: list[str]) -> str:
-    if not served:
-        return f"The model {name[:200]!r} is not served to this key, and no other one is."
-    close = difflib.get_close_matches(name[:200], served, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"The model {name[:200]!r} is not served here.{hint} Served: {', '.join(sorted(served))}."

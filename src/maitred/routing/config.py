@@ -3,9 +3,13 @@
 from msgspec import Struct
 
 from maitred.routing.balance.config import BalanceConfig
+from maitred.routing.pools.config import Aliases, Fallbacks, NamedTargets
 
 
 class RoutingConfig(Struct, frozen=True, kw_only=True):
     """Where requests go."""
 
+    names: NamedTargets = {}
+    aliases: Aliases = {}
+    fallbacks: Fallbacks = {}
     balance: BalanceConfig = BalanceConfig()

@@ -16,14 +16,15 @@ from maitred.core.errors import ConfigInvalid
     [
         ([DegradationStep(step="shorten")], "m[0].to_tokens", "Must be set"),
         ([DegradationStep(step="model")], "m[0].to", "Must be set"),
-        ([DegradationStep(step="overflow", to="x")], "m[0].to", "Belongs to the step `model`, not to `overflow`"),
+        ([DegradationStep(step="overflow")], "m[0].to", "Must be set: the step `overflow` needs to know it"),
+        ([DegradationStep(step="shorten", to_tokens=8, to="x")], "m[0].to", "Belongs to the step `model`"),
         ([DegradationStep(step="model", to="x", to_tokens=9)], "m[0].to_tokens", "Belongs to the step `shorten`"),
         (
             [DegradationStep(step="shorten", to_tokens=8), DegradationStep(step="shorten", to_tokens=8)],
             "m[1].to_tokens",
             "shortens to 8 already",
         ),
-        ([DegradationStep(step="overflow"), DegradationStep(step="overflow")], "m[1].step", "Keep one"),
+        ([DegradationStep(step="overflow", to="x"), DegradationStep(step="overflow", to="x")], "m[1].step", "Keep one"),
         ([DegradationStep(step="model", to="x"), DegradationStep(step="model", to="x")], "m[1].step", "Keep one"),
     ],
 )
@@ -39,7 +40,7 @@ def test_a_sound_ladder_has_no_faults() -> None:
         DegradationStep(step="shorten", to_tokens=128),
         DegradationStep(step="model", to="small"),
         DegradationStep(step="model", to="smaller"),
-        DegradationStep(step="overflow"),
+        DegradationStep(step="overflow", to="provider"),
     ]
     assert list(ladder_faults(steps, "m")) == []
 
@@ -50,7 +51,7 @@ model:
     - step: shorten
       to_tokens: 128
     - {step: model, to: small}
-    - step: overflow
+    - {step: overflow, to: provider}
 """
 
 

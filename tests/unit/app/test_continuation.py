@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from maitred.app.pipeline import Pipeline
+from maitred.app.router import Router
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.errors import CallerError, DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
@@ -62,7 +63,7 @@ class House:
         self.dispatcher = Dispatcher("m", posts, config, self.clock, draw=lambda: draw)
         self.desk = admission_desk.Desk()
         catalog = Catalog([ServedModel("m", replicas[-1], TOKENIZER)])
-        self.pipeline = Pipeline(catalog, {"m": self.dispatcher}, self.desk.admission, clock=self.clock)
+        self.pipeline = Pipeline(Router(catalog), {"m": self.dispatcher}, self.desk.admission, clock=self.clock)
         self.tally = Tally("req", self.clock.now_s)
 
     async def run(self, asked) -> list[Part]:

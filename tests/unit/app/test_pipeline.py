@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from maitred.app.pipeline import Pipeline
+from maitred.app.router import Router
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Ask, Conversation, Outcome, Part, Tally
 from maitred.core.clock import SystemClock
@@ -115,7 +116,7 @@ def ids(text):
 def pipeline(replica, **options):
     dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
-    return Pipeline(catalog, {"m": dispatcher}, Desk().admission, clock=FrozenClock(), **options)
+    return Pipeline(Router(catalog), {"m": dispatcher}, Desk().admission, clock=FrozenClock(), **options)
 
 
 async def run(replica, asked, tally=None, **options):
@@ -277,7 +278,7 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
     replica = MemoryReplica([Delta(index, [], DEADLINE, begun=begun) for index in range(2)])
     dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
     desk, tally = Desk(), Tally("req", 0.0)
-    spine = Pipeline(Catalog([ServedModel("m", replica, TOKENIZER)]), {"m": dispatcher}, desk.admission)
+    spine = Pipeline(Router(Catalog([ServedModel("m", replica, TOKENIZER)])), {"m": dispatcher}, desk.admission)
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
     async with spine.answer(asked, tally) as answer:
         parts = [part async for batch in answer for part in batch]
@@ -376,7 +377,7 @@ async def test_a_replica_that_restarts_is_still_known():
 async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
-    spine = Pipeline(Catalog([ServedModel("m", MemoryReplica(), tokenizer)]), {}, Desk().admission)
+    spine = Pipeline(Router(Catalog([ServedModel("m", MemoryReplica(), tokenizer)])), {}, Desk().admission)
     with pytest.raises(InvalidRequest, match="no chat template"):
         async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
             pass

@@ -27,8 +27,6 @@ T = TypeVar("T")
 DEGRADABLE = (QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
 """The refusals that the ladder may avert. Limits are not among them: they are no question of load."""
 
-NO_TARGET = "no_target"
-"""Reason for a step not to be tried: there is nowhere to send the request."""
 NOTHING_TO_TAKE = "nothing_to_take"
 """Reason for a step not to be tried: the request asks for no more than the step would leave."""
 
@@ -38,8 +36,6 @@ class Variant(msgspec.Struct, frozen=True):
 
     ask: Ask
     """To be served instead."""
-    overflow: str | None = None
-    """The provider that is to answer it; None: we do."""
     degraded: tuple[str, ...] = ()
     """What was taken, as `maitred.core.answer.Tally.degraded` says it."""
 
@@ -49,8 +45,7 @@ class Ladder:
 
     Args:
         steps: In the order in which they are tried.
-        overflow: The provider that takes what we cannot; None: there is none, and the step is skipped.
-        skipped: Told of every step that was no help, by its name and a reason: `NO_TARGET`, `NOTHING_TO_TAKE`, or the
+        skipped: Told of every step that was no help, by its name and a reason: `NOTHING_TO_TAKE`, or the
             `code` of the error that the attempt met.
     """
 
@@ -58,11 +53,9 @@ class Ladder:
         self,
         steps: Sequence[DegradationStep],
         *,
-        overflow: str | None = None,
         skipped: Callable[[str, str], None] = lambda step, reason: None,
     ) -> None:
         self._steps = tuple(steps)
-        self._overflow = overflow
         self._skipped = skipped
 
     async def first_that_fits(
@@ -100,11 +93,8 @@ class Ladder:
         above = ask
         tried = {(ask.model, ask.max_tokens)}
         for step in self._steps:
-            if step.step == "overflow":
-                if self._overflow is None:
-                    self._skipped(step.step, NO_TARGET)
-                else:
-                    yield step.step, Variant(ask, self._overflow, (f"overflow={self._overflow}",))
+            if step.step == "overflow" and step.to is not None:
+                yield step.step, Variant(msgspec.structs.replace(ask, model=step.to), (f"overflow={step.to}",))
                 continue
             alone, above = _applied(step, ask, most_tokens), _applied(step, above, most_tokens)
             before = len(tried)

@@ -1,5 +1,6 @@
 """Where an upstream is: the URL of its API, and what lies around it."""
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from maitred.core.errors import ConfigInvalid
@@ -15,6 +16,7 @@ class Address:
     Attributes:
         host_and_port: As the URL has them; without a user, which it must not have.
         safe: Whether nobody on the way can read along: it has TLS, or never leaves this machine.
+        private: Whether it is surely of this machine or of a private network; of a name nobody knows that.
 
     Raises:
         ConfigInvalid: It is no URL of an HTTP server, or it holds what belongs elsewhere.
@@ -36,6 +38,7 @@ class Address:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.host_and_port = host if port is None else f"{host}:{port}"
         self.safe = parts.scheme == "https" or is_loopback(parts.hostname)
+        self.private = is_loopback(parts.hostname) or _is_private(parts.hostname)
         self._root = (parts.scheme, parts.netloc)
         self._path = parts.path.rstrip("/")
         self._query = parts.query
@@ -43,3 +46,10 @@ class Address:
     def below(self, path: str) -> str:
         """The URL of a path: below the API's, or at the server's root if it begins with a slash."""
         return urlunsplit((*self._root, path if path.startswith("/") else f"{self._path}/{path}", self._query, ""))
+
+
+def _is_private(host: str) -> bool:
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import (
+    ContentRefused,
     ContextLengthExceeded,
     InvalidRequest,
     MaitredError,
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _MOST_CHARACTERS = 500
 _AT_FAULT = frozenset({400, 413, 422})
 _BUSY = frozenset({408, 409, 425, 429, 503, 529})
+_POLICY_CODES = ("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation")
+"""What OpenAI and Azure call it."""
 _WINDOW_WORDS = (
     *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
 )
@@ -82,8 +85,7 @@ def failure_of(server: str, status: int, error: ServerError | None, retry_after_
     """
     said = error.message[:_MOST_CHARACTERS] if error else ""
     if status in _AT_FAULT and error is not None:
-        kind = ContextLengthExceeded if _exceeds_window(error) else InvalidRequest
-        return kind(said or "The server that runs this model refuses the request.", param=error.param)
+        return _fault_of(error)(said or "The server that runs this model refuses the request.", param=error.param)
     log.warning("The upstream %s answered %d: %s", server, status, said or "no reason given")
     if status in (401, 403):
         return ReplicaUnavailable(
@@ -102,9 +104,12 @@ def failure_of(server: str, status: int, error: ServerError | None, retry_after_
     return ReplicaLost()
 
 
-def _exceeds_window(error: ServerError) -> bool:
+def _fault_of(error: ServerError) -> type[InvalidRequest]:
+    """What is wrong with the request."""
     text = f"{error.code} {error.message}".lower()
-    return any(words in text for words in _WINDOW_WORDS)
+    if any(words in text for words in _WINDOW_WORDS):
+        return ContextLengthExceeded
+    return ContentRefused if error.code.lower() in _POLICY_CODES else InvalidRequest
 
 
 def retry_after_of(retry_after_ms: str | None, retry_after: str | None) -> float | None:

@@ -174,11 +174,11 @@ class Upstream:
 
     def _exchange(self, request: TextRequest) -> tuple[str, bytes, Reader]:
         """Where the request goes, how it is written there, and who reads the answer."""
-        parameters = self.config.parameters
+        parameters, model = self.config.parameters, request.model or self.model
         if self.config.kind == "anthropic":
-            return "messages", messages_body(request, self.model, parameters), MessagesReader(self.name)
+            return "messages", messages_body(request, model, parameters), MessagesReader(self.name)
         path = "chat/completions" if request.chat else "completions"
-        body = body_of(request, self.dialect, self.model, parameters)
+        body = body_of(request, self.dialect, model, parameters)
         return path, body, AnswerReader(self.name, request.choices, self.dialect, int(request.fields.get("n") or 1))
 
     async def _ask(self, path: str, id: str, body: bytes, begin_s: float) -> aiohttp.ClientResponse:  # noqa: A002

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import Unsupported
 from maitred.core.relay import TextRequest
 from maitred.replica.upstream.dialects import Dialect
 
@@ -34,7 +34,7 @@ def body_of(request: TextRequest, dialect: Dialect, model: str, parameters: Mapp
         parameters: Fields for requests that do not have them.
 
     Raises:
-        InvalidRequest: It asks for what the server does not know. Sent or left out, it would go unheard.
+        Unsupported: It asks for what the server does not know. Sent or left out, it would go unheard.
     """
     body: dict[str, Any] = {**parameters}
     for field, value in request.fields.items():
@@ -43,7 +43,7 @@ def body_of(request: TextRequest, dialect: Dialect, model: str, parameters: Mapp
         if field in dialect.fields:
             body[field] = value
         elif field not in _HINTS and value != _HARMLESS.get(field, _OURS):
-            raise InvalidRequest(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+            raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
     if request.max_tokens is not None:
         body[dialect.limit_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}

@@ -19,8 +19,8 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
     Yields:
         The dotted name of a setting, and what is wrong with it.
     """
-    for name, targets in config.models.items():
-        here = f"{place}.models.{name}"
+    for name, targets in config.names.items():
+        here = f"{place}.names.{name}"
         if name.count("*") > 1:
             yield here, "Has more than one `*`. Keep one."
         if not targets:
@@ -38,20 +38,20 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
     names = Names(config)
     for alias, name in config.aliases.items():
         here = f"{place}.aliases.{alias}"
-        if alias in config.models:
-            yield here, f"Is a model, too. Remove {place}.models.{alias}, or the alias."
+        if alias in config.names:
+            yield here, f"Is a model, too. Remove {place}.names.{alias}, or the alias."
         elif "*" in alias:
-            yield here, f"An alias is one name. Put names with `*` below {place}.models."
+            yield here, f"An alias is one name. Put names with `*` below {place}.names."
         elif names.is_circle(alias):
             yield here, "Leads back to itself. Let one of these aliases stand for a model."
         elif name not in config.aliases and names.find(name) is None:
-            yield here, _unknown("model", name, [*config.models, *config.aliases])
+            yield here, _unknown("model", name, [*config.names, *config.aliases])
     for model, fallback in config.fallbacks.items():
         here = f"{place}.fallbacks.{model}"
         if model in config.aliases:
             yield here, f"Is an alias. Say it of the model itself: {names.canonical(model)}."
         elif names.find(model) is None:
-            yield here, _unknown("model", model, config.models)
+            yield here, _unknown("model", model, config.names)
         for chain in _CHAINS:
             tried = [names.canonical(name) for name in getattr(fallback, chain)]
             for index, name in enumerate(tried):
@@ -60,7 +60,7 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
                 elif name in tried[:index]:
                     yield f"{here}.{chain}[{index}]", "Stands before it already. Keep one."
                 elif names.find(name) is None:
-                    yield f"{here}.{chain}[{index}]", _unknown("model", name, [*config.models, *config.aliases])
+                    yield f"{here}.{chain}[{index}]", _unknown("model", name, [*config.names, *config.aliases])
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -12,8 +12,10 @@ class Found:
 
     name: str
     """Without aliases."""
-    targets: Sequence[tuple[str, str]]
-    """Pool and the model's name there, the first choice first."""
+    key: str
+    """As it stands in the table, with its `*`."""
+    targets: Sequence[tuple[str, str | None]]
+    """Pool and what its servers are to be asked for, the first choice first."""
 
 
 class Names:
@@ -25,8 +27,8 @@ class Names:
 
     def __init__(self, config: RoutesConfig) -> None:
         self._aliases = config.aliases
-        self._exact = {name: targets for name, targets in config.models.items() if "*" not in name}
-        parts = ((name.partition("*"), targets) for name, targets in config.models.items() if "*" in name)
+        self._exact = {name: targets for name, targets in config.names.items() if "*" not in name}
+        parts = ((name.partition("*"), targets) for name, targets in config.names.items() if "*" in name)
         # The most literal characters first, of as many the longest beginning; then as they stand in the table.
         self._patterns: list[tuple[str, str, list[TargetConfig]]] = sorted(
             ((before, after, targets) for (before, _, after), targets in parts),
@@ -49,10 +51,11 @@ class Names:
         """What it leads to; None: nowhere."""
         name = self.canonical(name)
         if name in self._exact:
-            return Found(name, _targets(self._exact[name], name, ""))
+            return Found(name, name, _targets(self._exact[name], ""))
         for before, after, targets in self._patterns:
             if len(name) >= len(before) + len(after) and name.startswith(before) and name.endswith(after):
-                return Found(name, _targets(targets, name, name[len(before) : len(name) - len(after)]))
+                starred = name[len(before) : len(name) - len(after)]
+                return Found(name, f"{before}*{after}", _targets(targets, starred))
         return None
 
     @property
@@ -61,5 +64,5 @@ class Names:
         return [*self._exact, *(alias for alias in self._aliases if not self.is_circle(alias))]
 
 
-def _targets(targets: Sequence[TargetConfig], name: str, starred: str) -> list[tuple[str, str]]:
-    return [(each.pool, name if each.model is None else each.model.replace("*", starred)) for each in targets]
+def _targets(targets: Sequence[TargetConfig], starred: str) -> list[tuple[str, str | None]]:
+    return [(each.pool, None if each.model is None else each.model.replace("*", starred)) for each in targets]

@@ -1,12 +1,10 @@
 """What a request needs of a pool, and why a pool is not for it."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from maitred.routing.pools.config import PoolConfig
-
-_MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +13,13 @@ class Needs:
 
     model: str
     """As the caller names it."""
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    """The least that must fit behind the prompt: `max_tokens` where the caller names it."""
     capabilities: Set[str] = frozenset()
     local_only: bool = False
     """Nothing of it may leave."""
     regions: Set[str] | None = None
     """Where it may be computed; None: anywhere."""
-    most_usd: float | None = None
-    """What it may cost at most."""
+    allowed: Callable[[str], bool] = lambda name: True
+    """Whether a model of that name is open to the caller."""
 
 
 class Ground(StrEnum):
@@ -33,10 +28,6 @@ class Ground(StrEnum):
     PRIVACY = "privacy"
     REGION = "region"
     CAPABILITY = "capability"
-    CONTEXT_LENGTH = "context_length"
-    COST = "cost"
-    HEALTH = "health"
-    """No replica of it takes requests now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +35,9 @@ class LeftOut:
     """A pool that may not serve a request."""
 
     pool: str
-    model: str
     ground: Ground
     why: str
     """As the end of a sentence that begins with the pool's name."""
-
-
-def cost_usd(pool: PoolConfig, needs: Needs) -> float:
-    """What the request costs there at most."""
-    tokens_usd = pool.prompt_usd_per_million * needs.prompt_tokens + pool.output_usd_per_million * needs.output_tokens
-    return tokens_usd / _MILLION
 
 
 def objection(pool: PoolConfig, needs: Needs) -> tuple[Ground, str] | None:
@@ -65,9 +49,4 @@ def objection(pool: PoolConfig, needs: Needs) -> tuple[Ground, str] | None:
         return Ground.REGION, f"is in {pool.region or 'no named region'}, and the request is for {allowed}"
     if pool.capabilities is not None and (lacking := sorted(needs.capabilities - set(pool.capabilities))):
         return Ground.CAPABILITY, f"has no {', '.join(lacking)}"
-    tokens = needs.prompt_tokens + needs.output_tokens
-    if pool.context_tokens is not None and tokens > pool.context_tokens:
-        return Ground.CONTEXT_LENGTH, f"takes {pool.context_tokens} tokens, and the request has {tokens}"
-    if needs.most_usd is not None and (usd := cost_usd(pool, needs)) > needs.most_usd:
-        return Ground.COST, f"may cost ${usd:.4g}, and the request may cost ${needs.most_usd:.4g}"
     return None

@@ -24,7 +24,7 @@ S512 = DegradationStep(step="shorten", to_tokens=512)
 S128 = DegradationStep(step="shorten", to_tokens=128)
 SMALL = DegradationStep(step="model", to="small")
 TINY = DegradationStep(step="model", to="tiny")
-OVERFLOW = DegradationStep(step="overflow")
+OVERFLOW = DegradationStep(step="overflow", to="provider")
 
 
 def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: bool = True) -> Ask:
@@ -35,14 +35,14 @@ def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: boo
 class Walk:
     """Walks a ladder where nothing fits but what it is told, and keeps what was tried."""
 
-    def __init__(self, *steps: DegradationStep, fits: tuple[str, ...] = (), overflow: str | None = None) -> None:
+    def __init__(self, *steps: DegradationStep, fits: tuple[str, ...] = ()) -> None:
         self.tried: list[str] = []
         self.skipped: list[tuple[str, str]] = []
         self._fits = fits
-        self._ladder = Ladder(steps, overflow=overflow, skipped=lambda *skip: self.skipped.append(skip))
+        self._ladder = Ladder(steps, skipped=lambda *skip: self.skipped.append(skip))
 
     async def attempt(self, variant: Variant) -> str:
-        name = variant.overflow or f"{variant.ask.model}/{variant.ask.max_tokens}"
+        name = f"{variant.ask.model}/{variant.ask.max_tokens}"
         self.tried.append(name)
         if name not in self._fits:
             raise QueueFull
@@ -132,14 +132,8 @@ async def test_a_step_to_the_same_model_is_none() -> None:
     assert walk.skipped == [("model", "nothing_to_take")]
 
 
-async def test_overflow_needs_somewhere_to_go() -> None:
-    walk = Walk(OVERFLOW, SMALL, fits=("small/1000",))
-    assert await walk.down(asked()) == ("model=small",)
-    assert walk.skipped == [("overflow", "no_target")]
-
-
 async def test_overflow_takes_the_whole_request() -> None:
-    walk = Walk(S128, OVERFLOW, fits=("provider",), overflow="provider")
+    walk = Walk(S128, OVERFLOW, fits=("provider/1000",))
     assert await walk.down(asked()) == ("overflow=provider",)
 
 
@@ -173,9 +167,9 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.none() | st.integers(1, 50), st.integers(0, 20), st.none() | st.just("provider"))
+@given(STEPS, st.none() | st.integers(1, 50), st.integers(0, 20))
 async def test_no_variant_is_tried_twice_or_takes_nothing(
-    steps: list[DegradationStep], max_tokens: int | None, min_tokens: int, overflow: str | None
+    steps: list[DegradationStep], max_tokens: int | None, min_tokens: int
 ) -> None:
     ask = asked(max_tokens, min_tokens=min(min_tokens, max_tokens or min_tokens))
     tried: list[Variant] = []
@@ -185,9 +179,9 @@ async def test_no_variant_is_tried_twice_or_takes_nothing(
         raise QueueFull
 
     with pytest.raises(DeadlineUnmeetable):
-        await Ladder(steps, overflow=overflow).first_that_fits(ask, 45, REFUSAL, attempt)
+        await Ladder(steps).first_that_fits(ask, 45, REFUSAL, attempt)
     assert len(tried) <= 2 * len(steps)
-    here = [variant for variant in tried if variant.overflow is None]
+    here = [variant for variant in tried if variant.ask.model != "provider"]
     assert len({(variant.ask.model, variant.ask.max_tokens) for variant in here}) == len(here)
     assert all(variant.degraded for variant in tried)
     for variant in here:

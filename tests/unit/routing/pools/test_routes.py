@@ -1,6 +1,19 @@
 import pytest
 
-from maitred.core.errors import ContextLengthExceeded, Forbidden, InvalidRequest, ReplicaUnavailable
+from maitred.core.errors import (
+    ContentRefused,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    QueueFull,
+    QuotaExceeded,
+    ReplicaBusy,
+    ReplicaLost,
+    ReplicaUnavailable,
+    TooExpensive,
+    Unsupported,
+)
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.routing.pools.needs import Needs
@@ -8,11 +21,11 @@ from maitred.routing.pools.routes import Rank, Routes
 
 CONFIG = RoutesConfig(
     pools={
-        "small": PoolConfig(context_tokens=4_000, capabilities=["tools"], region="eu"),
-        "long": PoolConfig(context_tokens=100_000, region="eu"),
-        "cloud": PoolConfig(local=False, region="us", prompt_usd_per_million=2.0, output_usd_per_million=10.0),
+        "small": PoolConfig(capabilities=["tools"], region="eu"),
+        "long": PoolConfig(region="eu"),
+        "cloud": PoolConfig(local=False, region="us"),
     },
-    models={
+    names={
         "tiny": [TargetConfig(pool="small"), TargetConfig(pool="cloud", model="gpt-4o-mini")],
         "big": [TargetConfig(pool="long", model="big-128k")],
         "openai/*": [TargetConfig(pool="cloud", model="*")],
@@ -26,70 +39,108 @@ CONFIG = RoutesConfig(
 )
 
 
-def found(model="tiny", *, usable=lambda pool: True, **needs):
-    return Routes(CONFIG, usable).find(Needs(model, **needs))
+def way(model="tiny", **needs):
+    return Routes(CONFIG).way(Needs(model, **needs))
 
 
-def places(route):
-    return [(target.pool, target.model, target.rank) for target in route.targets]
+def places(a_way, failure):
+    """Where a request goes that everybody fails alike."""
+    target = a_way.first()
+    found = [(target.pool, target.model, target.rank)]
+    while (target := a_way.after(failure)) is not None:
+        found.append((target.pool, target.model, target.rank))
+    return found
 
 
-def test_own_targets_come_first_then_the_chain_each_place_once():
-    assert places(found()) == [
-        ("small", "tiny", Rank.OWN),
-        ("cloud", "gpt-4o-mini", Rank.OWN),
+OWN = [("small", None, Rank.OWN), ("cloud", "gpt-4o-mini", Rank.OWN)]
+
+
+@pytest.mark.parametrize("failure", [ReplicaUnavailable(), ReplicaBusy(), ReplicaLost(), QueueFull(), TooExpensive()])
+def test_own_targets_come_first_then_the_general_chain_each_place_once(failure):
+    assert places(way(), failure) == [
+        *OWN,
         ("cloud", "gpt-4o", Rank.GENERAL),
         ("long", "big-128k", Rank.GENERAL),
     ]
 
 
+def test_what_is_too_long_for_all_goes_to_the_longer_window():
+    assert places(way(), ContextLengthExceeded()) == [*OWN, ("long", "big-128k", Rank.CONTEXT_LENGTH)]
+
+
+def test_what_one_provider_refuses_is_not_shown_to_the_next_place_of_the_same_model():
+    assert places(way(), ContentRefused()) == [OWN[0], ("cloud", "o1", Rank.CONTENT_POLICY)]
+
+
+@pytest.mark.parametrize("failure", [InvalidRequest("No."), DeadlineExceeded()])
+def test_what_is_nobodys_fault_here_goes_nowhere_else(failure):
+    assert places(way(), failure) == OWN[:1]
+
+
+def test_limits_are_not_gone_round():
+    failure = QuotaExceeded("Used up.", subject="tenant:a", limit="usd_per_day", value=1, reading=None)
+    assert places(way(), failure) == OWN[:1]
+
+
+def test_one_chain_can_follow_another():
+    a_way = way()
+    a_way.first()
+    assert a_way.after(ReplicaLost()).model == "gpt-4o-mini"
+    assert a_way.after(ContextLengthExceeded()).rank is Rank.CONTEXT_LENGTH
+    assert a_way.after(ReplicaLost()).rank is Rank.GENERAL
+    assert a_way.after(ReplicaLost()) is None, "big has been tried already"
+
+
 def test_aliases_lead_on_and_bring_the_chain():
-    assert found("default") == found("tiny")
+    assert places(way("default"), ReplicaLost()) == places(way(), ReplicaLost())
+    assert way("default").first().name == "tiny"
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "pool", "model", "key"),
     [
-        ("openai/o3", ("cloud", "o3")),
-        ("openai/phi-local", ("small", "phi")),
-        ("openai/", ("cloud", "")),
-        ("anything", ("cloud", "anything")),
-        ("big", ("long", "big-128k")),
+        ("openai/o3", "cloud", "o3", "openai/*"),
+        ("openai/phi-local", "small", "phi", "openai/*-local"),
+        ("openai/", "cloud", "", "openai/*"),
+        ("anything", "cloud", None, "*"),
+        ("big", "long", "big-128k", "big"),
     ],
 )
-def test_the_name_as_it_stands_then_the_longest_pattern(name, place):
-    assert places(found(name)) == [(*place, Rank.OWN)]
+def test_the_name_as_it_stands_then_the_longest_pattern(name, pool, model, key):
+    target = way(name).first()
+    assert (target.pool, target.model, target.name) == (pool, model, key)
 
 
 def test_a_name_that_leads_nowhere():
-    assert Routes(RoutesConfig()).find(Needs("tiny")) is None
-    assert Routes(RoutesConfig()).after_refusal(Needs("tiny")) is None
-    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).find(Needs("a")) is None
-
-
-def test_what_is_too_long_goes_to_the_longer_window_first():
-    route = found(prompt_tokens=5_000, output_tokens=100, local_only=True)
-    assert places(route) == [("long", "big-128k", Rank.CONTEXT_LENGTH)]
-    assert [(each.pool, each.why) for each in route.left_out] == [
-        ("small", "takes 4000 tokens, and the request has 5100"),
-        ("cloud", "is not local, and the request may not leave"),
-        ("cloud", "is not local, and the request may not leave"),
-    ]
+    assert Routes(RoutesConfig()).way(Needs("tiny")) is None
+    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).way(Needs("a")) is None
 
 
 def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
-    assert {target.pool for target in found(local_only=True).targets} == {"small", "long"}
-    assert {target.pool for target in found(regions={"us"}).targets} == {"cloud"}
-    assert places(Routes(CONFIG).after_refusal(Needs("tiny"))) == [("cloud", "o1", Rank.CONTENT_POLICY)]
-    assert not Routes(CONFIG).after_refusal(Needs("tiny", local_only=True)).targets
+    assert {pool for pool, *_ in places(way(local_only=True), ReplicaLost())} == {"small", "long"}
+    assert {pool for pool, *_ in places(way(regions={"us"}), ReplicaLost())} == {"cloud"}
+    assert places(way(local_only=True), ContentRefused()) == OWN[:1]
 
 
-def test_a_ceiling_on_cost():
-    ask = {"prompt_tokens": 1_000, "output_tokens": 100}
-    assert "cloud" in {target.pool for target in found(most_usd=0.0031, **ask).targets}
-    route = found(most_usd=0.0029, **ask)
-    assert "cloud" not in {target.pool for target in route.targets}
-    assert route.left_out[0].why == "may cost $0.003, and the request may cost $0.0029"
+def test_a_fallback_is_no_way_to_a_model_that_is_closed():
+    open_ones = {"tiny", "big"}
+    assert places(way(allowed=open_ones.__contains__), ReplicaLost()) == [*OWN, ("long", "big-128k", Rank.GENERAL)]
+    assert way(allowed={"big"}.__contains__) is None
+    assert way("default", allowed={"default"}.__contains__) is not None, "open under the name that was asked for"
+    assert way("openai/o3", allowed={"openai/*"}.__contains__) is not None
+
+
+def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
+    assert way("tiny", capabilities={"vision"}).first().pool == "cloud"
+    config = RoutesConfig(
+        pools={"a": PoolConfig(capabilities=[]), "b": PoolConfig()},
+        names={"a": [TargetConfig(pool="a")], "b": [TargetConfig(pool="b")]},
+        fallbacks={"a": FallbackConfig(general=["b"])},
+    )
+    assert Routes(config).way(Needs("a", capabilities={"tools"})).first().rank is Rank.GENERAL
+    said = Routes(config).way(Needs("a"))
+    said.first()
+    assert said.after(Unsupported("No tools.")).pool == "b"
 
 
 @pytest.mark.parametrize(
@@ -97,23 +148,13 @@ def test_a_ceiling_on_cost():
     [
         ("openai/o3", {"local_only": True}, Forbidden, "cloud is not local, and the request may not leave."),
         ("big", {"regions": {"us", "ca"}}, Forbidden, "long is in eu, and the request is for ca, us."),
-        ("big", {"prompt_tokens": 200_000}, ContextLengthExceeded, "long takes 100000 tokens"),
         ("openai/x-local", {"capabilities": {"vision", "tools"}}, InvalidRequest, "small has no vision."),
-        ("openai/o3", {"prompt_tokens": 10**6, "most_usd": 1.0}, InvalidRequest, "may cost $2"),
     ],
 )
 def test_a_refusal_says_why_of_every_pool(model, needs, error, sentence):
-    route = found(model, **needs)
-    assert not route.targets
-    refusal = route.refusal()
-    assert type(refusal) is error
-    assert sentence in refusal.message
-
-
-def test_a_pool_without_a_replica_is_a_matter_of_time():
-    route = found("big", usable=lambda pool: False)
-    assert isinstance(route.refusal(), ReplicaUnavailable)
-    assert "long has no replica that takes requests now" in route.refusal().message
+    with pytest.raises(error) as refusal:
+        way(model, **needs).first()
+    assert sentence in refusal.value.message
 
 
 def test_a_sound_table_has_no_faults():
@@ -124,15 +165,15 @@ def test_a_sound_table_has_no_faults():
 @pytest.mark.parametrize(
     ("change", "key", "message"),
     [
-        ({"models": {"m": [TargetConfig(pool="smal")]}}, "models.m[0].pool", "Did you mean small?"),
-        ({"models": {"m": []}}, "models.m", "Leads to no pool"),
-        ({"models": {"a*b*": [TargetConfig(pool="small")]}}, "models.a*b*", "more than one"),
-        ({"models": {"m": [TargetConfig(pool="small", model="*")]}}, "models.m[0].model", "none that it could"),
-        ({"models": {"m": [TargetConfig(pool="small")] * 2}}, "models.m[1]", "before it already"),
+        ({"names": {"m": [TargetConfig(pool="smal")]}}, "names.m[0].pool", "Did you mean small?"),
+        ({"names": {"m": []}}, "names.m", "Leads to no pool"),
+        ({"names": {"a*b*": [TargetConfig(pool="small")]}}, "names.a*b*", "more than one"),
+        ({"names": {"m": [TargetConfig(pool="small", model="*")]}}, "names.m[0].model", "none that it could"),
+        ({"names": {"m": [TargetConfig(pool="small")] * 2}}, "names.m[1]", "before it already"),
         ({"aliases": {"tiny": "big"}}, "aliases.tiny", "Is a model, too"),
         ({"aliases": {"a": "b", "b": "a"}}, "aliases.a", "back to itself"),
         ({"aliases": {"x-*": "big"}}, "aliases.x-*", "one name"),
-        ({"models": {"big": [TargetConfig(pool="long")]}, "aliases": {"a": "bigg"}}, "aliases.a", "mean big?"),
+        ({"names": {"big": [TargetConfig(pool="long")]}, "aliases": {"a": "bigg"}}, "aliases.a", "mean big?"),
         ({"fallbacks": {"gpt-4o": FallbackConfig()}}, "fallbacks.gpt-4o", "model itself: tiny"),
         ({"fallbacks": {"tiny": FallbackConfig(general=["gpt-4o"])}}, "fallbacks.tiny.general[0]", "the model itself"),
         ({"fallbacks": {"tiny": FallbackConfig(general=["big"] * 2)}}, "fallbacks.tiny.general[1]", "before it"),
@@ -140,7 +181,7 @@ def test_a_sound_table_has_no_faults():
 )
 def test_a_fault_is_named_with_its_remedy(change, key, message):
     table = {name: getattr(CONFIG, name) for name in RoutesConfig.__struct_fields__}
-    if "models" in change:
+    if "names" in change:
         table |= {"aliases": {}, "fallbacks": {}}
     faults = dict(route_faults(RoutesConfig(**table | change)))
     assert message in faults[f"routing.{key}"]
@@ -149,7 +190,7 @@ def test_a_fault_is_named_with_its_remedy(change, key, message):
 def test_an_unknown_fallback_is_named():
     config = RoutesConfig(
         pools={"small": PoolConfig()},
-        models={"tiny": [TargetConfig(pool="small")]},
+        names={"tiny": [TargetConfig(pool="small")]},
         fallbacks={"tiny": FallbackConfig(context_length=["tiney"]), "huge": FallbackConfig()},
     )
     assert dict(route_faults(config)) == {

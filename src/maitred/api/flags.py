@@ -1,0 +1,26 @@
+"""Headers that say yes or no."""
+
+from collections.abc import Callable
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.openai.faults import shown
+
+GetHeader = Callable[[bytes], str | None]
+"""The first value of a header, by its name in lower case."""
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def flag_in(header: GetHeader, name: str) -> bool:
+    """Whether the header says yes; one that is not there says no.
+
+    Raises:
+        InvalidRequest: It says neither.
+    """
+    value = header(name.encode())
+    if value is None:
+        return False
+    flag = _FLAGS.get(value.strip().lower())
+    if flag is None:
+        raise InvalidRequest(f"{name} must be true or false; got {shown(value)}.", param=name)
+    return flag

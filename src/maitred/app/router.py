@@ -1,0 +1,122 @@
+"""From what a request says to the models that may serve it."""
+
+import difflib
+from collections.abc import Mapping
+
+from maitred.config.tree import Config, TextModelConfig
+from maitred.core.answer import Ask
+from maitred.core.errors import ModelNotFound
+from maitred.core.tenancy import Principal
+from maitred.replica.upstream.address import Address
+from maitred.routing.catalog import AnyModel, Catalog
+from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
+from maitred.routing.pools.needs import Needs
+from maitred.routing.pools.routes import Routes, Target, Way
+
+LOCAL_ONLY = "local-only"
+"""The tag of tenants whose requests never leave."""
+_CAPABILITIES = {
+    "tools": "tools",
+    "functions": "tools",
+    "response_format": "json_schema",
+    "guided_json": "json_schema",
+    "structured_outputs": "json_schema",
+}
+"""Field of a request -> what a model needs for it."""
+
+
+class Router:
+    """The names that requests use, and where they lead.
+
+    Args:
+        catalog: What is served.
+        routes: The names beside those of the catalog; None: there are none.
+    """
+
+    def __init__(self, catalog: Catalog, routes: RoutesConfig | None = None) -> None:
+        self._catalog = catalog
+        self._routes = Routes(routes or routes_of(Config(), catalog))
+
+    def way(self, ask: Ask, principal: Principal) -> Way:
+        """The models that may serve a request, one after the other.
+
+        Raises:
+            ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
+        """
+        way = self._routes.way(_needs_of(ask, principal))
+        if way is None:
+            raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
+        return way
+
+    def model(self, target: Target) -> AnyModel:
+        """What serves there."""
+        return self._catalog[target.pool]
+
+    def named(self, name: str, principal: Principal) -> AnyModel:
+        """What serves a name first, whatever a request may need.
+
+        Raises:
+            ModelNotFound: See `way`.
+        """
+        way = self._routes.way(Needs(name, allowed=principal.may_use))
+        if way is None:
+            raise ModelNotFound(_not_found(name, self.open_to(principal)), param="model")
+        return self.model(way.first())
+
+    def behind(self, name: str | None = None) -> list[AnyModel]:
+        """What serves a name first, or everything that is served; nothing behind a name that leads nowhere."""
+        if name is None:
+            return list(self._catalog)
+        way = self._routes.way(Needs(name))
+        return [] if way is None else [self.model(way.first())]
+
+    def open_to(self, principal: Principal) -> list[str]:
+        """The names that this caller may use and that can be listed."""
+        return [name for name in self._routes.names.listed if self._routes.way(Needs(name, allowed=principal.may_use))]
+
+
+def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
+    """The whole table: every model under its own name, and what the configuration adds."""
+    pools = {model.name: _pool_of(config.models.get(model.name), config) for model in catalog}
+    own = {name: [TargetConfig(pool=name)] for name in pools}
+    routing = config.routing
+    return RoutesConfig(
+        pools=pools, names={**own, **routing.names}, aliases=routing.aliases, fallbacks=routing.fallbacks
+    )
+
+
+def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
+    if model is None:
+        return PoolConfig(region=config.model.region)
+    local = model.local
+    if local is None:
+        local = all(Address(upstream.url).private for upstream in model.upstreams)
+    return PoolConfig(capabilities=model.capabilities, local=local, region=model.region)
+
+
+def _needs_of(ask: Ask, principal: Principal) -> Needs:
+    regions = principal.regions
+    if ask.regions is not None:
+        regions = ask.regions if regions is None else regions & ask.regions
+    return Needs(
+        ask.model,
+        _capabilities_of(ask, _CAPABILITIES),
+        ask.local_only or LOCAL_ONLY in principal.tags,
+        regions,
+        principal.may_use,
+    )
+
+
+def _capabilities_of(ask: Ask, known: Mapping[str, str]) -> frozenset[str]:
+    needed = {known[field] for field in ask.needs if field in known}
+    if ask.sampling.top_logprobs is not None:
+        needed.add("logprobs")
+    return frozenset(needed)
+
+
+def _not_found(name: str, served: list[str]) -> str:
+    if not served:
+        return f"The model {name[:200]!r} is not served to this key, and no other one is."
+    close = difflib.get_close_matches(name[:200], served, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"The model {name[:200]!r} is not served here.{hint} Served: {', '.join(sorted(served))}."

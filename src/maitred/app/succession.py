@@ -1,0 +1,87 @@
+"""One answer, by the first of several models that gives one.
+
+A model that fails before anything of its answer is there is followed by the next on the request's way (see
+`maitred.routing.pools.routes`); each is admitted, queued and billed as what it is. Where none gives an answer, the
+caller is told of the first failure: it is that of the model that was asked for.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from maitred.core.answer import Answer, Part, Tally
+from maitred.core.errors import MaitredError
+from maitred.routing.pools.routes import Target, Way
+
+Serve = Callable[[Target], AbstractAsyncContextManager[Answer]]
+"""Starts the work at one model; leaving the context ends it."""
+
+
+class Succession:
+    """Implements `maitred.core.answer.Answer`. A context; leaving it ends what is unfinished.
+
+    Args:
+        serve: Starts the work at a model.
+        way: The models.
+        tally: What is known of the request.
+    """
+
+    def __init__(self, serve: Serve, way: Way, tally: Tally) -> None:
+        self._serve = serve
+        self._way = way
+        self._tally = tally
+        self._running = AsyncExitStack()
+        """Holds the model that is at work."""
+        self._batches: AsyncIterator[list[Part]] | None = None
+        self._begun = False
+        self._first_failure: MaitredError | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._start(self._way.first())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._running.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Part]:
+        while True:
+            assert self._batches is not None
+            try:
+                parts = await anext(self._batches)
+            except MaitredError as failure:
+                if self._begun:
+                    raise
+                target = self._next(failure)
+                await self._running.__aexit__(type(failure), failure, failure.__traceback__)
+                await self._start(target)
+            else:
+                self._begun = True
+                return parts
+
+    async def _start(self, target: Target) -> None:
+        """Begins at a model, or at one of those after it."""
+        while True:
+            self._running = AsyncExitStack()
+            try:
+                self._batches = aiter(await self._running.enter_async_context(self._serve(target)))
+            except MaitredError as failure:
+                target = self._next(failure)
+            else:
+                return
+
+    def _next(self, failure: MaitredError) -> Target:
+        """What follows a model that has failed; raises the first failure where nothing does."""
+        self._first_failure = self._first_failure or failure
+        target = self._way.after(failure)
+        if target is None:
+            if self._first_failure is failure:
+                raise failure
+            raise self._first_failure from failure
+        self._tally.begin_anew(f"{target.rank}={target.name}")
+        return target

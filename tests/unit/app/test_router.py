@@ -1,0 +1,105 @@
+"""The names that requests use."""
+
+import pytest
+
+from maitred.app.router import Router, routes_of
+from maitred.config.tree import Config, TextModelConfig
+from maitred.core.answer import Ask
+from maitred.core.errors import Forbidden, ModelNotFound
+from maitred.core.request import SamplingParams
+from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.routing.config import RoutingConfig
+from maitred.routing.pools.config import FallbackConfig, TargetConfig
+
+SAMPLING = SamplingParams(max_tokens=1, seed=0)
+
+
+def router(*names, **settings):
+    catalog = Catalog([ServedModel(name, None, None) for name in names])
+    return Router(catalog, routes_of(Config(**settings), catalog))
+
+
+def asked(model, **wants):
+    return Ask(model, ["Hi"], SAMPLING, **wants)
+
+
+def caller(**properties):
+    return Principal(key="k", tenants=("acme",), scopes=frozenset(), **properties)
+
+
+def test_the_exact_name_and_no_other():
+    models = router("Qwen2.5-0.5B", "tiny")
+    assert models.named("tiny", ANONYMOUS).name == "tiny"
+    with pytest.raises(ModelNotFound) as error:
+        models.named("tiney", ANONYMOUS)
+    assert error.value.param == "model"
+    assert (
+        error.value.message == "The model 'tiney' is not served here. Did you mean 'tiny'? Served: Qwen2.5-0.5B, tiny."
+    )
+
+
+def test_a_name_that_is_like_none_gets_no_guess():
+    with pytest.raises(ModelNotFound) as error:
+        router("tiny").way(asked("gpt-4o" * 1000), ANONYMOUS)
+    assert "Did you mean" not in error.value.message
+    assert len(error.value.message) < 400
+
+
+def test_what_a_caller_may_not_use_is_not_there_for_it():
+    models = router("tiny", "big", routing=RoutingConfig(aliases={"default": "big"}))
+    acme = caller(models=frozenset({"tiny"}))
+    assert models.open_to(acme) == ["tiny"]
+    assert models.open_to(ANONYMOUS) == ["tiny", "big", "default"]
+    for name in ("big", "default"):
+        with pytest.raises(ModelNotFound):
+            models.way(asked(name), acme)
+    assert models.way(asked("default"), caller(models=frozenset({"default"}))).first().pool == "big"
+
+
+UPSTREAMS = {
+    "near": {"upstreams": [UpstreamConfig(url="http://10.0.0.7:8000/v1")], "region": "eu"},
+    "named": {"upstreams": [UpstreamConfig(url="http://vllm.internal:8000/v1")]},
+    "mine": {"upstreams": [UpstreamConfig(url="http://vllm.internal:8000/v1")], "local": True},
+    "mixed": {
+        "upstreams": [UpstreamConfig(url="http://10.0.0.7:8000/v1"), UpstreamConfig(url="https://93.184.216.34/v1")]
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "stays"), [("near", True), ("named", False), ("mine", True), ("mixed", False)])
+def test_what_may_not_leave_goes_only_to_what_is_surely_here(name, stays):
+    models = router(*UPSTREAMS, models={key: TextModelConfig(**value) for key, value in UPSTREAMS.items()})
+    for ask, principal in (
+        (asked(name, local_only=True), ANONYMOUS),
+        (asked(name), caller(tags=frozenset({"local-only"}))),
+    ):
+        way = models.way(ask, principal)
+        if stays:
+            assert way.first().pool == name
+        else:
+            with pytest.raises(Forbidden):
+                way.first()
+
+
+def test_a_request_can_narrow_where_its_tenant_may_be_served_and_not_widen_it():
+    models = router("near", models={"near": TextModelConfig(**UPSTREAMS["near"])})
+    european = caller(regions=frozenset({"eu"}))
+    assert models.way(asked("near"), european).first().pool == "near"
+    assert models.way(asked("near", regions=frozenset({"eu", "us"})), european).first().pool == "near"
+    for principal, regions in ((european, {"us"}), (ANONYMOUS, {"us"}), (caller(regions=frozenset({"us"})), {"eu"})):
+        with pytest.raises(Forbidden):
+            models.way(asked("near", regions=frozenset(regions)), principal).first()
+
+
+def test_tools_go_where_there_are_tools():
+    models = router("tiny", "big", routing=RoutingConfig(fallbacks={"tiny": FallbackConfig(general=["big"])}))
+    assert models.way(asked("tiny", needs=("tools",)), ANONYMOUS).first().pool == "tiny", (
+        "nobody has said that it has none"
+    )
+
+
+def test_a_name_of_the_configuration_replaces_the_models_own():
+    models = router("tiny", "big", routing=RoutingConfig(names={"tiny": [TargetConfig(pool="big")]}))
+    assert models.named("tiny", ANONYMOUS).name == "big"
