@@ -47,7 +47,8 @@ def rendered():
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = 1
-    metrics.requests.degradation_skipped("overflow", "no_target")
+    tally.fallbacks.append("general=big")
+    metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
     metrics.requests.ended(tally)
     return list(text_string_to_metric_families(metrics.render().decode()))

@@ -26,10 +26,10 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Answers to all prompts together; their indexes count from 0."""
     max_tokens: int | None = None
     """Most output tokens of each choice; None: as many as the replica has room for."""
-    model: str | None = None
-    """What the replica calls the model; None: as it is configured."""
     chat: bool = True
     """Whether it is a conversation; else texts to continue."""
+    model: str | None = None
+    """What the replica calls the model; None: as it is configured."""
 
 
 class Batch(msgspec.Struct, frozen=True):
