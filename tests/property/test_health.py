@@ -2,6 +2,7 @@
 locked out for good, and a pool never leaves out all that work.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import BreakerState, Outcome
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
 from maitred.replica.health.health import Health
@@ -33,7 +33,11 @@ class HealthMachine(RuleBasedStateMachine):
             outliers=OutlierConfig(share=share, every_s=1.0, least_requests=2, base_s=5.0, most_s=20.0),
             slow_start_s=4.0,
         )
-        self.members = [Health(f"replica-{number}", self.config, lambda: draw) for number in range(count)]
+        self.away = set()
+        self.members = [
+            Health(name, self.config, lambda: draw, partial(self.away.__contains__, name))
+            for name in (f"replica-{number}" for number in range(count))
+        ]
         self.peers = Peers(self.config.outliers, self.members)
         self.now_s = 1_000.0
         self.running = []
@@ -45,12 +49,12 @@ class HealthMachine(RuleBasedStateMachine):
     def time(self, passes_s):
         self.now_s += passes_s
 
-    @rule(number=NUMBERS, active=st.booleans())
-    def begin(self, number, active):
+    @rule(number=NUMBERS)
+    def begin(self, number):
         member = self.member(number)
         verdict = self.peers.verdicts(self.now_s)[member.name]
-        attempt = member.begin_probe(self.now_s) if active else self.peers.begin(member.name, self.now_s)
-        if not active:
+        attempt = self.peers.begin(member.name, self.now_s)
+        if not member.absent:
             assert (attempt is not None) == verdict.may
             assert attempt is None or attempt.probe == verdict.probe
         if attempt is not None:
@@ -72,15 +76,14 @@ class HealthMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self):
         ejected = self.peers.sweep(self.now_s)
-        serving = [member for member in self.members if member.duty.state is DutyState.SERVING]
+        serving = [member for member in self.members if not member.absent]
         if ejected:
             assert sum(each.ejected(self.now_s) for each in serving) <= self.config.outliers.share * len(serving) + 1e-9
             assert any(member.verdict(self.now_s).may for member in serving)
 
-    @rule(number=NUMBERS, word=st.sampled_from(["drain", "maintain", "serve"]))
-    def command(self, number, word):
-        duty = self.member(number).duty
-        duty.serve(self.now_s) if word == "serve" else getattr(duty, word)()
+    @rule(number=NUMBERS)
+    def go_or_come(self, number):
+        self.away ^= {self.member(number).name}
 
     @invariant()
     def one_probe_at_a_time(self):
@@ -99,21 +102,11 @@ class HealthMachine(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         verdicts = self.peers.verdicts(self.now_s)
-        works = [
-            member
-            for member in self.members
-            if member.duty.state is DutyState.SERVING and member.breaker.lets_through(self.now_s)
-        ]
+        works = [member for member in self.members if not member.absent and member.breaker.lets_through(self.now_s)]
         assert any(verdict.may for verdict in verdicts.values()) == bool(works)
         for verdict in verdicts.values():
             assert 0.0 <= verdict.weight <= 1.0
             assert verdict.may == (verdict.weight > 0) == (not verdict.why)
-
-    @invariant()
-    def what_runs_is_counted(self):
-        for member in getattr(self, "members", []):
-            mine = [attempt for owner, attempt in self.running if owner is member and not attempt.active]
-            assert member.duty.running == len(mine)
 
     def teardown(self):
         """Whatever has happened: with good outcomes from now on, every replica is back in full."""
@@ -121,8 +114,7 @@ class HealthMachine(RuleBasedStateMachine):
             return
         for member, attempt in self.running:
             member.ended(attempt, Outcome.NEITHER, self.now_s)
-        for member in self.members:
-            member.duty.serve(self.now_s)
+        self.away.clear()
         for _ in range(60):
             self.now_s += 1.0
             for member in self.members:

@@ -43,20 +43,18 @@ class Outcome(StrEnum):
 
 
 class Attempt:
-    """One request on its way to a replica, or one active probe. Made by `Breaker.begin`; ends exactly once.
+    """One request on its way to a replica. Made by `Breaker.begin`; ends exactly once.
 
     Attributes:
         probe: Whether it is the one that a half-open breaker lets through.
-        active: Whether it only asks how the replica is, and serves nobody.
         begun_s: When.
         over: Whether it has ended.
     """
 
-    __slots__ = ("_era", "active", "begun_s", "over", "probe")
+    __slots__ = ("_era", "begun_s", "over", "probe")
 
-    def __init__(self, era: int, *, probe: bool, active: bool, begun_s: float) -> None:
+    def __init__(self, era: int, *, probe: bool, begun_s: float) -> None:
         self.probe = probe
-        self.active = active
         self.begun_s = begun_s
         self.over = False
         self._era = era
@@ -110,11 +108,11 @@ class Breaker:
         state = self.state(now_s)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
 
-    def begin(self, now_s: float, *, active: bool = False) -> Attempt | None:
+    def begin(self, now_s: float) -> Attempt | None:
         """An attempt, which must be given to `ended`; None: nothing is let through now."""
         if not self.lets_through(now_s):
             return None
-        attempt = Attempt(self._era, probe=not self._closed, active=active, begun_s=now_s)
+        attempt = Attempt(self._era, probe=not self._closed, begun_s=now_s)
         if attempt.probe:
             self._probe = attempt
         return attempt
@@ -137,8 +135,6 @@ class Breaker:
         if attempt.over:
             return False
         attempt.over = True
-        if attempt.active and outcome is Outcome.SUCCESS and attempt is not self._probe:
-            outcome = Outcome.NEITHER  # a page that says "healthy" makes up for no request that failed
         if outcome is not Outcome.NEITHER:
             self._window.ended(now_s, failed=outcome is Outcome.FAILURE)
         if attempt is self._probe:

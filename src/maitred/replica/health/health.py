@@ -1,7 +1,7 @@
-"""Whether one replica is sent to: an operator's word, its breaker, how it compares, since when it is back.
+"""Whether one replica is sent to: its breaker, how it compares, since when it is back.
 
-    why not        duty -> breaker -> ejection
-    how much       the least of what slow start allows after each of the three
+    why not        absent, as others know -> breaker -> ejection
+    how much       what slow start allows after the later of the two
 
 Whoever sends asks for a `verdict`, begins an attempt, says when its first token came, and ends it with its outcome.
 """
@@ -9,7 +9,6 @@ Whoever sends asks for a `verdict`, begins an attempt, says when its first token
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from maitred.core.duty import Duty, DutyState
 from maitred.replica.health.breaker import Attempt, Breaker, BreakerState, Outcome
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.slow_start import slow_start
@@ -38,18 +37,20 @@ class Health:
         name: The replica.
         config: The settings.
         draw: Evenly from [0, 1).
+        absent: Whether it is away for a reason that is none of its requests', so that its peers must do without it.
 
     Attributes:
         name: The replica.
-        duty: What an operator has said.
         breaker: See `Breaker`.
         ejections: How often it was left out, less what time has forgiven.
     """
 
-    def __init__(self, name: str, config: HealthConfig, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, config: HealthConfig, draw: Callable[[], float], absent: Callable[[], bool] = lambda: False
+    ) -> None:
         self.name = name
-        self.duty = Duty()
         self.ejections = 0
+        self._absent = absent
         self._config = config
         self._window = Window(config.breaker.window_s)
         self.breaker = Breaker(config.breaker, self._window, draw)
@@ -65,18 +66,21 @@ class Health:
             now_s: Now.
             ejected_too: It is not left out for being worse than its peers: there is no other.
         """
-        why = self._why_not(now_s, ejected_too)
+        why = "is away." if self.absent else self._why_not(now_s, ejected_too)
         if why:
             return Verdict(False, 0.0, why=why)
         config = self._config
         if self.breaker.state(now_s) is BreakerState.HALF_OPEN:
             return Verdict(True, config.slow_start_least, probe=True)
-        back_s = max(self.duty.serving_since_s, self.breaker.closed_since_s, min(self._ejected_until_s, now_s))
+        back_s = max(self.breaker.closed_since_s, min(self._ejected_until_s, now_s))
         return Verdict(True, slow_start(now_s - back_s, config.slow_start_s, config.slow_start_least))
 
+    @property
+    def absent(self) -> bool:
+        """Whether it is away for a reason that is none of its requests'."""
+        return self._absent()
+
     def _why_not(self, now_s: float, ejected_too: bool) -> str:
-        if self.duty.state is not DutyState.SERVING:
-            return "is being drained." if self.duty.state is DutyState.DRAINING else "is in maintenance."
         if not self.breaker.lets_through(now_s):
             if left_s := self.breaker.remaining_s(now_s):
                 return f"is left alone for {left_s:.1f} s more, because {self.breaker.cause}."
@@ -92,20 +96,13 @@ class Health:
     # --- what is sent ---
 
     def begin(self, now_s: float, *, ejected_too: bool = False) -> Attempt | None:
-        """A request on its way there, which must be given to `ended`; None: it may not be sent."""
+        """A request on its way there, which must be given to `ended`; None: it may not be sent.
+
+        Being absent is no reason: what has been released to it before is sent, and finds out.
+        """
         if self._why_not(now_s, ejected_too):
             return None
-        attempt = self.breaker.begin(now_s)
-        if attempt is not None:
-            self.duty.began()
-        return attempt
-
-    def begin_probe(self, now_s: float) -> Attempt | None:
-        """An active probe, which must be given to `ended`; None: there is nothing to learn now.
-
-        A half-open breaker takes it for its one probe, so that an idle replica comes back without a caller's request.
-        """
-        return None if self.duty.state is DutyState.MAINTENANCE else self.breaker.begin(now_s, active=True)
+        return self.breaker.begin(now_s)
 
     def answered(self, attempt: Attempt, now_s: float, *, expected_s: float = 1.0) -> None:
         """Its first token came.
@@ -116,21 +113,13 @@ class Health:
             expected_s: What was predicted for it. Peers are compared by the ratio, because whoever gets the long
                 prompts is not the slow one.
         """
-        if self._learns and not attempt.over:
+        if not attempt.over:
             self._window.took(now_s, (now_s - attempt.begun_s) / expected_s)
             self.breaker.answered(attempt, now_s)
 
     def ended(self, attempt: Attempt, outcome: Outcome, now_s: float) -> None:
         """It is over. A second call changes nothing."""
-        if attempt.over:
-            return
-        self.breaker.ended(attempt, outcome if self._learns else Outcome.NEITHER, now_s)
-        if not attempt.active:
-            self.duty.ended()
-
-    @property
-    def _learns(self) -> bool:
-        return self.duty.state is not DutyState.MAINTENANCE
+        self.breaker.ended(attempt, outcome, now_s)
 
     # --- how it compares; see `Peers` ---
 

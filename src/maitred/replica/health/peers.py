@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 
-from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import Attempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
 from maitred.replica.health.health import Health, Verdict
@@ -13,9 +12,9 @@ from maitred.replica.health.outliers import find_outliers
 class Peers:
     """The health of a pool.
 
-    Of those that serve, never more than the configured share is left out, and at least one that works is not. If all
-    that are not left out fail afterwards, being left out no longer counts: a slow answer is better than none (Envoy's
-    panic).
+    Of those that are there, never more than the configured share is left out, and at least one that works is not. If
+    all that are not left out fail or go away afterwards, being left out no longer counts: a slow answer is better than
+    none (Envoy's panic).
 
     Args:
         config: The settings.
@@ -50,7 +49,7 @@ class Peers:
         return self._members[name].verdict(now_s, ejected_too=True)
 
     def verdicts(self, now_s: float) -> dict[str, Verdict]:
-        """Every replica's. None may be sent to only if none serves whose breaker lets anything through."""
+        """Every replica's. None may be sent to only if none is there whose breaker lets anything through."""
         panics = self.panics(now_s)
         return {name: member.verdict(now_s, ejected_too=panics) for name, member in self._members.items()}
 
@@ -63,13 +62,13 @@ class Peers:
         if now_s < self._next_s:
             return []
         self._next_s = now_s + self._config.every_s
-        serving = [each for each in self._members.values() if each.duty.state is DutyState.SERVING]
+        there = [each for each in self._members.values() if not each.absent]
         working = {
             each.name: each
-            for each in serving
+            for each in there
             if not each.ejected(now_s) and each.breaker.state(now_s) is BreakerState.CLOSED
         }
-        room = math.floor(self._config.share * len(serving) + 1e-9) - sum(each.ejected(now_s) for each in serving)
+        room = math.floor(self._config.share * len(there) + 1e-9) - sum(each.ejected(now_s) for each in there)
         outliers = find_outliers({name: each.recent(now_s) for name, each in working.items()}, self._config)
         ejected = outliers[: max(0, min(room, len(working) - 1))]
         for outlier in ejected:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 
+from maitred.core.duty import Duty
 from maitred.core.errors import ReplicaUnavailable
 from maitred.replica.health.breaker import Attempt, BreakerState, Outcome
 from maitred.replica.health.config import HealthConfig
@@ -31,6 +32,7 @@ class Standing:
     Attributes:
         up: Whether the last look found it.
         reason: Why not.
+        duty: What an operator has said of it.
         health: What its requests have met.
     """
 
@@ -47,7 +49,8 @@ class Standing:
         self.up = False
         self.reason = "nobody has looked yet"
         self._config = health or HealthConfig()
-        self.health = Health(server, self._config, draw)
+        self.duty = Duty()
+        self.health = Health(server, self._config, draw, lambda: not (self.up and self.duty.serving))
         self._peers = peers or Peers(self._config.outliers, [])
         self._peers.join(self.health)
         self._retry_after_s = retry_after_s
@@ -74,7 +77,8 @@ class Standing:
     def weight(self) -> float:
         """The part of its load that it should have, above 0."""
         now_s, config = self._clock(), self._config
-        back = slow_start(now_s - self._back_s, config.slow_start_s, config.slow_start_least)
+        back_s = max(self._back_s, self.duty.serving_since_s)
+        back = slow_start(now_s - back_s, config.slow_start_s, config.slow_start_least)
         return min(back, self._peers.verdict(self.health.name, now_s).weight) or config.slow_start_least
 
     @property
@@ -103,8 +107,7 @@ class Standing:
         Raises:
             ReplicaUnavailable: It gets none now.
         """
-        self.check()
-        attempt = self._peers.begin(self.health.name, self._clock())
+        attempt = self._peers.begin(self.health.name, self._clock()) if self.up else None
         if attempt is None:
             raise ReplicaUnavailable(retry_after_s=self._retry_after_s)
         if attempt.probe:

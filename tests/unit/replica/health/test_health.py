@@ -1,6 +1,5 @@
 import pytest
 
-from maitred.core.duty import DutyState
 from maitred.replica.health.breaker import BreakerState, Outcome
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
 from maitred.replica.health.health import Health
@@ -99,40 +98,14 @@ def test_what_was_sent_before_says_nothing_of_after():
     assert health.verdict(109.0).may
 
 
-def test_a_page_that_says_healthy_makes_up_for_no_failed_request():
-    health = fresh(draw=0.0)
-    for _ in range(3):
-        send(health, Outcome.FAILURE, 100.0)
-        if (probe := health.begin_probe(100.0)) is not None and not probe.probe:
-            health.ended(probe, Outcome.SUCCESS, 100.0)
-    assert health.breaker.state(100.0) is BreakerState.HALF_OPEN
-    health.ended(probe, Outcome.SUCCESS, 101.0)
-    assert health.breaker.state(101.0) is BreakerState.CLOSED, "but it brings back who is idle"
-    for _ in range(3):
-        health.ended(health.begin_probe(102.0), Outcome.FAILURE, 102.0)
-    assert health.breaker.openings == 2, "and its failures count"
-
-
-def test_draining_finishes_what_runs_and_maintenance_learns_nothing():
-    health = fresh()
-    runs = health.begin(100.0)
-    health.duty.drain()
-    assert health.verdict(100.0).why == "is being drained."
-    assert health.begin(100.0) is None
-    health.ended(runs, Outcome.SUCCESS, 101.0)
-    assert health.duty.state is DutyState.MAINTENANCE
-    assert health.begin_probe(101.0) is None
-    health.duty.drain()
-    assert health.duty.state is DutyState.MAINTENANCE
-    health.duty.serve(102.0)
-    assert health.verdict(107.0).weight == pytest.approx(0.6)
-    cut = [health.begin(120.0) for _ in range(9)]
-    health.duty.maintain()
-    for attempt in cut:
-        health.ended(attempt, Outcome.FAILURE, 121.0)
-    health.duty.serve(122.0)
-    assert health.verdict(122.0).may
-    assert health.duty.running == 0
+def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
+    away = []
+    health = Health("r", CONFIG, lambda: 0.0, lambda: bool(away))
+    away.append(True)
+    assert health.verdict(100.0).why == "is away."
+    assert health.begin(100.0) is not None, "what was released to it before is sent"
+    away.clear()
+    assert health.verdict(100.0).weight == 1.0
 
 
 def pool(*names):
@@ -170,7 +143,7 @@ def test_no_more_than_the_share_is_left_out_the_worst_first():
     send(members[0], Outcome.SUCCESS, 100.0, times=4, took_s=0.1)
     send(members[1], Outcome.SUCCESS, 100.0, times=4, took_s=1.0)
     assert peers.sweep(110.0) == ["b"]
-    members[0].duty.maintain()
+    members[0]._absent = lambda: True
     assert peers.panics(111.0)
     assert peers.verdicts(111.0)["b"].may, "the slow one is better than none"
     assert peers.begin("b", 111.0) is not None
