@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
+from typing import NamedTuple
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,39 +18,64 @@ from prometheus_client.parser import text_string_to_metric_families
 INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
 _ENGINE = "maitred_engine_"
+_KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
+"""What is told of an engine, but not by it: its restart does not set this back."""
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format as the samples of each name, summed over their labels.
+class Series(NamedTuple):
+    """One line of metrics over time: a name with one set of labels."""
+
+    name: str
+    labels: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def process(self) -> tuple[str, str]:
+        """Who counts it: an engine by its model and replica, both empty for the gateway."""
+        if not self.name.startswith(_ENGINE) or self.name in _KEPT_BY_THE_GATEWAY:
+            return "", ""
+        labels = dict(self.labels)
+        return labels.get("model", "?"), labels.get("replica", "?")
+
+
+def parse_metrics(text: str) -> dict[Series, float]:
+    """Prometheus' text format, each label set by itself.
 
     Raises:
         ValueError: It is not of that format.
     """
-    sums: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            sums[sample.name] += sample.value
-    return dict(sums)
+    return {
+        Series(sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
 
 
 class Counters:
     """Counters added up over the lives of the processes that count.
 
-    The gateway's and the engine's begin anew independently. A life is over when any counter of its group has gone back.
+    The gateway and each engine begin anew independently, so the series of each are looked at by themselves: in a sum
+    over engines, one that began anew would hide behind the growth of the others, or take theirs for its own. A life is
+    over when any counter of its process has gone back or is not there any more.
     """
 
     def __init__(self) -> None:
-        self.latest: Mapping[str, float] = {}
+        self._samples: Mapping[Series, float] = {}
         self._before: defaultdict[str, float] = defaultdict(float)
+        self.latest: Mapping[str, float] = {}
+        """The last look: the samples of each name, summed over their labels."""
 
-    def take(self, samples: Mapping[str, float]) -> None:
+    def take(self, samples: Mapping[Series, float]) -> None:
         """One more look."""
-        for engine in (False, True):
-            names = [name for name in self.latest if name.endswith("_total") and name.startswith(_ENGINE) == engine]
-            if any(samples.get(name, 0.0) < self.latest[name] for name in names):
-                for name in names:
-                    self._before[name] += self.latest[name]
-        self.latest = samples
+        counted = {series: value for series, value in self._samples.items() if series.name.endswith("_total")}
+        over = {series.process for series, value in counted.items() if samples.get(series, 0.0) < value}
+        for series, value in counted.items():
+            if series.process in over:
+                self._before[series.name] += value
+        self._samples = samples
+        sums: defaultdict[str, float] = defaultdict(float)
+        for series, value in samples.items():
+            sums[series.name] += value
+        self.latest = dict(sums)
 
     def total(self, name: str) -> float | None:
         """The sum over all lives; None: there is no such counter."""

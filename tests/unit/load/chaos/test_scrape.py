@@ -1,21 +1,31 @@
 """Counters over restarts."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maitred.load.chaos.meter import Bill, MetricsMeter, probe_bill
-from maitred.load.chaos.scrape import Counters, parse_metrics
+from maitred.load.chaos.scrape import Counters, Series, parse_metrics
 from maitred.load.measure.record import RunData
 
 OUTPUT, PROMPT, STEPS = "maitred_output_tokens_total", "maitred_prompt_tokens_total", "maitred_engine_steps_total"
 
 
-def test_the_samples_of_a_name_are_summed():
+def test_the_samples_of_a_name_are_kept_by_label_and_shown_as_a_sum():
     text = (
         "# HELP maitred_output_tokens_total Tokens.\n# TYPE maitred_output_tokens_total counter\n"
         'maitred_output_tokens_total{model="a"} 5.0\nmaitred_output_tokens_total{model="b"} 7.0\n'
         "# TYPE maitred_in_flight gauge\nmaitred_in_flight 2.0\n"
     )
-    assert parse_metrics(text) == {OUTPUT: 12.0, "maitred_in_flight": 2.0}
+    samples = parse_metrics(text)
+    assert samples == {
+        Series(OUTPUT, frozenset({("model", "a")})): 5.0,
+        Series(OUTPUT, frozenset({("model", "b")})): 7.0,
+        Series("maitred_in_flight"): 2.0,
+    }
+    counters = Counters()
+    counters.take(samples)
+    assert counters.latest == {OUTPUT: 12.0, "maitred_in_flight": 2.0}
     with pytest.raises(ValueError):
         parse_metrics("<html>no metrics</html>")
 
@@ -23,8 +33,12 @@ def test_the_samples_of_a_name_are_summed():
 def counted(*looks):
     counters = Counters()
     for look in looks:
-        counters.take(look)
+        counters.take({name if isinstance(name, Series) else Series(name): value for name, value in look.items()})
     return counters
+
+
+def of_engine(number, name=STEPS):
+    return Series(name, frozenset({("model", "tiny"), ("replica", f"tiny-{number}")}))
 
 
 def test_lives_are_added_up():
@@ -46,6 +60,49 @@ def test_a_counter_that_is_not_there_yet_after_a_restart_is_one_that_began_anew(
 def test_the_engine_and_the_gateway_begin_anew_on_their_own():
     counters = counted({OUTPUT: 10, STEPS: 50}, {OUTPUT: 15, STEPS: 3})
     assert (counters.total(OUTPUT), counters.total(STEPS)) == (15, 53)
+
+
+def test_one_of_several_engines_begins_anew_and_the_others_are_not_counted_again():
+    counters = counted(
+        {of_engine(0): 100, of_engine(1): 70},
+        {of_engine(0): 4, of_engine(1): 75},
+        {of_engine(0): 9, of_engine(1): 80},
+    )
+    assert counters.total(STEPS) == 109 + 80
+
+
+def test_an_engine_that_begins_anew_does_not_hide_behind_the_growth_of_another():
+    assert counted({of_engine(0): 5, of_engine(1): 10}, {of_engine(0): 1, of_engine(1): 90}).total(STEPS) == 6 + 90
+
+
+def test_an_engine_that_has_gone_has_counted_what_it_has():
+    counters = counted({of_engine(0): 5, of_engine(1): 10}, {of_engine(1): 12}, {of_engine(0): 3, of_engine(1): 12})
+    assert counters.total(STEPS) == 5 + 3 + 12
+
+
+def test_the_same_replica_name_of_two_models_is_two_engines():
+    one, other = (Series(STEPS, frozenset({("model", model), ("replica", "0")})) for model in ("a", "b"))
+    assert counted({one: 50, other: 50}, {one: 2, other: 60}).total(STEPS) == 52 + 60
+
+
+def test_restarts_are_counted_by_the_gateway_and_outlive_the_engine():
+    restarts = "maitred_engine_restarts_total"
+    counters = counted({of_engine(0): 50, of_engine(0, restarts): 1}, {of_engine(0): 2, of_engine(0, restarts): 2})
+    assert (counters.total(STEPS), counters.total(restarts)) == (52, 2)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=3, max_size=3), max_size=20))
+def test_every_step_of_every_engine_is_counted_once(rounds):
+    """Engines that begin anew show less than before, so that a look can tell."""
+    counters, shown, made = Counters(), [0, 0, 0], 0
+    for engines in rounds:
+        for number, (steps, anew) in enumerate(engines):
+            if anew and steps < shown[number]:
+                shown[number] = 0
+            shown[number] += steps
+            made += steps
+        counters.take({of_engine(number): value for number, value in enumerate(shown)})
+    assert (counters.total(STEPS) or 0) == made
 
 
 def test_gauges_may_fall():
