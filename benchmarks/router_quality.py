@@ -36,6 +36,8 @@ MOST_TOKENS = 128
 ENCODER = "all-MiniLM-L6-v2"
 FILE = "routellm_mmlu_gsm8k_correctness_dev.jsonl.gz"
 BUNDLED = Path(__file__).parent.parent / "src" / "maitred" / "bundled" / "complexity.json"
+BUNDLED_SURFACE = BUNDLED.with_name("complexity-surface.json")
+SURFACE_RIDGE = 10.0
 PARTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 Floats = NDArray[np.float64]
 
@@ -69,7 +71,7 @@ def main() -> int:
     scores = model.of(features[test])
     alone = {
         "length": features[test][:, vectors.shape[1]],
-        "surface": fitted(surface[train], ~weak[train], 10.0).of(surface[test]),
+        "surface": fitted(surface[train], ~weak[train], SURFACE_RIDGE).of(surface[test]),
         "embedding": fitted(vectors[train], ~weak[train], ridge).of(vectors[test]),
         "both": scores,
     }
@@ -106,8 +108,10 @@ def main() -> int:
     report.require("AUC over that of length", aucs["both"]["all"] - aucs["length"]["all"], at_least=0.08)
     report.require("advantage recovered over chance", recovered(curve) - 0.5, at_least=0.05)
     if arguments.bundle:
-        bundled(model).save(BUNDLED)
-        print(f"written: {BUNDLED}")
+        trained = np.concatenate([train, choose])
+        bundled(model, ENCODER).save(BUNDLED)
+        bundled(fitted(surface[trained], ~weak[trained], SURFACE_RIDGE), "").save(BUNDLED_SURFACE)
+        print(f"written: {BUNDLED}, {BUNDLED_SURFACE}")
     return report.finish()
 
 
@@ -180,10 +184,10 @@ def fitted(features: Floats, labels: NDArray[np.bool_], ridge: float) -> Fit:
     return Fit(means, spreads, weights[:-1], float(weights[-1]))
 
 
-def bundled(fit: Fit) -> ComplexityModel:
-    """The same as the gateway reads it."""
+def bundled(fit: Fit, encoder: str) -> ComplexityModel:
+    """The same as the gateway reads it; the encoder is empty where no embedding is looked at."""
     return ComplexityModel(
-        encoder=ENCODER,
+        encoder=encoder,
         surface=SURFACE,
         means=fit.means.tolist(),
         spreads=fit.spreads.tolist(),

@@ -28,6 +28,8 @@ def account_headers(tally: Tally, *, explain: bool) -> list[Header]:
         headers.append((b"x-maitred-priority", tally.priority.encode("ascii")))
     headers += degraded_headers(tally.degraded)
     headers += fallback_headers(tally.fallbacks)
+    if tally.chosen is not None and tally.model:
+        headers.append((b"x-maitred-model", _UNFIT.sub(b"?", tally.model.encode("utf-8"))))
     if explain:
         headers.append((b"x-maitred-waited", _waits(tally.waited_ms)))
     return headers

@@ -118,6 +118,7 @@ class Pipeline:
         """See `Answering.answer`."""
         principal = tally.principal or ANONYMOUS
         way = self._router.way(ask, principal)
+        tally.chosen = way.chosen
         # One after the other, until one begins to answer.
         async with Succession(partial(self._serve, ask, principal, tally), way, tally) as answer:
             yield answer

@@ -8,6 +8,7 @@ from maitred.core.answer import Ask
 from maitred.core.errors import ModelNotFound
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import Address
+from maitred.routing.auto.choosing import Auto
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.needs import Needs
@@ -35,7 +36,9 @@ class Router:
 
     def __init__(self, catalog: Catalog, routes: RoutesConfig | None = None) -> None:
         self._catalog = catalog
-        self._routes = Routes(routes or routes_of(Config(), catalog))
+        routes = routes or routes_of(Config(), catalog)
+        self._routes = Routes(routes)
+        self._auto = {name: Auto(auto) for name, auto in routes.auto.items()}
 
     def way(self, ask: Ask, principal: Principal) -> Way:
         """The models that may serve a request, one after the other.
@@ -43,7 +46,7 @@ class Router:
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
-        way = self._routes.way(_needs_of(ask, principal))
+        way = self._way(_needs_of(ask, principal), ask)
         if way is None:
             raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
         return way
@@ -58,21 +61,34 @@ class Router:
         Raises:
             ModelNotFound: See `way`.
         """
-        way = self._routes.way(Needs(name, allowed=principal.may_use))
+        way = self._way(Needs(name, allowed=principal.may_use))
         if way is None:
             raise ModelNotFound(_not_found(name, self.open_to(principal)), param="model")
         return self.model(way.first())
 
     def behind(self, name: str | None = None) -> list[AnyModel]:
-        """What serves a name first, or everything that is served; nothing behind a name that leads nowhere."""
+        """What serves a name first, or may be chosen for it; or everything. Nothing where a name leads nowhere."""
         if name is None:
             return list(self._catalog)
+        if (auto := self._auto_of(name)) is not None:
+            return [model for each in auto.names for model in self.behind(each)]
         way = self._routes.way(Needs(name))
         return [] if way is None else [self.model(way.first())]
 
     def open_to(self, principal: Principal) -> list[str]:
         """The names that this caller may use and that can be listed."""
-        return [name for name in self._routes.names.listed if self._routes.way(Needs(name, allowed=principal.may_use))]
+        return [name for name in self._routes.names.listed if self._way(Needs(name, allowed=principal.may_use))]
+
+    def _way(self, needs: Needs, ask: Ask | None = None) -> Way | None:
+        """See `Routes`; without a request as for one of which nothing is known."""
+        auto = self._auto_of(needs.model)
+        if auto is None:
+            return self._routes.way(needs)
+        return self._routes.way_by_preference(needs, auto.preference(ask))
+
+    def _auto_of(self, name: str) -> Auto | None:
+        """The choice that is made behind a name; None: it is that of a model."""
+        return self._auto.get(self._routes.names.canonical(name))
 
 
 def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
@@ -81,7 +97,11 @@ def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
     own = {name: [TargetConfig(pool=name)] for name in pools}
     routing = config.routing
     return RoutesConfig(
-        pools=pools, names={**own, **routing.names}, aliases=routing.aliases, fallbacks=routing.fallbacks
+        pools=pools,
+        names={**own, **routing.names},
+        aliases=routing.aliases,
+        fallbacks=routing.fallbacks,
+        auto=routing.auto,
     )
 
 

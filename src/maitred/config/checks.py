@@ -89,6 +89,7 @@ def _table_of(config: Config) -> RoutesConfig:
         names={**{name: [TargetConfig(pool=name)] for name in known}, **routing.names},
         aliases=routing.aliases,
         fallbacks=routing.fallbacks,
+        auto=routing.auto,
     )
 
 

@@ -122,6 +122,19 @@ class Standing(msgspec.Struct, frozen=True):
     tokens: Reading | None = None
 
 
+class Chosen(msgspec.Struct, frozen=True):
+    """Which model was chosen for a request whose caller had left that open."""
+
+    name: str
+    """What the caller asked for, without aliases."""
+    model: str
+    """The first choice, as it stands in the table of names; it may have gone on from there."""
+    reason: str
+    """``small``, ``medium`` or ``large`` for how hard it looked, else the kind of work, such as ``code``."""
+    score: float | None = None
+    """How hard it looked, from 0 to 1; None: it could not be told."""
+
+
 class Outcome(StrEnum):
     """How a request ended. Each ends in exactly one of these ways."""
 
@@ -147,6 +160,8 @@ class Tally:
     """Who calls; None before that is known, and on routes that everybody may use."""
     model: str = ""
     """As resolved, so its values are bounded; empty until then."""
+    chosen: Chosen | None = None
+    """Why that model, where the caller had left it open; None: it named one."""
     standing: Standing | None = None
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
     refused_by: str = ""

@@ -75,6 +75,7 @@ class RequestLog:
                 "request_id": tally.request_id,
                 "route": tally.route,
                 "model": tally.model,
+                "chosen": None if tally.chosen is None else msgspec.structs.asdict(tally.chosen),
                 "outcome": str(tally.outcome),
                 "status": tally.status,
                 "prompt_tokens": tally.prompt_tokens,

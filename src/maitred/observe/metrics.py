@@ -71,6 +71,12 @@ class RequestMetrics:
             "Requests that were ended because their clients had stopped reading.",
             registry=registry,
         )
+        self._chosen = Counter(
+            "maitred_chosen",
+            "Requests whose model was chosen by what their prompts look like.",
+            ["name", "model", "reason"],
+            registry=registry,
+        )
         self._fallbacks = Counter(
             "maitred_fallbacks",
             "Times that a request went on to another model because one had failed it.",
@@ -122,6 +128,8 @@ class RequestMetrics:
             self._stalled.inc()
         if tally.clamped_max_tokens is not None:
             self._clamped.inc()
+        if (chosen := tally.chosen) is not None:
+            self._chosen.labels(chosen.name, chosen.model, chosen.reason).inc()
         for fallback in tally.fallbacks:
             self._fallbacks.labels(*fallback.split("=", 1)).inc()
         if tally.recoveries:

@@ -19,7 +19,7 @@ import msgspec
 from maitred.core.embedding import Vector
 from maitred.core.errors import ConfigInvalid
 
-_OPTION = re.compile(r"^\s*\(?[A-E][.)]\s+(.*)$", re.MULTILINE)
+_OPTION = re.compile(r"^[^\S\n]*\(?[A-E][.)]\s+(.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _SYMBOLS = re.compile(r"[=+*/^<>√∑∫π%$\\{}]")
 _NEGATION = re.compile(r"\b(?:not|except|least|never|false|incorrect|neither)\b", re.IGNORECASE)
@@ -78,7 +78,7 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
     """The weights: a logistic regression over an embedding and `surface_of`, each less its mean, over its spread."""
 
     encoder: str
-    """Whose embeddings it was trained on; those of another mean nothing to it."""
+    """Whose embeddings it was trained on; those of another mean nothing to it. Empty: none, it goes by the surface."""
     surface: tuple[str, ...]
     means: list[float]
     """Of the embedding's numbers, then of the surface..."""
@@ -120,7 +120,7 @@ class ComplexityModel(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             text: The prompt.
-            embedding: Of the same, by `encoder`.
+            embedding: Of the same, by `encoder`; empty without one.
 
         Raises:
             ValueError: The embedding has another length.

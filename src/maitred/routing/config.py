@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from maitred.routing.auto.config import AutoModels
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.pools.config import Aliases, Fallbacks, NamedTargets
 
@@ -12,4 +13,5 @@ class RoutingConfig(Struct, frozen=True, kw_only=True):
     names: NamedTargets = {}
     aliases: Aliases = {}
     fallbacks: Fallbacks = {}
+    auto: AutoModels = {}
     balance: BalanceConfig = BalanceConfig()

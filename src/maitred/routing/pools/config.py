@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from maitred.routing.auto.config import AutoModels
+
 Capability = Literal["tools", "json_schema", "vision", "logprobs"]
 
 Capabilities = Annotated[
@@ -74,3 +76,4 @@ class RoutesConfig(Struct, frozen=True, kw_only=True):
     names: NamedTargets = {}
     aliases: Aliases = {}
     fallbacks: Fallbacks = {}
+    auto: AutoModels = {}

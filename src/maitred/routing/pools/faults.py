@@ -3,10 +3,12 @@
 import difflib
 from collections.abc import Iterable, Iterator
 
+from maitred.routing.auto.choosing import Size
 from maitred.routing.pools.config import RoutesConfig
 from maitred.routing.pools.names import Names
 
 _CHAINS = ("general", "context_length", "content_policy")
+_CHOSEN = "A model is chosen behind this name. Name one of its models instead."
 
 
 def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple[str, str]]:
@@ -44,12 +46,14 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
             yield here, f"An alias is one name. Put names with `*` below {place}.names."
         elif names.is_circle(alias):
             yield here, "Leads back to itself. Let one of these aliases stand for a model."
-        elif name not in config.aliases and names.find(name) is None:
-            yield here, _unknown("model", name, [*config.names, *config.aliases])
+        elif name not in config.aliases and name not in config.auto and names.find(name) is None:
+            yield here, _unknown("model", name, [*config.names, *config.aliases, *config.auto])
     for model, fallback in config.fallbacks.items():
         here = f"{place}.fallbacks.{model}"
         if model in config.aliases:
             yield here, f"Is an alias. Say it of the model itself: {names.canonical(model)}."
+        elif model in config.auto:
+            yield here, f"Is a name behind which a model is chosen. Say it of those below {place}.auto.{model}."
         elif names.find(model) is None:
             yield here, _unknown("model", model, config.names)
         for chain in _CHAINS:
@@ -59,8 +63,31 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
                     yield f"{here}.{chain}[{index}]", "Is the model itself. Remove it."
                 elif name in tried[:index]:
                     yield f"{here}.{chain}[{index}]", "Stands before it already. Keep one."
+                elif name in config.auto:
+                    yield f"{here}.{chain}[{index}]", _CHOSEN
                 elif names.find(name) is None:
                     yield f"{here}.{chain}[{index}]", _unknown("model", name, [*config.names, *config.aliases])
+    yield from _auto_faults(config, names, f"{place}.auto")
+
+
+def _auto_faults(config: RoutesConfig, names: Names, place: str) -> Iterator[tuple[str, str]]:
+    """What is wrong with names behind which a model is chosen."""
+    for name, auto in config.auto.items():
+        here = f"{place}.{name}"
+        if name in config.names or name in config.aliases:
+            yield here, "Is a model or an alias, too. Give it a name of its own."
+        elif "*" in name:
+            yield here, "Has a `*`. Give it one name, and let aliases stand for it."
+        models = {size: getattr(auto, size) for size in Size}
+        for key, model in (*models.items(), *((f"tasks.{task}", model) for task, model in auto.tasks.items())):
+            if names.canonical(model) in config.auto:
+                yield f"{here}.{key}", _CHOSEN
+            elif names.find(model) is None:
+                yield f"{here}.{key}", _unknown("model", model, [*config.names, *config.aliases])
+        thresholds = auto.thresholds
+        if len(thresholds) != 2 or not 0 <= thresholds[0] <= thresholds[1] <= 1:
+            shown = ", ".join(f"{each:g}" for each in thresholds)
+            yield f"{here}.thresholds", f"Must be two numbers from 0 to 1, the lower one first, not [{shown}]."
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:

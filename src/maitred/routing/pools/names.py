@@ -27,6 +27,7 @@ class Names:
 
     def __init__(self, config: RoutesConfig) -> None:
         self._aliases = config.aliases
+        self._auto = config.auto
         self._exact = {name: targets for name, targets in config.names.items() if "*" not in name}
         parts = ((name.partition("*"), targets) for name, targets in config.names.items() if "*" in name)
         # The most literal characters first, of as many the longest beginning; then as they stand in the table.
@@ -60,8 +61,8 @@ class Names:
 
     @property
     def listed(self) -> list[str]:
-        """The names that can be told to callers: those without a `*`, and the aliases."""
-        return [*self._exact, *(alias for alias in self._aliases if not self.is_circle(alias))]
+        """The names that can be told to callers: those without a `*`, those behind which one is chosen, and aliases."""
+        return [*self._exact, *self._auto, *(alias for alias in self._aliases if not self.is_circle(alias))]
 
 
 def _targets(targets: Sequence[TargetConfig], starred: str) -> list[tuple[str, str | None]]:

@@ -9,7 +9,8 @@
 
 Every target passes the same filters, wherever it stands: a fallback never takes a request out of its region or its
 house, nor to a model that its caller may not use. A chain is that of the name that was asked for; the chains of its
-fallbacks are not followed, so what can happen to a request is on one line of the table.
+fallbacks are not followed, so what can happen to a request is on one line of the table. Where the model is chosen here
+(see `maitred.routing.auto`), it is that of the model, and the larger ones stand at the end of it.
 """
 
 from collections import deque
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from maitred.core.answer import Chosen
 from maitred.core.errors import (
     ContentRefused,
     ContextLengthExceeded,
@@ -29,6 +31,7 @@ from maitred.core.errors import (
     TooExpensive,
     Unsupported,
 )
+from maitred.routing.auto.choosing import Preference
 from maitred.routing.pools.config import FallbackConfig, RoutesConfig
 from maitred.routing.pools.names import Found, Names
 from maitred.routing.pools.needs import Ground, LeftOut, Needs, objection
@@ -76,24 +79,66 @@ class Routes:
     def way(self, needs: Needs) -> "Way | None":
         """The way of a request; None: the table has no such name, or none that is open to the caller."""
         found = self.names.find(needs.model)
-        if found is None or not any(map(needs.allowed, (needs.model, found.name, found.key))):
+        if found is None or not is_open(needs.model, found, needs):
             return None
         fallback = self._config.fallbacks.get(found.name, _NO_FALLBACK)
         return Way(self._config, self.names, needs, found, fallback)
+
+    def way_by_preference(self, needs: Needs, preference: Preference) -> "Way | None":
+        """The way of a request whose model is chosen here; None: the name, or all behind it, are closed to the caller.
+
+        It begins at the first that is open, with that one's own chains; behind these stand those that are larger. Only
+        where the request may go to none of them, the smaller ones do.
+        """
+        name = self.names.canonical(needs.model)
+        if not any(map(needs.allowed, (needs.model, name))):
+            return None
+        order = self._open(preference.upward, needs)
+        if not any(self._is_within(found, needs) for found in order.values()):
+            order |= self._open(preference.downward, needs)
+        if not order:
+            return None
+        (_, found), *others = order.items()
+        own = self._config.fallbacks.get(found.name, _NO_FALLBACK)
+        behind = [other for other, _ in others]
+        fallback = FallbackConfig(
+            general=[*own.general, *behind],
+            context_length=[*own.context_length, *behind],
+            content_policy=own.content_policy,
+        )
+        chosen = Chosen(name, found.key, preference.reason, preference.score)
+        return Way(self._config, self.names, needs, found, fallback, chosen)
+
+    def _open(self, names: Iterable[str], needs: Needs) -> dict[str, Found]:
+        """Those of the names that the caller may use, and what they lead to."""
+        found = ((name, self.names.find(name)) for name in names)
+        return {name: each for name, each in found if each is not None and is_open(name, each, needs)}
+
+    def _is_within(self, found: Found, needs: Needs) -> bool:
+        """Whether the request may go to any place of a name."""
+        return any(objection(self._config.pools[pool], needs) is None for pool, _ in found.targets)
 
 
 class Way:
     """The targets of one request, one after the other. Made by `Routes.way`.
 
     Attributes:
-        name: What was asked for, without aliases.
+        name: What was asked for or chosen, without aliases.
+        chosen: Why it is that one, where the caller had left it open.
         left_out: The pools that it may not go to.
     """
 
     def __init__(
-        self, config: RoutesConfig, names: Names, needs: Needs, found: Found, fallback: FallbackConfig
+        self,
+        config: RoutesConfig,
+        names: Names,
+        needs: Needs,
+        found: Found,
+        fallback: FallbackConfig,
+        chosen: Chosen | None = None,
     ) -> None:
         self.name = found.name
+        self.chosen = chosen
         self.left_out: list[LeftOut] = []
         self._config = config
         self._names = names
@@ -142,7 +187,7 @@ class Way:
     def _extend(self, names: Iterable[str], rank: Rank) -> None:
         for name in names:
             found = self._names.find(name)
-            if found is not None and any(map(self._needs.allowed, (name, found.name, found.key))):
+            if found is not None and is_open(name, found, self._needs):
                 self._add(found, rank)
 
     def _add(self, found: Found, rank: Rank) -> None:
@@ -163,6 +208,11 @@ class Way:
         if {each.ground for each in self.left_out} <= {Ground.PRIVACY, Ground.REGION}:
             return Forbidden(f"{message} Ask for a model that is served where the request may go.", param="model")
         return InvalidRequest(f"{message} Leave out what it asks for, or ask for another model.", param="model")
+
+
+def is_open(name: str, found: Found, needs: Needs) -> bool:
+    """Whether the caller may use what a name leads to: under that name, without aliases, or as the table has it."""
+    return any(map(needs.allowed, (name, found.name, found.key)))
 
 
 _NO_FALLBACK = FallbackConfig()

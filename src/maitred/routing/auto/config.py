@@ -1,0 +1,40 @@
+"""The `routing.auto` section: names behind which a model is chosen for each request."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from maitred.routing.auto.tasks import Task
+
+
+class AutoConfig(Struct, frozen=True, kw_only=True):
+    """Three models, of which each request gets one by how hard its prompt looks."""
+
+    small: Annotated[str, Meta(description="A model's name, for prompts that score below the first threshold.")]
+    medium: Annotated[
+        str, Meta(description="For those from there to the second threshold, and for what cannot be scored.")
+    ]
+    large: Annotated[str, Meta(description="For those from the second threshold on.")]
+    thresholds: Annotated[
+        tuple[float, ...],
+        Meta(
+            description="Two scores from 0 to 1, the lower first. A score is the predicted probability that a small "
+            "model answers wrong, learnt from examination questions: set them on your own traffic."
+        ),
+    ] = (0.3, 0.7)
+    tasks: Annotated[
+        dict[Task, str],
+        Meta(
+            description="Models for kinds of work, however hard: `code`, `extraction` (a JSON schema, or a wish for "
+            "fields or labels) and `chat` (anything else). What has no model here goes by its score."
+        ),
+    ] = {}
+
+
+AutoModels = Annotated[
+    dict[str, AutoConfig],
+    Meta(
+        description="A name that requests use, such as `auto` -> the models of which one is chosen for each request. "
+        "The caller must be allowed the name and the model."
+    ),
+]

@@ -1,0 +1,69 @@
+"""What kind of work a prompt asks for, by a few rules: code, extraction, or anything else.
+
+Rules rather than a trained model: who reads the configuration can say beforehand where a request will go. They are made
+to miss rather than to be wrong, for what they miss is still chosen for by its difficulty. All patterns take time in
+proportion to the text.
+"""
+
+import re
+from enum import StrEnum
+
+
+class Task(StrEnum):
+    """A kind of work."""
+
+    CODE = "code"
+    """There is code in it, or some is asked for."""
+    EXTRACTION = "extraction"
+    """The answer has a schema, or fields, labels or JSON are asked for."""
+    CHAT = "chat"
+    """Anything else."""
+
+
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_SOURCE = re.compile(
+    r"^[ \t]*(?:def \w+\(|class \w+[:({]|import [\w.]+(?: as \w+)?;?$|from [\w.]+ import\b|#include\b|func \w+\(|"
+    r"fn \w+[(<]|public (?:static|class)\b|(?:const|let|var) \w+ =|SELECT\b.{1,200}\bFROM\b)",
+    re.MULTILINE,
+)
+_TRACE = re.compile(r"^(?:Traceback \(most recent call last\)|panicked at |Exception in thread )", re.MULTILINE)
+_LANGUAGE = re.compile(
+    r"(?<!\w)(?:python|java|javascript|typescript|c\+\+|c#|rust|golang|kotlin|swift|ruby|php|scala|haskell|sql|bash)(?!\w)",
+    re.IGNORECASE,
+)
+_WANTS_PROGRAM = re.compile(
+    r"\b(?:write|implement|create|generate|give me|fix|optimi[sz]e|port|translate)\b[^.?!\n]{0,60}\b"
+    r"(?:code|functions?|script|program|class|method|query|regular expression|unit tests?|algorithm)\b",
+    re.IGNORECASE,
+)
+_WANTS_REWORK = re.compile(
+    r"\b(?:refactor|debug|review)\b[^.?!\n]{0,30}\b(?:code|function|script|program|method|class)\b", re.IGNORECASE
+)
+_WANTS_FIELDS = re.compile(
+    r"(?:^|[.:!?\n]\s?)(?:please |now )?(?:extract|classify|categori[sz]e|label|annotate|parse)\b"
+    r"|\b(?:extract|pull out|list all)\b[^.?!\n]{0,60}\b(?:from|in) (?:the|this|these|each|every)\b"
+    r"|\b(?:as|in|into|with|return|respond with|output|only|valid) (?:a |an |the |valid )?json\b",
+    re.IGNORECASE,
+)
+
+
+def task_of(text: str, *, has_schema: bool = False) -> Task:
+    """The kind of work.
+
+    Args:
+        text: What is asked; the caller keeps it short.
+        has_schema: Whether the answer is to follow a schema, which says more than any word.
+    """
+    if has_schema:
+        return Task.EXTRACTION
+    if _is_about_code(text):
+        return Task.CODE
+    if _WANTS_FIELDS.search(text):
+        return Task.EXTRACTION
+    return Task.CODE if _FENCE.search(text) else Task.CHAT  # a fence can hold any text that is to be worked on
+
+
+def _is_about_code(text: str) -> bool:
+    if any(pattern.search(text) for pattern in (_SOURCE, _TRACE, _WANTS_REWORK)):
+        return True
+    return _WANTS_PROGRAM.search(text) is not None and _LANGUAGE.search(text) is not None

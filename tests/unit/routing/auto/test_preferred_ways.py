@@ -1,0 +1,145 @@
+"""From a preference to a way: what is open, what bounds allow, and what stands behind it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.core.errors import ContentRefused, ContextLengthExceeded, Forbidden, ReplicaUnavailable
+from maitred.routing.auto.choosing import Auto, Preference
+from maitred.routing.auto.config import AutoConfig
+from maitred.routing.auto.tasks import Task
+from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
+from maitred.routing.pools.faults import route_faults
+from maitred.routing.pools.needs import Needs
+from maitred.routing.pools.routes import Routes
+
+AUTO = AutoConfig(small="s", medium="m", large="big", tasks={Task.CODE: "code/x"})
+CONFIG = RoutesConfig(
+    pools={
+        "s": PoolConfig(region="eu"),
+        "m": PoolConfig(region="us"),
+        "l": PoolConfig(local=False, region="us"),
+        "spare": PoolConfig(),
+    },
+    names={
+        **{name: [TargetConfig(pool=name)] for name in ("s", "m", "l", "spare")},
+        "code/*": [TargetConfig(pool="l", model="*")],
+    },
+    aliases={"big": "l", "default": "auto"},
+    fallbacks={"s": FallbackConfig(general=["spare"], content_policy=["m"])},
+    auto={"auto": AUTO},
+)
+FROM_SMALL = Preference(("s", "m", "big"), (), "small", 0.1)
+FROM_LARGE = Preference(("big",), ("m", "s"), "large", 0.9)
+
+
+def way(preference=FROM_SMALL, model="auto", **needs):
+    return Routes(CONFIG).way_by_preference(Needs(model, **needs), preference)
+
+
+def names(a_way, failure):
+    target = a_way.first()
+    found = [target.name]
+    while (target := a_way.after(failure)) is not None:
+        found.append(target.name)
+    return found
+
+
+def only(*allowed):
+    return {"allowed": lambda name: name in allowed}
+
+
+def test_the_chosen_ones_own_chain_comes_before_those_that_are_larger():
+    assert names(way(), ReplicaUnavailable()) == ["s", "spare", "m", "l"]
+    assert names(way(), ContextLengthExceeded("long")) == ["s", "m", "l"]
+    assert names(way(), ContentRefused()) == ["s", "m"]
+    assert names(way(FROM_LARGE), ReplicaUnavailable()) == ["l"], "nobody is given less than what it is for"
+    chosen = way(model="default").chosen
+    assert (chosen.name, chosen.model, chosen.reason, chosen.score) == ("auto", "s", "small", 0.1)
+
+
+def test_a_name_needs_permission_and_so_does_the_model():
+    assert names(way(**only("auto", "m", "l")), ReplicaUnavailable()) == ["m", "l"]
+    assert names(way(**only("auto", "big")), ReplicaUnavailable()) == ["l"], "under its alias"
+    assert names(way(FROM_LARGE, **only("auto", "s", "m")), ReplicaUnavailable()) == ["m", "s"]
+    assert way(**only("s", "m", "l")) is None
+    assert way(**only("auto", "spare")) is None
+    assert way(model="default", **only("auto", "s")).name == "s"
+
+
+def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
+    assert names(way(regions={"us"}), ReplicaUnavailable()) == ["m", "l"]
+    assert names(way(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
+    assert way(FROM_LARGE, local_only=True).first().name == "m", "smaller rather than out of the house"
+    with pytest.raises(Forbidden, match="m is in us"):
+        way(Preference(("m", "big"), (), "medium"), regions={"asia"}).first()
+
+
+@given(
+    st.sampled_from([0, 1, 2]),
+    st.sets(st.sampled_from(["auto", "s", "m", "l", "spare"])),
+    st.booleans(),
+    st.none() | st.sets(st.sampled_from(["eu", "us"])),
+)
+def test_no_choice_leads_where_its_caller_may_not_go(place, allowed, local_only, regions):
+    order = ("s", "m", "big")
+    preference = Preference(order[place:], order[:place][::-1], "score")
+    a_way = way(preference, local_only=local_only, regions=regions, **only(*allowed))
+    assert (a_way is None) == ("auto" not in allowed or not allowed & {"s", "m", "l"})
+    if a_way is None:
+        return
+    try:
+        reached = names(a_way, ReplicaUnavailable())
+    except Forbidden:
+        reached = []
+    assert len(set(reached)) == len(reached)
+    for name in reached:
+        pool = CONFIG.pools[name]
+        assert name in allowed
+        assert pool.local or not local_only
+        assert regions is None or pool.region in regions
+
+
+def test_a_sound_choice_has_no_faults_and_is_listed():
+    assert list(route_faults(CONFIG)) == []
+    assert Routes(CONFIG).names.listed == ["s", "m", "l", "spare", "auto", "big", "default"]
+    assert Auto(AUTO).names == ["s", "m", "big", "code/x"]
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "message"),
+    [
+        ({"auto": {"a": AutoConfig(small="spar", medium="m", large="l")}}, "auto.a.small", "Did you mean spare?"),
+        ({"auto": {"a": AutoConfig(small="s", medium="a", large="l")}}, "auto.a.medium", "Name one of its models"),
+        (
+            {"auto": {"a": AutoConfig(small="s", medium="m", large="l", tasks={Task.CHAT: "gone"})}},
+            "auto.a.tasks.chat",
+            "No such model: 'gone'",
+        ),
+        *(
+            (
+                {"auto": {"a": AutoConfig(small="s", medium="m", large="l", thresholds=thresholds)}},
+                "auto.a.thresholds",
+                f"the lower one first, not [{shown}]",
+            )
+            for thresholds, shown in (
+                ([0.7, 0.3], "0.7, 0.3"),
+                ([0.5], "0.5"),
+                ([0.1, 2.0], "0.1, 2"),
+                ([float("nan"), 1.0], "nan, 1"),
+            )
+        ),
+        ({"auto": {"s": AUTO}}, "auto.s", "a name of its own"),
+        ({"auto": {"a*": AUTO}}, "auto.a*", "Has a `*`"),
+        ({"fallbacks": {"auto": FallbackConfig()}, "auto": {"auto": AUTO}}, "fallbacks.auto", "routing.auto.auto"),
+        (
+            {"fallbacks": {"s": FallbackConfig(general=["auto"])}, "auto": {"auto": AUTO}},
+            "fallbacks.s.general[0]",
+            "Name one of its models",
+        ),
+    ],
+)
+def test_a_fault_is_named_with_its_remedy(change, key, message):
+    table = {name: getattr(CONFIG, name) for name in RoutesConfig.__struct_fields__}
+    faults = dict(route_faults(RoutesConfig(**table | {"aliases": {"big": "l"}} | change)))
+    assert message in faults[f"routing.{key}"]
