@@ -1,7 +1,7 @@
 """What the headers of an answer tell of its request."""
 
 from maitred.api.account import account_headers
-from maitred.core.answer import Tally
+from maitred.core.answer import Chosen, Tally
 from maitred.core.flow import PriorityClass
 from maitred.core.place import Place
 
@@ -36,3 +36,11 @@ def test_waits_are_told_to_those_who_ask_with_the_longest_first():
 def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
     tally = Tally("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
     assert told(tally) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
+
+
+def test_who_answers_is_told_where_the_caller_had_left_it_open():
+    tally = Tally("req-1", 0.0, model="groß")
+    assert told(tally) == {}
+    tally.chosen = Chosen("auto", "small", "small", 0.1)
+    assert told(tally) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
+    assert told(Tally("req-2", 0.0, chosen=tally.chosen)) == {}, "none has been reached yet"
