@@ -61,9 +61,11 @@ class Case:
         fault: Of the scripted server...
         place: ...or where the upstream is instead.
         retry_after: The header that the caller must get, in seconds; None: whatever.
-        calls: That reach the server where there is no other: the first, and those that try again after a pause.
+        calls: That reach the server where there is no other and the caller does not stream: the first, and those that
+            try again after a pause.
         tokens: That are asked for.
         estimated: Whether the usage is nobody's count.
+        hopeless: Whether a sound server would do no better.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Case:
     calls: int = 1
     tokens: int = TOKENS
     estimated: bool = False
+    hopeless: bool = False
 
 
 def expected(case: Case, *, stream: bool, second: bool) -> Seen:
@@ -86,10 +89,10 @@ def expected(case: Case, *, stream: bool, second: bool) -> Seen:
         stream: Whether the answer is streamed.
         second: Whether there is a second server, a sound one.
     """
-    if case.time is Time.MIDDLE:
-        # What has sent a part of its answer is never begun anew, and the sampling of others cannot be taken up.
-        return Seen.BROKEN if stream else case.seen
-    return Seen.WHOLE if second and case.seen is not Seen.REFUSED else case.seen
+    if case.time is Time.MIDDLE and stream:
+        # What was seen of an answer cannot be taken back, and the sampling of others cannot be taken up.
+        return Seen.BROKEN
+    return Seen.WHOLE if second and not case.hopeless and case.seen is not Seen.REFUSED else case.seen
 
 
 def _known(name: str, what: str, place: Place) -> Case:
@@ -110,8 +113,8 @@ def _before(
     return Case(name, what, Time.BEFORE, seen, Fault(kind=kind, after=0, text=text), calls=calls)
 
 
-def _middle(name: str, what: str, kind: FaultKind, after: int = 3, text: str = "") -> Case:
-    return Case(name, what, Time.MIDDLE, Seen.LOST, Fault(kind=kind, after=after, text=text))
+def _middle(name: str, what: str, kind: FaultKind, after: int = 3, text: str = "", calls: int = 1 + RETRIES) -> Case:
+    return Case(name, what, Time.MIDDLE, Seen.LOST, Fault(kind=kind, after=after, text=text), calls=calls)
 
 
 def _odd(name: str, what: str, kind: FaultKind, for_s: float | None = None) -> Case:
@@ -191,7 +194,7 @@ MIDDLE = (
     _middle("cut-last", "connection closed before the end of the last choice", FaultKind.CUT, TOKENS),
     _middle("cut-reset", "connection reset", FaultKind.RESET),
     _middle("stall", "silence", FaultKind.STALL),
-    _middle("drip", "signs of life and no more of the answer", FaultKind.DRIP),
+    _middle("drip", "signs of life and no more of the answer", FaultKind.DRIP, calls=1),
     _middle("error", "an error event", FaultKind.ERROR_EVENT),
     _middle("half", "half an event", FaultKind.HALF_EVENT),
     _middle("length", "content length that promised more", FaultKind.SHORT_LENGTH),
@@ -203,7 +206,15 @@ MIDDLE = (
     _middle("aborted", "its finish reason is `abort`", FaultKind.EVENT, text=_chunk(finish="abort")),
     _middle("stranger", "a choice that was not asked for", FaultKind.EVENT, text=_chunk(1, " 3")),
     _middle("after-end", "the choice goes on after its end", FaultKind.EVENT, text=_chunk(finish="stop")),
-    Case("endless", "longer than `total_timeout_s`", Time.MIDDLE, Seen.LOST, Fault(kind=FaultKind.SPLIT), tokens=400),
+    Case(
+        "endless",
+        "longer than `total_timeout_s`",
+        Time.MIDDLE,
+        Seen.LOST,
+        Fault(kind=FaultKind.SPLIT),
+        tokens=400,
+        hopeless=True,
+    ),
 )
 ODD = (
     Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, Fault(kind=FaultKind.NO_USAGE), estimated=True),

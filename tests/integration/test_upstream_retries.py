@@ -49,6 +49,20 @@ async def test_with_a_sound_server_beside_it_nobody_sees_the_failure(behaviour):
 
 
 @pytest.mark.parametrize("behaviour", AFTER, ids=name)
+async def test_who_waits_for_the_whole_has_seen_nothing_of_a_broken_part(behaviour):
+    with scripted_openai(behaviour) as broken, scripted_openai(SOUND) as sound:
+        async with upstream_gateway("", model=servers(broken.url, sound.url), retries=2) as system:
+            answers = await asyncio.gather(system.chat(), system.chat())
+            for answer in answers:
+                assert answer.json()["choices"][0]["message"]["content"] == TEXT
+                assert answer.json()["usage"]["completion_tokens"] == 8
+            await system.wait_until(lambda: system.nothing_left)
+            events = system.ledger.events
+            assert [(event.outcome, event.output_tokens) for event in events] == [(Outcome.FINISHED, 8)] * 2
+            assert sum(tally.recoveries for tally in system.tallies) >= 1
+
+
+@pytest.mark.parametrize("behaviour", AFTER, ids=name)
 async def test_what_breaks_in_its_middle_is_not_begun_anew(behaviour):
     """The client has seen a part of it already."""
     with scripted_openai(behaviour) as broken:

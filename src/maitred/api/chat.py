@@ -146,6 +146,7 @@ def ask_of(request: ChatRequest) -> Ask:
         session=request.prompt_cache_key or None,
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
+        whole=not request.streams,
         needs=needs_of(request),
         written=partial(written, request),
     )

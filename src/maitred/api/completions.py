@@ -137,6 +137,7 @@ def _ask_of(request: CompletionRequest) -> Ask:
         stops=request.stops,
         echo=request.echo is True,
         max_tokens_param=request.token_limit_param,
+        whole=not request.streams,
         needs=needs_of(request),
         written=partial(written, request),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.api.call import Call
 from maitred.api.chat import ask_of
@@ -97,6 +98,7 @@ class MessagesRoutes:
         check_version(call.header(b"anthropic-version"))
         request = decode_messages(call.body, strict=self._strict)
         ask = with_urgency(ask_of(chat_of(request)), call.header, retries=call.retries)
+        ask = replace(ask, whole=not request.streams)
         async with self._answering.answer(ask, call.tally) as answer:
             shape = MessagesShape(request.model, call.tally)
             await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)

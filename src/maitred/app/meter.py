@@ -26,6 +26,7 @@ class Meter:
         self._model = model
         self._tally = tally
         self._estimated_prompt = estimated_prompt
+        self._reserved_prompt = tally.prompt_tokens
         self._estimated_output = 0.0
         self._counted: Usage | None = None
 
@@ -43,6 +44,12 @@ class Meter:
         elif batch.parts and self._counted is None:
             ratio = self._model.output_ratio.value
             tally.completion_tokens = max(1, round(self._estimated_output * ratio))
+
+    def begin_anew(self) -> None:
+        """What came is of no use: another answer begins."""
+        self._estimated_output, self._counted = 0.0, None
+        tally = self._tally
+        tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens = self._reserved_prompt, 0, 0
 
     def close(self) -> None:
         """The answer is whole: what was counted is all there is to count."""

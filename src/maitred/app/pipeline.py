@@ -120,7 +120,7 @@ class Pipeline:
         way = self._router.way(ask, principal)
         tally.chosen = way.chosen
         # One after the other, until one begins to answer.
-        async with Succession(partial(self._serve, ask, principal, tally), way, tally) as answer:
+        async with Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole) as answer:
             yield answer
 
     @asynccontextmanager
@@ -260,6 +260,7 @@ class Pipeline:
             self._retries.attempts(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
             partial=ask.partial,
+            whole=ask.whole,
         )
 
     def _requests(

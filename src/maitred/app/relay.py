@@ -1,10 +1,10 @@
 """One answer that a server of somebody else's makes: waits for its turn, asks, and passes on what comes back.
 
 What `Generation` is to tokens this is to text. A server that fails before the first part of the answer is followed by
-another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. The text is passed on
-as it comes; what it was in tokens is an estimate until the server says what it has counted. The end of the answer is
-held back until all of it is known to be there and in the ledger, so a stream that breaks off, however late, never looks
-complete.
+another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. For callers who get
+the answer in one piece, that holds up to its end. The text is passed on as it comes; what it was in tokens is an
+estimate until the server says what it has counted. The end of the answer is held back until all of it is known to be
+there and in the ledger, so a stream that breaks off, however late, never looks complete.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from maitred.app.meter import Meter
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
-from maitred.core.errors import DeadlineExceeded, ReplicaBusy, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import DeadlineExceeded, ReplicaBusy, ReplicaLost, ReplicaTooSlow, ReplicaUnavailable
 from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
 from maitred.dispatch.errand import Post
@@ -39,6 +39,7 @@ class Relay:
         attempts: How often it may be tried.
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
         partial: Whether what is there at the deadline is an answer.
+        whole: Whether nobody sees a part of it before all of it is there.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Relay:
         *,
         deadline_s: float | None,
         partial: bool,
+        whole: bool,
     ) -> None:
         self._seat = seat
         self._running = running
@@ -67,6 +69,8 @@ class Relay:
         self._attempts = attempts
         self._deadline_s = deadline_s
         self._partial = partial
+        self._held: list[Part] | None = [] if whole else None
+        """What nobody has seen yet."""
         self._batches: AsyncIterator[Batch] | None = None
         self._at_server = AsyncExitStack()
         """Holds the attempt."""
@@ -99,7 +103,7 @@ class Relay:
                     self._batches = await self._ask(post)
                 return await anext(self._batches, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
-                if self._tally.first_token_s is not None:
+                if self._tally.first_token_s is not None and self._held is None:
                     raise
                 await self._again(failure)
 
@@ -124,10 +128,16 @@ class Relay:
         """
         await self._at_server.aclose()
         self._batches = None
+        self._meter.begin_anew()
+        self._finishes.clear()
+        self._last_s.clear()
+        if self._held is not None:
+            self._held.clear()
         rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
         elsewhere = self._seat.elsewhere
-        if not elsewhere and not isinstance(failure, ReplicaLost | ReplicaBusy):
-            raise failure  # it cannot be reached, or is not what the configuration says: a pause would not help
+        passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
+        if not elsewhere and not passes:
+            raise failure  # it is away, too slow, or not what the configuration says: a pause would not help
         wait_s = self._attempts.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
         if isinstance(wait_s, Stop):
             raise failure
@@ -159,7 +169,10 @@ class Relay:
                 if (last_s := self._last_s.get(part.index)) is not None:
                     tally.gaps_s.append(now_s - last_s)
                 self._last_s[part.index] = now_s
-        return shown
+        if self._held is None:
+            return shown
+        self._held += shown
+        return []
 
     async def _end(self, finishes: Mapping[int, FinishReason]) -> list[Part]:
         """Settles, and only then says that it is over."""
@@ -168,7 +181,7 @@ class Relay:
         self._meter.close()
         self._seat.took(output_tokens=self._tally.completion_tokens - before)
         await self._grant.settle(self._tally.usage, Outcome.FINISHED)
-        return [Part(index, "", finish) for index, finish in sorted(finishes.items())]
+        return [*(self._held or ()), *(Part(index, "", finish) for index, finish in sorted(finishes.items()))]
 
     def _left_s(self) -> float | None:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock.monotonic_s())

@@ -1,6 +1,6 @@
 """One answer, by the first of several models that gives one.
 
-A model that fails before anything of its answer is there is followed by the next on the request's way (see
+A model that fails before anything of its answer has been seen is followed by the next on the request's way (see
 `maitred.routing.pools.routes`); each is admitted, queued and billed as what it is. Where none gives an answer, the
 caller is told of the first failure: it is that of the model that was asked for.
 """
@@ -25,12 +25,14 @@ class Succession:
         serve: Starts the work at a model.
         way: The models.
         tally: What is known of the request.
+        whole: Whether nobody sees a part of the answer before all of it is there.
     """
 
-    def __init__(self, serve: Serve, way: Way, tally: Tally) -> None:
+    def __init__(self, serve: Serve, way: Way, tally: Tally, *, whole: bool) -> None:
         self._serve = serve
         self._way = way
         self._tally = tally
+        self._whole = whole
         self._running = AsyncExitStack()
         """Holds the model that is at work."""
         self._batches: AsyncIterator[list[Part]] | None = None
@@ -61,7 +63,8 @@ class Succession:
                 await self._running.__aexit__(type(failure), failure, failure.__traceback__)
                 await self._start(target)
             else:
-                self._begun = True
+                # With a stream's first batch its head goes out, text or not.
+                self._begun = self._begun or bool(parts) or not self._whole
                 return parts
 
     async def _start(self, target: Target) -> None:

@@ -71,6 +71,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Where it may be computed; None: anywhere that its caller's tenants allow."""
     most_usd: float | None = None
     """What it may cost; None: what its limits allow."""
+    whole: bool = False
+    """Whether its caller sees nothing of the answer before all of it is there."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"

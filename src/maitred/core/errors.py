@@ -34,6 +34,7 @@
     │   │   ├── ModelLoading          503  it is not in memory, and will be
     │   │   └── ModelLoadFailed       503  it was to be loaded, and could not be
     │   ├── ReplicaLost               502  the replica died while it was answering
+    │   │   └── ReplicaTooSlow        502  the answer took longer than answers may
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
     │   └── Draining                  503  the server is shutting down
@@ -334,6 +335,12 @@ class ReplicaLost(Unavailable):
     code = "replica_lost"
     http_status = 502
     default_message = "The replica failed before the answer was complete. Send the request again."
+
+
+class ReplicaTooSlow(ReplicaLost):
+    """The answer was not complete in the time that the replica is given for any; another attempt would take as long."""
+
+    default_message = "The answer took longer than answers may take here. Ask for a shorter one."
 
 
 class DeadlineExceeded(Unavailable):

@@ -254,9 +254,9 @@ def _together(own: Sequence[Usage], samples: int) -> Usage:
     return Usage(prompt_tokens, sum(usage.completion_tokens for usage in own), max(0, prompt_tokens - computed))
 
 
-def broken(how: str) -> ReplicaLost:
+def broken(how: str, kind: type[ReplicaLost] = ReplicaLost) -> ReplicaLost:
     """An answer that failed: the caller is told that it did, the log what happened."""
-    failure = ReplicaLost()
+    failure = kind()
     failure.add_note(how)
     return failure
 

@@ -6,6 +6,7 @@ from typing import Self
 
 import aiohttp
 
+from maitred.core.errors import ReplicaTooSlow
 from maitred.core.relay import Batch
 from maitred.replica.upstream.answer import Reader, broken
 
@@ -70,8 +71,9 @@ class UpstreamStream:
         except TimeoutError:
             if not begun:
                 raise broken("it began an answer and sent none of it in time") from None
-            what = "it took too long in all" if until_s >= self._total_s else "it went silent"
-            raise broken(f"{what} in the middle of an answer") from None
+            if until_s >= self._total_s:
+                raise broken("it took too long in all in the middle of an answer", ReplicaTooSlow) from None
+            raise broken("it went silent in the middle of an answer") from None
         except (aiohttp.ClientError, OSError) as error:
             raise broken(f"the connection broke ({type(error).__name__})") from None
 
