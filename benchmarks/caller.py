@@ -34,6 +34,13 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     text: str = ""
     delta: _Delta | None = None
+    message: _Delta | None = None
+
+    @property
+    def words(self) -> str:
+        """Its text, in whichever shape it came."""
+        said = self.delta or self.message
+        return self.text or (said.content if said is not None else "") or ""
 
 
 class _Usage(msgspec.Struct):
@@ -81,6 +88,8 @@ class Reply:
         code: Of an error, also one in the middle of a stream.
         message: Of the same.
         should_retry: What ``x-should-retry`` says.
+        text: Of all that came.
+        done: A stream's ``[DONE]`` has come.
         whole: The answer came to its end.
         left: The client has hung up.
         refused_connection: Nobody listened, so nothing was sent.
@@ -97,6 +106,8 @@ class Reply:
     should_retry: bytes = b""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    text: str = ""
+    done: bool = False
     whole: bool = False
     left: bool = False
     refused_connection: bool = False
@@ -199,7 +210,7 @@ class _Reader:
             return
         for event in self._cutter.feed(data):
             if event == b"[DONE]":
-                self._done = True
+                self._done = self._reply.done = True
                 self._client.when_done()
             elif self._take(event):
                 self._reply.arrivals_s.append(now_s)
@@ -222,4 +233,6 @@ class _Reader:
         if chunk.error is not None:
             self._reply.code = chunk.error.code or "error"
             self._reply.message = chunk.error.message
-        return any(choice.text or (choice.delta is not None and choice.delta.content) for choice in chunk.choices)
+        words = "".join(choice.words for choice in chunk.choices)
+        self._reply.text += words
+        return bool(words)

@@ -63,14 +63,15 @@ class ScriptedOpenAI:
 
 @contextmanager
 def scripted_openai(
-    script: Script | None = None, *, core: int | None = None, unix: bool = False
+    script: Script | None = None, *, core: int | None = None, unix: bool = False, port: int = 0
 ) -> Iterator[ScriptedOpenAI]:
-    """Starts a scripted server on a free loopback port, and stops it at the end.
+    """Starts a scripted server on a loopback port, and stops it at the end.
 
     Args:
         script: What it does; by default 16 tokens, the first after 50 ms and the others every 20 ms.
         core: The only core that it may run on.
         unix: Whether it listens on a Unix socket instead of a port: then its truth is read after it was stopped.
+        port: 0 takes a free one; one that comes back after it was stopped names the same again.
     """
     with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
         log = Path(folder) / "truth.json"
@@ -81,6 +82,7 @@ def scripted_openai(
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", __package__, "--script", f"@{script_file}", "--log", str(log)),
+                    *("--port", str(port)),
                     *(["--unix", str(Path(folder) / "http.sock")] if unix else []),
                 ],
                 stdin=lifeline,

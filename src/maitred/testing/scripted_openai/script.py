@@ -163,6 +163,8 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All streams together get no more: with many of them, the gaps of each grow."""
     pauses: list[Pause] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    metrics: str = ""
+    """What ``GET /metrics`` answers, whatever is going on: stale from the start. Empty: there is no such page."""
     seed: Count = 0
 
     def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[Fault]:

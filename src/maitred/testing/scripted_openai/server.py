@@ -18,7 +18,7 @@ import httptools
 from maitred.testing.scripted_openai.answers import Answer, Answers
 from maitred.testing.scripted_openai.chorus import Chorus
 from maitred.testing.scripted_openai.connection import Connection, Exchange
-from maitred.testing.scripted_openai.framing import response
+from maitred.testing.scripted_openai.framing import head, response
 from maitred.testing.scripted_openai.odd_stream import Ending
 from maitred.testing.scripted_openai.script import Script
 from maitred.testing.scripted_openai.timetable import Timetable
@@ -334,6 +334,9 @@ class ScriptedServer:
                 self._reply(connection, self._answers.models())
             case "GET", "/health" | "/health/ready":
                 self._reply(connection, response(200, {}))
+            case "GET", "/metrics" if self._script.metrics:
+                page = self._script.metrics.encode()
+                self._reply(connection, head(200, "text/plain", {"content-length": str(len(page))}) + page)
             case "GET", "/log":
                 self._reply(connection, response(200, self.truth()))
             case _:

@@ -1,0 +1,306 @@
+"""Half an hour of trouble in three minutes: no lost, no duplicated and no silently cut answer, and all comes back.
+
+    callers -> maitred serve -> three engines: killed, stopped (SIGSTOP), slowed, flapping
+                             -> two scripted servers: the same, answers with faults, stale metrics
+
+Callers ask both models all the time, streaming and not. Each request must end as exactly one of whole and right (the
+undisturbed greedy answer; the text of the script), or with an explicit error; nothing may be cut silently, differ, or
+take longer than its limit. What is whole is in the ledger once, as the caller was told; what is not is not charged. At
+the end nothing is held: no request, lease, slot, block or stream.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from benchmarks.caller import Client
+from benchmarks.chaos_answers import (
+    BOTH_ENDS,
+    DIFFERENT,
+    HANGING,
+    SILENT,
+    UPSTREAM_MODEL,
+    Asked,
+    Load,
+    own_questions,
+    undisturbed,
+    upstream_questions,
+)
+from benchmarks.chaos_trouble import ENGINE_KINDS, SOUND, UPSTREAM_KINDS, EngineTrouble, Trouble, Upstream, schedule
+from benchmarks.installation import MODEL, Key, Organisation, declared
+from benchmarks.report import Report, percentiles
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.load.chaos.scrape import Follower
+from maitred.testing.server_process import ServerProcess, serving
+
+SEED = 20261122
+SECONDS, QUICK_SECONDS = 180, 40
+ENGINES = 3
+CALLERS = 10
+"""Of each model."""
+LIMIT_S = 60.0
+SETTLED_WITHIN_S = 60.0
+PRICE = {"prompt": 1.0, "output": 2.0}
+TIMES = {
+    "connect_timeout_s": 1,
+    "first_part_timeout_s": 3,
+    "idle_timeout_s": 2,
+    "total_timeout_s": 20,
+    "probe_every_s": 1,
+    "probe_timeout_s": 1,
+}
+MUST_BE_ZERO = (
+    *("maitred_in_flight", "maitred_leases", "maitred_ledger_backlog", "maitred_dispatch_running"),
+    *("maitred_dispatch_waiting", "maitred_dispatch_outstanding_tokens", "maitred_replica_requests"),
+    *("maitred_engine_running", "maitred_engine_waiting", "maitred_engine_kv_blocks_promised"),
+    "maitred_upstream_open_requests",
+)
+COUNTED = (
+    *("maitred_engine_restarts_total", "maitred_recoveries_total", "maitred_engine_output_tokens_total"),
+    "maitred_engine_recomputed_tokens_total",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Of the ledger."""
+
+    outcome: str
+    prompt_tokens: int
+    output_tokens: int
+    cost_nusd: int
+
+
+@dataclass
+class Run:
+    """All that a run has seen.
+
+    Attributes:
+        asked: Every request.
+        played: When each trouble began in truth, in seconds, by who was hit.
+        left: What was held at the end, by name.
+        settled_s: Until nothing was.
+        exit_code: Of the gateway.
+        lines: Of the ledger, by request.
+        counted: The server's own counters, over all lives of the engines.
+    """
+
+    asked: list[Asked] = field(default_factory=list)
+    played: dict[str, list[tuple[float, Trouble]]] = field(default_factory=dict)
+    left: dict[str, float] = field(default_factory=dict)
+    settled_s: float = 0.0
+    exit_code: int = -1
+    lines: dict[str, list[Line]] = field(default_factory=dict)
+    counted: dict[str, float] = field(default_factory=dict)
+
+
+def main() -> int:
+    """Runs the benchmark; the exit code says whether every bar is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS} seconds")
+    parser.add_argument("--seconds", type=float, help=f"of trouble, in place of {SECONDS}")
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    report = Report("chaos", seed=arguments.seed, quick=arguments.quick)
+    seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
+    judge(report, uvloop.run(trouble(arguments.seed, seconds)), seconds)
+    return report.finish()
+
+
+async def trouble(seed: int, seconds: float) -> Run:
+    """All of it, from the start of the servers to the ledger that they leave."""
+    run = Run()
+    upstreams = [Upstream(), Upstream()]
+    with TemporaryDirectory(prefix="maitred-chaos-") as folder:
+        key, environment = Key(), dict[str, str]()
+        organisations = {"callers": Organisation({"key": key}, limits={"usd_total": 1000.0})}
+        config = Path(folder) / "maitred.yaml"
+        config.write_text(json.dumps(_config(upstreams, declared(organisations, environment), folder)))
+        try:
+            for upstream in upstreams:
+                await upstream.start(SOUND)
+            with serving("--config", str(config), settings={"store.folder": folder}, environment=environment) as server:
+                await _troubled(run, server, upstreams, key.secret, random.Random(seed), seconds)
+                run.exit_code = await asyncio.to_thread(server.stop)
+        finally:
+            for upstream in upstreams:
+                await upstream.stop()
+        run.lines = _ledger(Path(folder))
+    return run
+
+
+def _config(upstreams: Sequence[Upstream], tenants: dict[str, Any], folder: str) -> dict[str, Any]:
+    servers = [
+        {"name": f"server-{number}", "url": f"{upstream.url}/v1", "dialect": "sglang", **TIMES}
+        for number, upstream in enumerate(upstreams)
+    ]
+    return {
+        "log": {"level": "error"},
+        "store": {"folder": folder},
+        "server": {"allow_unauthenticated": True},  # to look at the metrics
+        "model": {"path": str(BUNDLED_MODEL), "replicas": ENGINES, "served_name": MODEL},
+        "engine": {"kv_memory_bytes": "96MiB"},
+        "engine_link": {"silence_timeout_s": 2.0},
+        "models": {UPSTREAM_MODEL: {"upstreams": servers}},
+        "admission": {"prices": {"*": PRICE}},
+        "tenants": tenants,
+    }
+
+
+async def _troubled(
+    run: Run, server: ServerProcess, upstreams: Sequence[Upstream], key: str, rng: random.Random, seconds: float
+) -> None:
+    """Calm, then load with trouble, then the wait until nothing is held."""
+    client = Client(server.url, patience_s=LIMIT_S)
+    await _settled(run, server, upstreams)
+    own, scripted = await asyncio.gather(
+        undisturbed(client, key, own_questions()), undisturbed(client, key, upstream_questions())
+    )
+    engines = EngineTrouble(server.process.pid)
+    hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds)
+    hit_upstreams = schedule(rng, UPSTREAM_KINDS, len(upstreams), seconds)
+    load = Load(client, key, seconds)
+    async with Follower(server.url) as follower, asyncio.TaskGroup() as group:
+        for number in range(CALLERS):
+            group.create_task(load.caller(f"own-{number}", own, random.Random(rng.random())))
+            group.create_task(load.caller(f"scripted-{number}", scripted, random.Random(rng.random())))
+        group.create_task(_play(run, "engines", hit_engines, engines.play))
+        group.create_task(
+            _play(run, "upstreams", hit_upstreams, lambda trouble: upstreams[trouble.victim].play(trouble))
+        )
+    run.asked = load.asked
+    run.counted = {name: follower.counters.total(name) or 0.0 for name in COUNTED}
+    run.settled_s = await _settled(run, server, upstreams)
+    client.close()
+
+
+async def _play(run: Run, name: str, troubles: Sequence[Trouble], play: Callable[[Trouble], Awaitable[None]]) -> None:
+    began_s = time.monotonic()
+    played = run.played[name] = []
+    for trouble in troubles:
+        await asyncio.sleep(began_s + trouble.at_s - time.monotonic())
+        played.append((round(time.monotonic() - began_s, 2), trouble))
+        await play(trouble)
+
+
+async def _settled(run: Run, server: ServerProcess, upstreams: Sequence[Upstream]) -> float:
+    """Waits until everybody is there and nothing is held, or the time is over; how long that took."""
+    began_s = time.monotonic()
+    while True:
+        metrics = await asyncio.to_thread(server.metrics)
+        held = {name: metrics[name] for name in MUST_BE_ZERO}
+        held["KV blocks"] = metrics["maitred_engine_kv_blocks_total"] - metrics["maitred_engine_kv_blocks_free"]
+        held["engines away"] = ENGINES - metrics["maitred_engine_up"]
+        held["upstreams away"] = len(upstreams) - metrics["maitred_upstream_up"]
+        run.left = {name: value for name, value in held.items() if value}
+        took_s = time.monotonic() - began_s
+        if not run.left or took_s > SETTLED_WITHIN_S:
+            break
+        await asyncio.sleep(0.1)
+    truths = [await asyncio.to_thread(upstream.server.truth) for upstream in upstreams if upstream.server is not None]
+    if still := sum(request.ended_s is None for truth in truths for request in truth.requests):
+        run.left["streams open at upstreams"] = still
+    return took_s
+
+
+def _ledger(folder: Path) -> dict[str, list[Line]]:
+    """Every line, by request."""
+    lines: dict[str, list[Line]] = {}
+    with sqlite3.connect(f"file:{folder / 'maitred.db'}?mode=ro", uri=True) as connection:
+        found = connection.execute("SELECT request_id, outcome, prompt_tokens, output_tokens, cost_nusd FROM usage")
+        for request_id, *rest in found:
+            lines.setdefault(request_id, []).append(Line(*rest))
+    return lines
+
+
+def judge(report: Report, run: Run, seconds: float) -> None:
+    """Holds what was seen against what is promised."""
+    faults = Counter(asked.fault for asked in run.asked)
+    books = Counter(_account(asked, run.lines.get(asked.reply.request_id, [])) for asked in run.asked)
+    report.figures = {
+        "seconds": seconds,
+        "played": {
+            name: [[at_s, trouble.kind, trouble.victim] for at_s, trouble in played]
+            for name, played in run.played.items()
+        },
+        "models": {model: _figures([a for a in run.asked if a.question.body["model"] == model])
+                   for model in (MODEL, UPSTREAM_MODEL)},
+        "counted": run.counted,
+        "settled_s": round(run.settled_s, 2),
+        "left": run.left,
+        "wrong": [_told(asked) for asked in run.asked if asked.fault][:20],
+        "wrong_lines": [
+            _told(asked) | {"lines": [str(line) for line in run.lines.get(asked.reply.request_id, [])]}
+            for asked in run.asked
+            if _account(asked, run.lines.get(asked.reply.request_id, []))
+        ][:20],
+    }  # fmt: skip
+    print(json.dumps(report.figures, indent=1), flush=True)
+    kinds = {(name, trouble.kind) for name, played in run.played.items() for _, trouble in played}
+    report.require("kinds of trouble", len(kinds), at_least=len(ENGINE_KINDS) + len(UPSTREAM_KINDS))
+    report.require("requests", len(run.asked), at_least=5 * seconds)
+    for fault in (DIFFERENT, SILENT, BOTH_ENDS, HANGING):
+        report.require(f"answers {fault}", faults[fault], at_most=0)
+    for fault in (NOT_ONE_LINE, OTHER_TOKENS, CHARGED):
+        report.require(fault, books[fault], at_most=0)
+    report.require("held at the end", sum(run.left.values()), at_most=0)
+    report.require("exit code", run.exit_code, at_most=0)
+
+
+NOT_ONE_LINE = "requests with other than one line in the ledger"
+OTHER_TOKENS = "whole answers with other tokens or another price in the ledger"
+CHARGED = "answers that were not whole and were charged"
+
+
+def _account(asked: Asked, lines: Sequence[Line]) -> str:
+    """What is wrong with its lines. A refusal that took nothing needs none."""
+    reply = asked.reply
+    if len(lines) > 1 or (reply.status == 200 and not lines):
+        return NOT_ONE_LINE
+    if not reply.whole:
+        return CHARGED if any(line.cost_nusd for line in lines) else ""
+    (line,) = lines
+    price = round(1000 * (PRICE["prompt"] * reply.prompt_tokens + PRICE["output"] * reply.output_tokens))
+    told = Line("finished", reply.prompt_tokens, reply.output_tokens, price)
+    return "" if line == told else OTHER_TOKENS
+
+
+def _figures(asked: Sequence[Asked]) -> dict[str, Any]:
+    return {
+        "requests": len(asked),
+        "streamed": sum(one.stream for one in asked),
+        "whole_share": round(sum(one.reply.whole for one in asked) / max(1, len(asked)), 4),
+        "ends": dict(Counter(one.end for one in asked).most_common()),
+        "seconds": percentiles([one.reply.seconds for one in asked]),
+        "longest_s": round(max((one.reply.seconds for one in asked), default=0.0), 2),
+    }
+
+
+def _told(asked: Asked) -> dict[str, Any]:
+    reply = asked.reply
+    return {
+        "request": reply.request_id,
+        "at_s": round(asked.asked_s, 2),
+        "stream": asked.stream,
+        "end": asked.end,
+        "status": reply.status,
+        "error": f"{reply.code} {reply.message}",
+        "text": reply.text[-80:],
+        "tokens": [reply.prompt_tokens, reply.output_tokens, asked.question.tokens],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
