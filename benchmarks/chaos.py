@@ -42,7 +42,7 @@ from benchmarks.chaos_trouble import ENGINE_KINDS, SOUND, UPSTREAM_KINDS, Engine
 from benchmarks.installation import MODEL, Key, Organisation, declared
 from benchmarks.report import Report, percentiles
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.load.chaos.scrape import Follower
+from maitred.load.chaos.scrape import INTERVAL_S, Follower
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20261122
@@ -61,6 +61,16 @@ TIMES = {
     "probe_every_s": 1,
     "probe_timeout_s": 1,
 }
+HEALTH = {
+    "breaker": {"window_s": 3.0, "first_open_s": 0.1, "most_open_s": 6.0},
+    "outliers": {"every_s": 1.0, "base_s": 3.0, "most_s": 30.0},
+    "slow_start_s": 3.0,
+}
+"""A tenth of all times, as the trouble comes ten times as fast."""
+MOST_WAIT_S = 15.0
+"""Of a request that no engine is there for."""
+ENGINE_PAUSE_S = 2.0, 5.0
+"""Between two troubles of the engines, whose starts are put off longer each time that they die young."""
 MUST_BE_ZERO = (
     *("maitred_in_flight", "maitred_leases", "maitred_ledger_backlog", "maitred_dispatch_running"),
     *("maitred_dispatch_waiting", "maitred_dispatch_outstanding_tokens", "maitred_replica_requests"),
@@ -103,6 +113,8 @@ class Run:
     settled_s: float = 0.0
     exit_code: int = -1
     lines: dict[str, list[Line]] = field(default_factory=dict)
+    engines_up: Counter[int] = field(default_factory=Counter)
+    """How often so many were ready, of looks at even times."""
     counted: dict[str, float] = field(default_factory=dict)
 
 
@@ -154,6 +166,8 @@ def _config(upstreams: Sequence[Upstream], tenants: dict[str, Any], folder: str)
         "engine": {"kv_memory_bytes": "96MiB"},
         "engine_link": {"silence_timeout_s": 2.0},
         "models": {UPSTREAM_MODEL: {"upstreams": servers}},
+        "health": HEALTH,
+        "dispatch": {"max_wait_s": {"standard": MOST_WAIT_S}},
         "admission": {"prices": {"*": PRICE}},
         "tenants": tenants,
     }
@@ -169,21 +183,31 @@ async def _troubled(
         undisturbed(client, key, own_questions()), undisturbed(client, key, upstream_questions())
     )
     engines = EngineTrouble(server.process.pid)
-    hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds)
+    hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds, ENGINE_PAUSE_S)
     hit_upstreams = schedule(rng, UPSTREAM_KINDS, len(upstreams), seconds)
     load = Load(client, key, seconds)
-    async with Follower(server.url) as follower, asyncio.TaskGroup() as group:
-        for number in range(CALLERS):
-            group.create_task(load.caller(f"own-{number}", own, random.Random(rng.random())))
-            group.create_task(load.caller(f"scripted-{number}", scripted, random.Random(rng.random())))
-        group.create_task(_play(run, "engines", hit_engines, engines.play))
-        group.create_task(
-            _play(run, "upstreams", hit_upstreams, lambda trouble: upstreams[trouble.victim].play(trouble))
-        )
+    async with Follower(server.url) as follower:
+        looking = asyncio.create_task(_count_engines(run, follower), name="count engines")
+        async with asyncio.TaskGroup() as group:
+            for number in range(CALLERS):
+                group.create_task(load.caller(f"own-{number}", own, random.Random(rng.random())))
+                group.create_task(load.caller(f"scripted-{number}", scripted, random.Random(rng.random())))
+            group.create_task(_play(run, "engines", hit_engines, engines.play))
+            group.create_task(
+                _play(run, "upstreams", hit_upstreams, lambda trouble: upstreams[trouble.victim].play(trouble))
+            )
+        looking.cancel()
+        await asyncio.wait({looking})
     run.asked = load.asked
     run.counted = {name: follower.counters.total(name) or 0.0 for name in COUNTED}
     run.settled_s = await _settled(run, server, upstreams)
     client.close()
+
+
+async def _count_engines(run: Run, follower: Follower) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        run.engines_up[int(follower.counters.latest.get("maitred_engine_up", 0))] += 1
 
 
 async def _play(run: Run, name: str, troubles: Sequence[Trouble], play: Callable[[Trouble], Awaitable[None]]) -> None:
@@ -228,7 +252,7 @@ def _ledger(folder: Path) -> dict[str, list[Line]]:
 def judge(report: Report, run: Run, seconds: float) -> None:
     """Holds what was seen against what is promised."""
     faults = Counter(asked.fault for asked in run.asked)
-    books = Counter(_account(asked, run.lines.get(asked.reply.request_id, [])) for asked in run.asked)
+    books = Counter(account_of(asked, run.lines.get(asked.reply.request_id, [])) for asked in run.asked)
     report.figures = {
         "seconds": seconds,
         "played": {
@@ -238,13 +262,16 @@ def judge(report: Report, run: Run, seconds: float) -> None:
         "models": {model: _figures([a for a in run.asked if a.question.body["model"] == model])
                    for model in (MODEL, UPSTREAM_MODEL)},
         "counted": run.counted,
+        "share_of_time_by_engines_up": {
+            up: round(looks / run.engines_up.total(), 3) for up, looks in sorted(run.engines_up.items())
+        },
         "settled_s": round(run.settled_s, 2),
         "left": run.left,
         "wrong": [_told(asked) for asked in run.asked if asked.fault][:20],
         "wrong_lines": [
             _told(asked) | {"lines": [str(line) for line in run.lines.get(asked.reply.request_id, [])]}
             for asked in run.asked
-            if _account(asked, run.lines.get(asked.reply.request_id, []))
+            if account_of(asked, run.lines.get(asked.reply.request_id, []))
         ][:20],
     }  # fmt: skip
     print(json.dumps(report.figures, indent=1), flush=True)
@@ -264,13 +291,14 @@ OTHER_TOKENS = "whole answers with other tokens or another price in the ledger"
 CHARGED = "answers that were not whole and were charged"
 
 
-def _account(asked: Asked, lines: Sequence[Line]) -> str:
+def account_of(asked: Asked, lines: Sequence[Line]) -> str:
     """What is wrong with its lines. A refusal that took nothing needs none."""
     reply = asked.reply
     if len(lines) > 1 or (reply.status == 200 and not lines):
         return NOT_ONE_LINE
     if not reply.whole:
-        return CHARGED if any(line.cost_nusd for line in lines) else ""
+        # Who left, because it took too long, pays for what was made; that it took too long is another fault.
+        return CHARGED if any(line.cost_nusd for line in lines) and not reply.left else ""
     (line,) = lines
     price = round(1000 * (PRICE["prompt"] * reply.prompt_tokens + PRICE["output"] * reply.output_tokens))
     told = Line("finished", reply.prompt_tokens, reply.output_tokens, price)

@@ -59,8 +59,18 @@ class Trouble:
     for_s: float
 
 
-def schedule(rng: random.Random, kinds: Sequence[str], victims: int, seconds: float) -> list[Trouble]:
-    """Every kind once, in a random order, and again in another, until the time is over."""
+def schedule(
+    rng: random.Random, kinds: Sequence[str], victims: int, seconds: float, pause_s: tuple[float, float] = (0.5, 2.0)
+) -> list[Trouble]:
+    """Every kind once, in a random order, and again in another, until the time is over.
+
+    Args:
+        rng: Decides all.
+        kinds: Of trouble.
+        victims: How many there are to hit.
+        seconds: Of the run. The last ones of it are left to come back.
+        pause_s: From one to the next, least and most.
+    """
     troubles: list[Trouble] = []
     at_s = 2.0
     for kind in _rounds(rng, kinds):
@@ -68,7 +78,7 @@ def schedule(rng: random.Random, kinds: Sequence[str], victims: int, seconds: fl
         if at_s + for_s > seconds - 3.0:
             return troubles
         troubles.append(Trouble(round(at_s, 2), kind, rng.randrange(victims), round(for_s, 2)))
-        at_s += for_s + rng.uniform(0.5, 2.0)
+        at_s += for_s + rng.uniform(*pause_s)
     return troubles
 
 

@@ -206,7 +206,26 @@ def _rest() -> str:
             f"{len(killed['differing'])} differ from the undisturbed run by a token; the longest pause was longer by "
             f"{killed['added_gap_s']['p50']:.2f} / {killed['added_gap_s']['p99']:.2f} s (p50 / p99).",
             "",
+            _chaos(),
+            "",
         ]
+    )
+
+
+def _chaos() -> str:
+    result = _load("chaos")
+    figures = result["figures"]
+    own, scripted = figures["models"].values()
+    troubles = sum(map(len, figures["played"].values()))
+    return (
+        f"**Trouble** — `{result['command']}`: {figures['seconds']:.0f} s in which engines and upstream servers are "
+        f"killed, stopped, slowed and made to flap, and servers send faults and stale metrics, {troubles} times. "
+        f"Of {own['requests']:,} requests to the engines {own['whole_share']:.1%} were answered whole, of "
+        f"{scripted['requests']:,} to the servers {scripted['whole_share']:.1%}; the others got an explicit error. "
+        f"{_bar(result, 'answers different'):.0f} differ, {_bar(result, 'cut silently'):.0f} were cut silently, "
+        f"{_bar(result, 'answers hanging'):.0f} hung, {_bar(result, 'not whole and were charged'):.0f} were charged "
+        f"without being whole; {_bar(result, 'held at the end'):.0f} requests, leases, slots and blocks were held "
+        f"{figures['settled_s']:.1f} s after the end."
     )
 
 

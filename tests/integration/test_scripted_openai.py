@@ -290,6 +290,15 @@ class TestConnections:
         assert [request.end for request in truth.requests] == ["stall", "complete"]
         assert len(truth.requests[0].sent_s()) == 2
 
+    def test_it_comes_back_at_the_same_port_with_the_metrics_of_its_script(self):
+        page = "sglang:num_running_reqs 500\n"
+        with scripted_openai(FAST) as first, pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{first.url}/metrics", timeout=30)
+        with scripted_openai(fast(metrics=page), port=urlparse(first.url).port) as second:
+            assert second.url == first.url
+            with urllib.request.urlopen(f"{second.url}/metrics", timeout=30) as response:
+                assert response.read().decode() == page
+
     def test_what_is_not_http_or_not_a_route(self):
         with scripted_openai(FAST) as server:
             with connect(server) as client:
