@@ -16,9 +16,7 @@ import random
 import sqlite3
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,21 +24,11 @@ from typing import Any
 import uvloop
 
 from benchmarks.caller import Client
-from benchmarks.chaos_answers import (
-    BOTH_ENDS,
-    DIFFERENT,
-    HANGING,
-    SILENT,
-    UPSTREAM_MODEL,
-    Asked,
-    Load,
-    own_questions,
-    undisturbed,
-    upstream_questions,
-)
+from benchmarks.chaos_answers import UPSTREAM_MODEL, Load, own_questions, undisturbed, upstream_questions
+from benchmarks.chaos_judge import PRICE, Line, Run, judge
 from benchmarks.chaos_trouble import ENGINE_KINDS, SOUND, UPSTREAM_KINDS, EngineTrouble, Trouble, Upstream, schedule
 from benchmarks.installation import MODEL, Key, Organisation, declared
-from benchmarks.report import Report, percentiles
+from benchmarks.report import Report
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.load.chaos.scrape import INTERVAL_S, Follower
 from maitred.testing.server_process import ServerProcess, serving
@@ -52,7 +40,6 @@ CALLERS = 10
 """Of each model."""
 LIMIT_S = 60.0
 SETTLED_WITHIN_S = 60.0
-PRICE = {"prompt": 1.0, "output": 2.0}
 TIMES = {
     "connect_timeout_s": 1,
     "first_part_timeout_s": 3,
@@ -81,41 +68,6 @@ COUNTED = (
     *("maitred_engine_restarts_total", "maitred_recoveries_total", "maitred_engine_output_tokens_total"),
     "maitred_engine_recomputed_tokens_total",
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """Of the ledger."""
-
-    outcome: str
-    prompt_tokens: int
-    output_tokens: int
-    cost_nusd: int
-
-
-@dataclass
-class Run:
-    """All that a run has seen.
-
-    Attributes:
-        asked: Every request.
-        played: When each trouble began in truth, in seconds, by who was hit.
-        left: What was held at the end, by name.
-        settled_s: Until nothing was.
-        exit_code: Of the gateway.
-        lines: Of the ledger, by request.
-        counted: The server's own counters, over all lives of the engines.
-    """
-
-    asked: list[Asked] = field(default_factory=list)
-    played: dict[str, list[tuple[float, Trouble]]] = field(default_factory=dict)
-    left: dict[str, float] = field(default_factory=dict)
-    settled_s: float = 0.0
-    exit_code: int = -1
-    lines: dict[str, list[Line]] = field(default_factory=dict)
-    engines_up: Counter[int] = field(default_factory=Counter)
-    """How often so many were ready, of looks at even times."""
-    counted: dict[str, float] = field(default_factory=dict)
 
 
 def main() -> int:
@@ -247,87 +199,6 @@ def _ledger(folder: Path) -> dict[str, list[Line]]:
         for request_id, *rest in found:
             lines.setdefault(request_id, []).append(Line(*rest))
     return lines
-
-
-def judge(report: Report, run: Run, seconds: float) -> None:
-    """Holds what was seen against what is promised."""
-    faults = Counter(asked.fault for asked in run.asked)
-    books = Counter(account_of(asked, run.lines.get(asked.reply.request_id, [])) for asked in run.asked)
-    report.figures = {
-        "seconds": seconds,
-        "played": {
-            name: [[at_s, trouble.kind, trouble.victim] for at_s, trouble in played]
-            for name, played in run.played.items()
-        },
-        "models": {model: _figures([a for a in run.asked if a.question.body["model"] == model])
-                   for model in (MODEL, UPSTREAM_MODEL)},
-        "counted": run.counted,
-        "share_of_time_by_engines_up": {
-            up: round(looks / run.engines_up.total(), 3) for up, looks in sorted(run.engines_up.items())
-        },
-        "settled_s": round(run.settled_s, 2),
-        "left": run.left,
-        "wrong": [_told(asked) for asked in run.asked if asked.fault][:20],
-        "wrong_lines": [
-            _told(asked) | {"lines": [str(line) for line in run.lines.get(asked.reply.request_id, [])]}
-            for asked in run.asked
-            if account_of(asked, run.lines.get(asked.reply.request_id, []))
-        ][:20],
-    }  # fmt: skip
-    print(json.dumps(report.figures, indent=1), flush=True)
-    kinds = {(name, trouble.kind) for name, played in run.played.items() for _, trouble in played}
-    report.require("kinds of trouble", len(kinds), at_least=len(ENGINE_KINDS) + len(UPSTREAM_KINDS))
-    report.require("requests", len(run.asked), at_least=5 * seconds)
-    for fault in (DIFFERENT, SILENT, BOTH_ENDS, HANGING):
-        report.require(f"answers {fault}", faults[fault], at_most=0)
-    for fault in (NOT_ONE_LINE, OTHER_TOKENS, CHARGED):
-        report.require(fault, books[fault], at_most=0)
-    report.require("held at the end", sum(run.left.values()), at_most=0)
-    report.require("exit code", run.exit_code, at_most=0)
-
-
-NOT_ONE_LINE = "requests with other than one line in the ledger"
-OTHER_TOKENS = "whole answers with other tokens or another price in the ledger"
-CHARGED = "answers that were not whole and were charged"
-
-
-def account_of(asked: Asked, lines: Sequence[Line]) -> str:
-    """What is wrong with its lines. A refusal that took nothing needs none."""
-    reply = asked.reply
-    if len(lines) > 1 or (reply.status == 200 and not lines):
-        return NOT_ONE_LINE
-    if not reply.whole:
-        # Who left, because it took too long, pays for what was made; that it took too long is another fault.
-        return CHARGED if any(line.cost_nusd for line in lines) and not reply.left else ""
-    (line,) = lines
-    price = round(1000 * (PRICE["prompt"] * reply.prompt_tokens + PRICE["output"] * reply.output_tokens))
-    told = Line("finished", reply.prompt_tokens, reply.output_tokens, price)
-    return "" if line == told else OTHER_TOKENS
-
-
-def _figures(asked: Sequence[Asked]) -> dict[str, Any]:
-    return {
-        "requests": len(asked),
-        "streamed": sum(one.stream for one in asked),
-        "whole_share": round(sum(one.reply.whole for one in asked) / max(1, len(asked)), 4),
-        "ends": dict(Counter(one.end for one in asked).most_common()),
-        "seconds": percentiles([one.reply.seconds for one in asked]),
-        "longest_s": round(max((one.reply.seconds for one in asked), default=0.0), 2),
-    }
-
-
-def _told(asked: Asked) -> dict[str, Any]:
-    reply = asked.reply
-    return {
-        "request": reply.request_id,
-        "at_s": round(asked.asked_s, 2),
-        "stream": asked.stream,
-        "end": asked.end,
-        "status": reply.status,
-        "error": f"{reply.code} {reply.message}",
-        "text": reply.text[-80:],
-        "tokens": [reply.prompt_tokens, reply.output_tokens, asked.question.tokens],
-    }
 
 
 if __name__ == "__main__":

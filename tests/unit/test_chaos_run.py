@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.caller import CHAT, Reply
-from benchmarks.chaos import CHARGED, NOT_ONE_LINE, OTHER_TOKENS, Line, account_of
 from benchmarks.chaos_answers import BOTH_ENDS, DIFFERENT, HANGING, SILENT, Asked, Question
+from benchmarks.chaos_judge import CHARGED, NOT_ONE_LINE, OTHER_TOKENS, Line, account_of
 from benchmarks.chaos_trouble import ENGINE_KINDS, UPSTREAM_KINDS, schedule
 
 QUESTION = Question({"model": "scripted", "max_tokens": 3}, CHAT, "0 1 2")
@@ -57,6 +57,7 @@ def test_every_way_to_end_has_its_name(fields, fault):
         ({"status": 200, "code": "replica_lost"}, [Line("failed", 7, 2, 11_000)], CHARGED),
         ({"status": 200, "code": "replica_lost"}, [], NOT_ONE_LINE),
         ({"status": 503, "code": "replica_unavailable"}, [], ""),
+        ({"status": 200, "left": True}, [Line("cancelled", 7, 2, 11_000)], ""),
     ],
 )
 def test_the_ledger_is_held_against_what_the_caller_was_told(fields, lines, fault):
