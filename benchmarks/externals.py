@@ -24,8 +24,9 @@ from benchmarks.external_servers import EXTERNALS, External, Running, started, u
 from benchmarks.external_table import write
 from benchmarks.report import Report
 from maitred.core.errors import MaitredError
+from maitred.testing.replica_conformance import put_to
 from maitred.testing.server_process import ServerProcess, serving
-from maitred.testing.text_replica_conformance import TEXT_CHECKS, TextReplicaUnderTest, put_to
+from maitred.testing.text_replica_conformance import LIMIT_S, TEXT_CHECKS, TextReplicaUnderTest
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a little dog."}]
 KEPT, CANNOT = "kept", "cannot"
@@ -47,7 +48,7 @@ async def _put(check: Any, needs: Any, subject: TextReplicaUnderTest) -> str:  #
     if needs is not None and needs not in subject.abilities:
         return CANNOT
     try:
-        await put_to(check, subject)
+        await put_to(check, subject, LIMIT_S)
     except (AssertionError, MaitredError, TimeoutError) as failure:
         notes = "; ".join(getattr(failure, "__notes__", []))
         return f"{type(failure).__name__}: {failure} ({notes})"

@@ -10,7 +10,7 @@ from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import Address
 from maitred.routing.auto.choosing import Auto
 from maitred.routing.catalog import AnyModel, Catalog
-from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
+from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.needs import Needs
 from maitred.routing.pools.routes import Routes, Target, Way
 
@@ -93,16 +93,7 @@ class Router:
 
 def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
     """The whole table: every model under its own name, and what the configuration adds."""
-    pools = {model.name: _pool_of(config.models.get(model.name), config) for model in catalog}
-    own = {name: [TargetConfig(pool=name)] for name in pools}
-    routing = config.routing
-    return RoutesConfig(
-        pools=pools,
-        names={**own, **routing.names},
-        aliases=routing.aliases,
-        fallbacks=routing.fallbacks,
-        auto=routing.auto,
-    )
+    return config.routing.table({model.name: _pool_of(config.models.get(model.name), config) for model in catalog})
 
 
 def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:

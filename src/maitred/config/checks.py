@@ -13,7 +13,7 @@ from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
 from maitred.replica.upstream.faults import upstream_faults
-from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
+from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.wire.link.credentials import link_faults
 
@@ -83,14 +83,7 @@ def _table_of(config: Config) -> RoutesConfig:
         known.append(config.model.served_name or config.model.folder.resolve().name)
     if config.encoder.path:
         known.append(config.encoder.served_name or Path(config.encoder.path).resolve().name)
-    routing = config.routing
-    return RoutesConfig(
-        pools=dict.fromkeys(known, PoolConfig()),
-        names={**{name: [TargetConfig(pool=name)] for name in known}, **routing.names},
-        aliases=routing.aliases,
-        fallbacks=routing.fallbacks,
-        auto=routing.auto,
-    )
+    return config.routing.table(dict.fromkeys(known, PoolConfig()))
 
 
 def _engine_conflicts(model: ModelConfig) -> Iterator[Conflict]:

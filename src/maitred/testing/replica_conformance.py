@@ -12,6 +12,7 @@ replica without a model passes.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,7 @@ class ReplicaUnderTest(msgspec.Struct, frozen=True):
 
 MakeReplica = Callable[[], AbstractAsyncContextManager[ReplicaUnderTest]]
 Check = Callable[[ReplicaUnderTest], Awaitable[None]]
+Subject = TypeVar("Subject")
 
 
 async def exercise_replica(make_replica: MakeReplica) -> None:
@@ -50,12 +52,21 @@ async def exercise_replica(make_replica: MakeReplica) -> None:
     """
     async with make_replica() as subject:
         for check in CHECKS:
-            try:
-                async with asyncio.timeout(LIMIT_S):
-                    await check(subject)
-            except Exception as error:
-                error.add_note(f"in the replica check {check.__name__}")
-                raise
+            await put_to(check, subject, LIMIT_S)
+
+
+async def put_to(check: Callable[[Subject], Awaitable[None]], subject: Subject, limit_s: float) -> None:
+    """One check of a subject of any kind, within its time.
+
+    Raises:
+        AssertionError: The promise is not kept; the note on it names the check.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            await check(subject)
+    except Exception as error:
+        error.add_note(f"in the replica check {check.__name__}")
+        raise
 
 
 async def describes_itself(subject: ReplicaUnderTest) -> None:

@@ -22,6 +22,7 @@ from maitred.core.errors import InvalidRequest, ReplicaLost, ReplicaUnavailable
 from maitred.core.ids import new_request_id
 from maitred.core.relay import Batch, TextReplica, TextRequest, TextStream
 from maitred.core.request import FinishReason, Usage
+from maitred.testing.replica_conformance import put_to
 
 LIMIT_S = 60.0
 """For each check; a server that hangs fails."""
@@ -74,21 +75,7 @@ async def exercise_text_replica(make_replica: MakeTextReplica) -> None:
     async with make_replica() as subject:
         for check, needs in TEXT_CHECKS.items():
             if needs is None or needs in subject.abilities:
-                await put_to(check, subject)
-
-
-async def put_to(check: Check, subject: TextReplicaUnderTest) -> None:
-    """One check, within its time.
-
-    Raises:
-        AssertionError: The promise is not kept.
-    """
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            await check(subject)
-    except Exception as error:
-        error.add_note(f"in the replica check {check.__name__}")
-        raise
+                await put_to(check, subject, LIMIT_S)
 
 
 async def describes_itself(subject: TextReplicaUnderTest) -> None:
