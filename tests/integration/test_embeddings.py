@@ -8,8 +8,10 @@ import httpx
 import openai
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
+from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import CallerError
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.engine.encoder.config import EncoderConfig
@@ -178,6 +180,35 @@ def test_an_encoder_can_be_served_alone(folder, oracle):
         assert response.json()["data"][0]["embedding"] == pytest.approx(oracle("hello world"), abs=1e-4)
         refused = httpx.post(f"{server.url}/v1/completions", json={"model": "only", "prompt": "hello"})
         assert refused.status_code == 400
+
+
+def test_the_model_that_chats_can_embed_too(tmp_path):
+    """A decoder: its last row for the text, the end of the longest text that it reads, and no further."""
+    library = transformers.AutoModel.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    tokenizer = Tokenizer.load(BUNDLED_MODEL)
+    texts = ["Once upon a time there was a fox.", "Fox.", "Rain " * 300]
+    with serving(settings={"encoder.path": str(BUNDLED_MODEL), "encoder.served_name": "vectors"}) as server:
+        answer = post(server, model="vectors", input=texts).json()
+        for text, entry in zip(texts, answer["data"], strict=True):
+            with torch.inference_mode():
+                tokens = torch.tensor([tokenizer.encode(text, add_special_tokens=True)])
+                wanted = functional.normalize(library(tokens).last_hidden_state[0, -1], dim=0)
+            assert entry["embedding"] == pytest.approx(wanted.tolist(), abs=1e-4)
+        short = post(server, model="vectors", input=texts[-1], dimensions=16).json()["data"][0]["embedding"]
+        assert short == pytest.approx(functional.normalize(wanted[:16], dim=0).tolist(), abs=1e-4)
+        refused = post(server, model="vectors", input=[5] * 2049).json()["error"]
+        assert refused["message"].startswith("input has 2,049 tokens, but the model reads at most 2,048.")
+        body = {"model": "maitred-tiny", "prompt": "Once", "max_tokens": 2}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
+
+
+def test_what_can_neither_encode_nor_generate_is_refused_at_the_start(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["T5Model"], "model_type": "t5"}')
+    with (
+        pytest.raises(RuntimeError, match=r"encoder\.path: The architecture T5Model is not supported"),
+        serving(settings={"encoder.path": str(tmp_path)}),
+    ):
+        pass
 
 
 def test_two_models_need_two_names(folder):

@@ -109,7 +109,10 @@ class Embedder:
         card = model.card()
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
-        texts = await tokens_of(model, ask.prompts)
+        texts = [
+            model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
+            for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
+        ]
         for index, text in enumerate(texts):
             check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")
         tally.prompt_tokens = sum(map(len, texts))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from maitred.app.stores import running
 from maitred.config.tree import Config
@@ -11,7 +12,8 @@ from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
-from maitred.engine.encoder.shape import is_encoder
+from maitred.engine.encoder.shape import is_bert
+from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.attached import AttachedEngine, attached
@@ -64,18 +66,14 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
         clock: For its queue.
 
     Raises:
-        ConfigInvalid: The folder holds no encoder, or its name is taken.
+        ConfigInvalid: The folder holds no model that embeds, or its name is taken.
     """
     settings = config.encoder
     if not settings.path:
         yield Encoders([])
         return
     folder = find_model(settings.path)
-    if not is_encoder(folder):
-        raise ConfigInvalid(
-            f"encoder.path: the model in {folder} is no encoder. Name one of the BERT family, or serve this one as "
-            "model.path."
-        )
+    _check_reads(folder)
     name = settings.served_name or folder.resolve().name
     if name == taken_name:
         raise ConfigInvalid(f"encoder.served_name: both models are called {name}. Give one another name.")
@@ -92,3 +90,15 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
         dispatcher = Dispatcher(name, [Post(settings.engine_address or "local", engine.link)], config.dispatch, clock)
         async with running(dispatcher.run(), "encoder dispatch"):
             yield Encoders([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])
+
+
+def _check_reads(folder: Path) -> None:
+    """Raises ConfigInvalid where the model is neither of the BERT family nor one that our engine could generate with.
+
+    The engine would say so too, but in a log, and seconds later.
+    """
+    if not is_bert(folder):
+        try:
+            ModelConfig.load(folder)
+        except ConfigInvalid as fault:
+            raise ConfigInvalid(f"encoder.path: {fault} Models of the BERT family can be named, too.") from fault

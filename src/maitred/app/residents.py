@@ -134,10 +134,10 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
 
 
 def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: int) -> Footprint:
-    if is_encoder(folder):
+    if is_encoder(folder) or model.engine.pooling is not None:
         raise ConfigInvalid(
-            f"models.{name}.path: the model in {folder} is an encoder, which is served as encoder.path. Only models "
-            "that generate are loaded on demand."
+            f"models.{name}.path: the model in {folder} computes embeddings, and is served as encoder.path. Only "
+            "models that generate are loaded on demand."
         )
     return footprint_of(folder, replace(model.engine), budget_bytes)
 

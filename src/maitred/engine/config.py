@@ -15,6 +15,9 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], Meta(description="`auto` takes the GPU if there is one, else the CPU.")
 ]
 
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+"""How the rows of a text become one vector, under the names that sentence-transformers has for it."""
+
 
 class KVShareConfig(Struct, frozen=True, kw_only=True):
     """How much of the KV cache a tenant can count on, and how much it can have."""
@@ -161,6 +164,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    pooling: Annotated[
+        PoolingMode | Literal["auto"] | None,
+        Meta(
+            description="Compute embeddings with a model that generates: its last rows are pooled in this way. `auto` "
+            "does as the model's files say (`1_Pooling/config.json`), or takes the last token. Null: models that were "
+            "made for embeddings compute them, and the others generate."
+        ),
+    ] = None
     batching_window_requests: Annotated[
         int,
         Meta(

@@ -122,7 +122,7 @@ def serve(
 
 def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[Steps, ModelCard]:
     """Everything but the socket, for a model that generates or for one that encodes."""
-    if not is_encoder(model):
+    if config.pooling is None and not is_encoder(model):
         return build(model, config, weights)
     device = _device(config.device)
     torch.set_num_threads(step_threads(config.threads))

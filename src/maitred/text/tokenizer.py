@@ -27,6 +27,7 @@ class Tokenizer:
         backend: The `tokenizers` object that encodes.
         special_tokens: Role -> text, such as ``{"eos_token": "</s>"}``.
         chat_template: The model's own, if it has one.
+        adds_eos: The model's files ask for its end-of-text token after a text (``add_eos_token``).
 
     Attributes:
         vocab_size: One more than the largest token id.
@@ -36,7 +37,12 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], chat_template: ChatTemplate | None
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: ChatTemplate | None,
+        *,
+        adds_eos: bool = False,
     ) -> None:
         self._backend = backend
         # A file may carry the limits of its training; the context window is checked elsewhere, with an error.
@@ -52,6 +58,7 @@ class Tokenizer:
         self.bos_token = special_tokens.get("bos_token")
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
+        self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -72,7 +79,8 @@ class Tokenizer:
         config = _config(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(config)
         source = _template_source(folder, config)
-        return cls(backend, special_tokens, None if source is None else ChatTemplate(source, special_tokens))
+        template = None if source is None else ChatTemplate(source, special_tokens)
+        return cls(backend, special_tokens, template, adds_eos=config.get("add_eos_token") is True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Text to token ids; special tokens that stand in the text as such are recognised.
@@ -82,6 +90,14 @@ class Tokenizer:
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def closed(self, ids: list[int]) -> list[int]:
+        """A text's tokens as a model of embeddings reads them: ended, where its files ask for that.
+
+        Newer files say it in ``tokenizer.json``, and then `encode` has done it. Prompts that are to be gone on with are
+        left open whatever the files say.
+        """
+        return ids if self._closing is None or ids[-1:] == [self._closing] else [*ids, self._closing]
 
     def fewest_tokens(self, text_characters: int) -> int:
         """A number of tokens that no text of this length can do with less than, known without reading it.

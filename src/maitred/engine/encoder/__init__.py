@@ -1,1 +1,1 @@
-"""Text to vectors: BERT-class encoders, computed in batches without padding."""
+"""Text to vectors: encoders of the BERT family and pooled decoders, computed in batches without padding."""

@@ -2,14 +2,41 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from maitred.core.clock import SystemClock
 from maitred.core.ports import ModelCard
 from maitred.engine.config import EngineConfig
+from maitred.engine.encoder.decoder import PooledDecoder
 from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine
 from maitred.engine.encoder.model import Encoder
+from maitred.engine.encoder.shape import is_bert
+
+
+class TextEncoder(Protocol):
+    """A loaded model that turns texts into vectors; see `Encoder` and `PooledDecoder`."""
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest text."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector."""
+        ...
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """fp32 ``[texts, dimensions]`` on the CPU."""
+        ...
 
 
 def build_encoder(
@@ -26,10 +53,11 @@ def build_encoder(
     Raises:
         ConfigInvalid: The model cannot be read.
     """
-    encoder = Encoder.load(model, dtype=dtype, device=device)
-    shape = encoder.shape
-    encoder.encode([[0] * min(8, shape.context_tokens)] * 2)
-    context = min(config.context_tokens or shape.context_tokens, shape.context_tokens)
+    kind = Encoder if is_bert(model) else PooledDecoder
+    wanted = None if config.pooling == "auto" else config.pooling
+    encoder: TextEncoder = kind.load(model, dtype=dtype, device=device, pooling=wanted)
+    encoder.encode([[0] * min(8, encoder.context_tokens)] * 2)
+    context = min(config.context_tokens or encoder.context_tokens, encoder.context_tokens)
 
     def encode(texts: Sequence[Sequence[int]]) -> list[bytes]:
         return [vector.tobytes() for vector in encoder.encode(texts).numpy().astype("<f4")]
@@ -38,7 +66,7 @@ def build_encoder(
         encode,
         SystemClock(),
         line=config.line,
-        vocab_size=shape.vocab_size,
+        vocab_size=encoder.vocab_size,
         context_tokens=context,
         max_sequences=config.max_sequences,
         step_tokens=config.step_tokens,
@@ -46,7 +74,7 @@ def build_encoder(
     card = ModelCard(
         name=model.name,
         context_tokens=context,
-        vocab_size=shape.vocab_size,
+        vocab_size=encoder.vocab_size,
         eos_token_ids=(),
         max_sequences=config.max_sequences,
         kv_capacity_tokens=engine.total_blocks * BLOCK_TOKENS,

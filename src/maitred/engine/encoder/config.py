@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from maitred.engine.config import Device, EngineConfig
+from maitred.engine.config import Device, EngineConfig, PoolingMode
 
 
 class EncoderConfig(Struct, frozen=True, kw_only=True):
@@ -17,8 +17,9 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
-            description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` of a BERT-class model, and "
-            "`modules.json` where sentence-transformers saved it. Empty: no embeddings are served."
+            description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` of a model of the BERT "
+            "family, or of any that could generate; and `modules.json` where sentence-transformers saved it. Empty: no "
+            "embeddings are served."
         ),
     ] = ""
     served_name: Annotated[
@@ -32,6 +33,13 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
             "`unix:/path` or `tcp:host:port`. Null: start one."
         ),
     ] = None
+    pooling: Annotated[
+        PoolingMode | Literal["auto"],
+        Meta(
+            description="How the rows of a text become its vector. `auto` does as the model's files say "
+            "(`1_Pooling/config.json`), or takes the mean of an encoder and the last token of a decoder."
+        ),
+    ] = "auto"
     device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
@@ -70,6 +78,7 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
         """The same for the engine's process."""
         return EngineConfig(
             device=self.device,
+            pooling=self.pooling,
             dtype=self.dtype,
             threads=self.threads,
             max_sequences=self.max_sequences,

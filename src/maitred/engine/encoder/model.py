@@ -1,7 +1,6 @@
 """The forward pass of a BERT-class encoder.
 
-A post-norm transformer (Devlin et al., 2019), whose last rows are pooled into one vector (Reimers and Gurevych,
-"Sentence-BERT", 2019).
+A post-norm transformer (Devlin et al., 2019), whose last rows are pooled into one vector.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maitred.engine.config import PoolingMode
 from maitred.engine.encoder.packing import Group, Packed, pack
+from maitred.engine.encoder.pooling import pool
 from maitred.engine.encoder.shape import Activation, EncoderShape
 from maitred.engine.encoder.weights import EncoderWeights, LayerWeights, Norm, load_encoder_weights
 
@@ -29,19 +30,37 @@ class Encoder:
         self._weights = weights
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype, device: torch.device) -> "Encoder":
+    def load(
+        cls, folder: Path, *, dtype: torch.dtype, device: torch.device, pooling: PoolingMode | None = None
+    ) -> "Encoder":
         """Reads a checkpoint.
+
+        Args:
+            folder: The model.
+            dtype: Of weights and activations.
+            device: Where to run.
+            pooling: What the operator says; None: what the files say, or the mean.
 
         Raises:
             ConfigInvalid: It is not one that maitred runs, or it is broken.
         """
-        shape = EncoderShape.load(folder)
+        shape = EncoderShape.load(folder, pooling)
         return cls(shape, load_encoder_weights(folder, shape, dtype, device))
 
     @property
     def dimensions(self) -> int:
         """Length of a vector."""
-        return self.shape.hidden_size
+        return self.shape.hidden_size * len(self.shape.pooling.modes)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest text."""
+        return self.shape.context_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.shape.vocab_size
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -59,10 +78,7 @@ class Encoder:
         rows = self._norm(rows, weights.norm)
         for layer in weights.layers:
             rows = self._layer(rows, layer, batch)
-        vectors = self._pool(rows.float(), batch)
-        if self.shape.normalised:
-            vectors = functional.normalize(vectors, dim=-1)
-        return vectors.cpu()
+        return pool(rows.float(), batch, self.shape.pooling).cpu()
 
     def _layer(self, rows: Tensor, layer: LayerWeights, batch: Packed) -> Tensor:
         attended = layer.attention_output(self._attend(layer.qkv(rows), batch))
@@ -84,14 +100,6 @@ class Encoder:
 
     def _norm(self, rows: Tensor, norm: Norm) -> Tensor:
         return functional.layer_norm(rows, rows.shape[-1:], norm.gain, norm.shift, self.shape.norm_epsilon)
-
-    def _pool(self, rows: Tensor, batch: Packed) -> Tensor:
-        match self.shape.pooling:
-            case "cls":
-                return rows[batch.starts]
-            case "mean":
-                sums = rows.new_zeros(len(batch.lengths), rows.shape[-1]).index_add_(0, batch.text_of, rows)
-                return sums / batch.lengths[:, None]
 
 
 def _activated(rows: Tensor, activation: Activation) -> Tensor:

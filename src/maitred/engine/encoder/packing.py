@@ -32,8 +32,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A batch as the encoder computes it, `T` tokens of `N` texts."""
+class Rows:
+    """`T` tokens of `N` texts, one text behind the other."""
 
     tokens: Tensor
     """``[T]``"""
@@ -45,10 +45,24 @@ class Packed:
     """``[N]``"""
     text_of: Tensor
     """``[T]``: which text a row belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(Rows):
+    """A batch as an encoder computes it."""
+
     groups: list[Group]
 
 
 def pack(texts: Sequence[Sequence[int]], device: torch.device) -> Packed:
+    """Lays the texts, each of at least one token, one behind the other, and side by side for the attention."""
+    rows = rows_of(texts, device)
+    lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
+    groups = [_group(lengths[chosen], starts[chosen], device) for chosen in grouped(lengths.tolist())]
+    return Packed(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
+
+
+def rows_of(texts: Sequence[Sequence[int]], device: torch.device) -> Rows:
     """Lays the texts, each of at least one token, one behind the other."""
     lengths = [len(text) for text in texts]
     starts = [0, *accumulate(lengths)][:-1]
@@ -57,11 +71,9 @@ def pack(texts: Sequence[Sequence[int]], device: torch.device) -> Packed:
     text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths_there)
     starts_there = torch.tensor(starts)
     positions = torch.arange(len(tokens)) - starts_there[text_of]
-    groups = [_group(lengths_there[chosen], starts_there[chosen], device) for chosen in grouped(lengths)]
-    return Packed(
-        tokens.to(device), positions.to(device), starts_there.to(device), lengths_there.to(device),
-        text_of.to(device), groups,
-    )  # fmt: skip
+    return Rows(
+        tokens.to(device), positions.to(device), starts_there.to(device), lengths_there.to(device), text_of.to(device)
+    )
 
 
 def grouped(lengths: Sequence[int]) -> list[list[int]]:

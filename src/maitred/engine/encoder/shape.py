@@ -1,11 +1,9 @@
-"""What a checkpoint says of an encoder: its layers from ``config.json``, and how sentence-transformers pools them.
+"""What a checkpoint says of an encoder: its layers from ``config.json``, and what becomes of their last rows.
 
-Three files of sentence-transformers' layout are read where they are there: ``modules.json`` lists what follows the
-transformer, ``1_Pooling/config.json`` says how its rows become one vector, and ``sentence_bert_config.json`` how long
-the texts of its training were. Without them the rows are averaged and the mean is scaled to length 1.
+Where sentence-transformers' files say nothing of that (`modules`), the rows are averaged and the mean is scaled to
+length 1.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +11,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.config import PoolingMode
+from maitred.engine.encoder.modules import Pooling, has_modules, longest_text, pooling_of, read_object
 
-Pooling = Literal["mean", "cls"]
 Activation = Literal["erf", "tanh", "relu"]
 
 _FAMILIES = ("bert", "roberta", "xlm-roberta")
@@ -24,7 +23,6 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "tanh",
     "relu": "relu",
 }
-_POOLINGS: Mapping[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 class EncoderShape(Struct, frozen=True, kw_only=True):
@@ -44,22 +42,23 @@ class EncoderShape(Struct, frozen=True, kw_only=True):
     activation: Activation
     context_tokens: int
     """Longest input, with the tokens that the tokenizer adds."""
-    pooling: Pooling = "mean"
-    normalised: bool = True
-    """Whether vectors are scaled to length 1."""
+    pooling: Pooling
 
     @classmethod
-    def load(cls, folder: Path) -> "EncoderShape":
+    def load(cls, folder: Path, pooling: PoolingMode | None = None) -> "EncoderShape":
         """Reads a checkpoint's own description.
+
+        Args:
+            folder: The checkpoint.
+            pooling: What the operator says; goes before what the files say.
 
         Raises:
             ConfigInvalid: The folder is no checkpoint, or its model is not one that maitred runs.
         """
         path = folder / "config.json"
-        fields = _object_in(path)
+        fields = read_object(path)
         try:
-            shape = _parse(path, fields)
-            return _with_modules(folder, shape)
+            return _parse(path, fields, pooling_of(folder, "mean", pooling), longest_text(folder))
         except KeyError as missing:
             raise ConfigInvalid(f"{path} lacks the field {missing}. Is the checkpoint complete?") from None
         except (TypeError, ValueError) as fault:
@@ -68,11 +67,16 @@ class EncoderShape(Struct, frozen=True, kw_only=True):
 
 def is_encoder(folder: Path) -> bool:
     """Whether the model in this folder is one whose answers are vectors."""
+    return is_bert(folder) or has_modules(folder)
+
+
+def is_bert(folder: Path) -> bool:
+    """Whether the model in this folder is of a family that reads texts in both directions."""
     path = folder / "config.json"
-    return path.is_file() and _object_in(path).get("model_type") in _FAMILIES
+    return path.is_file() and read_object(path).get("model_type") in _FAMILIES
 
 
-def _parse(path: Path, fields: Mapping[str, Any]) -> EncoderShape:
+def _parse(path: Path, fields: Mapping[str, Any], pooling: Pooling, longest: int | None) -> EncoderShape:
     family = fields.get("model_type")
     if family not in _FAMILIES:
         raise ConfigInvalid(f"{path}: {family} is not an encoder that is supported ({', '.join(_FAMILIES)}).")
@@ -97,54 +101,6 @@ def _parse(path: Path, fields: Mapping[str, Any]) -> EncoderShape:
         token_types=int(fields["type_vocab_size"]),
         norm_epsilon=float(fields.get("layer_norm_eps", 1e-12)),
         activation=_ACTIVATIONS[activation],
-        context_tokens=positions - first_position,
+        context_tokens=min(positions - first_position, longest or positions),
+        pooling=pooling,
     )
-
-
-def _with_modules(folder: Path, shape: EncoderShape) -> EncoderShape:
-    """The shape with what sentence-transformers' files say."""
-    fields = {name: getattr(shape, name) for name in shape.__struct_fields__}
-    lengths = folder / "sentence_bert_config.json"
-    if lengths.is_file() and (longest := _object_in(lengths).get("max_seq_length")) is not None:
-        fields["context_tokens"] = min(shape.context_tokens, int(longest))
-    path = folder / "modules.json"
-    if not path.is_file():
-        return EncoderShape(**fields)
-    fields["normalised"] = False
-    for module in _json_in(path):
-        match str(module["type"]).rpartition(".")[2]:
-            case "Transformer":
-                pass
-            case "Pooling":
-                fields["pooling"] = _pooling_in(folder / module["path"] / "config.json")
-            case "Normalize":
-                fields["normalised"] = True
-            case other:
-                raise ConfigInvalid(f"{path} has a module {other}, which is not supported. Use another model.")
-    return EncoderShape(**fields)
-
-
-def _pooling_in(path: Path) -> Pooling:
-    settings = _object_in(path)
-    chosen = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value]
-    if len(chosen) != 1 or chosen[0] not in _POOLINGS:
-        raise ConfigInvalid(
-            f"{path} pools by {', '.join(chosen) or 'nothing'}; supported is one of {', '.join(_POOLINGS)}."
-        )
-    return _POOLINGS[chosen[0]]
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    fields = _json_in(path)
-    if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{path} must hold a JSON object.")
-    return fields
-
-
-def _json_in(path: Path) -> Any:  # noqa: ANN401 - whatever JSON is
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigInvalid(f"{path} does not exist. Is the model's folder complete?") from None
-    except (OSError, ValueError) as fault:
-        raise ConfigInvalid(f"{path} cannot be read: {fault}.") from fault

@@ -103,7 +103,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     architecture = (fields.get("architectures") or ["none named"])[0]
-    traits = _FAMILIES.get(architecture)
+    traits = _FAMILIES.get(_HEADLESS.get(architecture, architecture))
     if traits is None:
         raise ConfigInvalid(
             f"The architecture {architecture} is not supported. Supported: {', '.join(sorted(_FAMILIES))}."
@@ -166,6 +166,8 @@ _FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, bool]]] = {
     "Qwen2ForCausalLM": _qwen2_traits,
     "Qwen3ForCausalLM": _qwen3_traits,
 }
+_HEADLESS = {name.replace("ForCausalLM", "Model"): name for name in _FAMILIES}
+"""What a model is called that was saved without its head, for embeddings."""
 
 
 def _sliding_window(fields: Mapping[str, Any]) -> int | None:

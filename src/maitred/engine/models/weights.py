@@ -46,14 +46,23 @@ class Weights:
     head: Linear
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def load_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, head: bool = True
+) -> Weights:
     """Reads the checkpoint in `folder`, converted to `dtype` on `device`.
+
+    Args:
+        folder: The checkpoint.
+        config: Its shape.
+        dtype: To compute with.
+        device: Where to run.
+        head: With the output projection; without it, the last rows are passed on as they are.
 
     Raises:
         ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
-        weights = _assemble(checkpoint, config)
+        weights = _assemble(checkpoint, config, head=head)
         checkpoint.check_nothing_left()
     return weights
 
@@ -154,17 +163,28 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     )
 
 
-def _assemble(checkpoint: Checkpoint, config: ModelConfig) -> Weights:
+def _assemble(checkpoint: Checkpoint, config: ModelConfig, *, head: bool) -> Weights:
     hidden = config.hidden_size
-    embedding = checkpoint.stored("model.embed_tokens.weight", config.vocab_size, hidden)
-    layers = [_layer(checkpoint, config, f"model.layers.{index}.") for index in range(config.layers)]
-    final_norm = checkpoint.tensor("model.norm.weight", hidden)
+    # Saved without its head, a model has no name for what is not the head.
+    prefix = "" if "embed_tokens.weight" in checkpoint else "model."
+    embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
+    layers = [_layer(checkpoint, config, f"{prefix}layers.{index}.") for index in range(config.layers)]
+    final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
+    if not head:
+        checkpoint.ignore("lm_head.weight")
+        return Weights(embedding, layers, final_norm, _unchanged)
+    return Weights(embedding, layers, final_norm, _head(checkpoint, config, embedding))
+
+
+def _head(checkpoint: Checkpoint, config: ModelConfig, embedding: Tensor) -> Linear:
     if config.tied_embeddings:
         checkpoint.ignore("lm_head.weight")
-        head = make_linear(embedding.to(checkpoint.dtype))
-    else:
-        head = make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, hidden))
-    return Weights(embedding, layers, final_norm, head)
+        return make_linear(embedding.to(checkpoint.dtype))
+    return make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+
+
+def _unchanged(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _layer(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> LayerWeights:

@@ -29,7 +29,8 @@ def pooled(folder, modes=("mean_tokens",), *, normalised=True, others=()):
     modules += [{"idx": 3, "name": "3", "path": "3_Other", "type": other} for other in others]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    settings = {f"pooling_mode_{mode}": mode in modes for mode in ("cls_token", "mean_tokens", "max_tokens")}
+    known = ("cls_token", "mean_tokens", "max_tokens")
+    settings = {f"pooling_mode_{mode}": mode in modes for mode in (*known, *modes)}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **settings}))
 
 
@@ -65,6 +66,15 @@ def test_the_first_row_can_be_the_vector(tmp_path):
     assert (load(tmp_path).encode(texts()) - wanted).abs().max() < 1e-4
 
 
+def test_several_poolings_stand_side_by_side(tmp_path):
+    model = make_encoder(tmp_path)
+    pooled(tmp_path, ("mean_tokens", "cls_token"), normalised=False)
+    encoder = load(tmp_path)
+    wanted = torch.stack([torch.cat((rows[0], rows.mean(0))) for rows in expected(model, texts())])
+    assert encoder.dimensions == 96
+    assert (encoder.encode(texts()) - wanted).abs().max() < 1e-4
+
+
 def test_neighbours_change_nothing(tmp_path):
     make_encoder(tmp_path)
     encoder = load(tmp_path)
@@ -92,6 +102,8 @@ def test_encoders_are_told_from_decoders(tmp_path):
     assert is_encoder(tmp_path / "encoder")
     assert not is_encoder(tmp_path / "decoder")
     assert not is_encoder(tmp_path)
+    pooled(tmp_path / "decoder", ("mean_tokens",))
+    assert is_encoder(tmp_path / "decoder"), "sentence-transformers saved it"
 
 
 @pytest.mark.parametrize(
@@ -117,8 +129,7 @@ def test_what_cannot_be_computed_is_refused(tmp_path, change, reason):
 @pytest.mark.parametrize(
     ("modes", "others", "reason"),
     [
-        (("max_tokens",), (), "pools by pooling_mode_max_tokens"),
-        (("mean_tokens", "cls_token"), (), "pools by"),
+        (("median",), (), "pools by pooling_mode_median; supported are cls, max"),
         ((), (), "pools by nothing"),
         (("mean_tokens",), ("sentence_transformers.models.Dense",), "module Dense"),
     ],

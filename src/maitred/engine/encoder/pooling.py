@@ -1,0 +1,51 @@
+"""From the last rows of texts to one vector for each (Reimers and Gurevych, "Sentence-BERT", 2019).
+
+A decoder's rows see only what is before them, so its last row is the one that has read the whole text; where all rows
+are averaged, later ones may count for more (Muennighoff, "SGPT", 2022).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maitred.engine.config import PoolingMode
+from maitred.engine.encoder.modules import Pooling
+from maitred.engine.encoder.packing import Rows
+
+
+def pool(rows: Tensor, batch: Rows, pooling: Pooling) -> Tensor:
+    """One vector for each text.
+
+    Args:
+        rows: fp32 ``[T, hidden_size]``, of all texts.
+        batch: Which text each row belongs to.
+        pooling: What is made of them.
+
+    Returns:
+        fp32 ``[N, hidden_size * modes]``
+    """
+    vectors = torch.cat([_pooled(rows, batch, mode) for mode in pooling.modes], dim=-1)
+    return functional.normalize(vectors, dim=-1) if pooling.normalised else vectors
+
+
+def _pooled(rows: Tensor, batch: Rows, mode: PoolingMode) -> Tensor:
+    match mode:
+        case "cls":
+            return rows[batch.starts]
+        case "lasttoken":
+            return rows[batch.starts + batch.lengths - 1]
+        case "max":
+            lowest = rows.new_full((len(batch.lengths), rows.shape[-1]), -torch.inf)
+            return lowest.scatter_reduce_(0, batch.text_of[:, None].expand_as(rows), rows, "amax")
+        case "mean":
+            return _summed(rows, batch) / batch.lengths[:, None]
+        case "mean_sqrt_len_tokens":
+            return _summed(rows, batch) / batch.lengths[:, None].sqrt()
+        case "weightedmean":
+            # Weights 1, 2, 3 …, and their sum.
+            places = batch.positions[:, None] + 1
+            return _summed(rows * places, batch) / (batch.lengths * (batch.lengths + 1) / 2)[:, None]
+
+
+def _summed(rows: Tensor, batch: Rows) -> Tensor:
+    return rows.new_zeros(len(batch.lengths), rows.shape[-1]).index_add_(0, batch.text_of, rows)
