@@ -10,12 +10,19 @@ import pytest
 import uvloop
 
 from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.digest import ModelDigest
+from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
+from maitred.fleet.attached import attached
 from maitred.fleet.local import LocalEngine, engine_command
+from maitred.fleet.same_model import SameModel
 from maitred.replica.engine_link import EngineLink
 from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
 from maitred.testing.script import Answer, Fault
 from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.wire.link.config import LinkConfig
+from tests.certificates import Authority
+from tests.integration.test_remote_engines import SECRET, engine
 
 
 def linked_to(answers):
@@ -51,6 +58,36 @@ def local(command):
 
             yield ReplicaUnderTest(engine.link, kill)
             assert engine.link.open_streams == 0
+
+    return make
+
+
+def remote(folder):
+    """`maitred engine` behind TCP, with TLS, a secret and certificates on both ends; killing it is killing it."""
+    authority = Authority(folder)
+    own, ours = authority.issue("engine"), authority.issue("gateway")
+    link_config = LinkConfig(
+        secret=Secret(SECRET, "{env: ENGINE_SECRET}"),
+        ca_file=authority.file,
+        certificate_file=ours.certificate,
+        key_file=ours.key,
+    )
+
+    @asynccontextmanager
+    async def make():
+        tls = ("--cert-file", own.certificate, "--key-file", own.key, "--ca-file", authority.file)
+        async with (
+            engine(*tls) as (port, process),
+            attached(f"tcp://127.0.0.1:{port}", link_config, SameModel(ModelDigest())) as there,
+        ):
+            await there.started()
+
+            async def kill():
+                process.kill()
+                await there.link.lost()
+
+            yield ReplicaUnderTest(there.link, kill)
+            assert there.link.open_streams == 0
 
     return make
 
@@ -92,3 +129,8 @@ async def test_a_replica_that_breaks_its_promises_is_caught(answer, check):
 @pytest.mark.timeout(120)
 async def test_the_engine_itself():
     await exercise_replica(local(engine_command(BUNDLED_MODEL, EngineConfig(threads=1, kv_memory_bytes=1 << 26))))
+
+
+@pytest.mark.timeout(120)
+async def test_the_engine_on_another_machine(tmp_path):
+    await exercise_replica(remote(tmp_path))

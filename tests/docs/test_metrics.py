@@ -46,7 +46,7 @@ def rendered():
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
-    tally.recoveries = 1
+    tally.recoveries = tally.continued = 1
     tally.fallbacks.append("general=big")
     tally.chosen = Chosen("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")

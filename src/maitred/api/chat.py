@@ -17,6 +17,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
+    CONTINUED,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -25,6 +26,7 @@ from maitred.wire.openai.responses import (
     ChatLogprob,
     ChatLogprobs,
     ChatMessage,
+    Marks,
     TopLogprob,
     UsageBody,
     encode,
@@ -99,7 +101,7 @@ class ChatShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        return b"".join(self._event(choice) for part in parts for choice in _chunks_of(part))
+        return b"".join(self._event(choice, part) for part in parts for choice in _chunks_of(part))
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -126,11 +128,16 @@ class ChatShape:
             )
         )
 
-    def _event(self, choice: ChatChunkChoice) -> bytes:
-        return encode_event(encode(self._chunk([choice], None if self._include_usage else UNSET)))
+    def _event(self, choice: ChatChunkChoice, part: Part | None = None) -> bytes:
+        marks = CONTINUED if part is not None and part.continued else UNSET
+        return encode_event(encode(self._chunk([choice], None if self._include_usage else UNSET, marks)))
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
-        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None, marks: Marks | UnsetType = UNSET
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage, maitred=marks
+        )
 
 
 def ask_of(request: ChatRequest) -> Ask:

@@ -17,6 +17,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
+    CONTINUED,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
@@ -93,7 +94,7 @@ class CompletionShape:
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
         usage = None if self._include_usage else UNSET
-        return b"".join(encode_event(encode(self._completion([self._chunk(part)], usage))) for part in parts)
+        return b"".join(encode_event(encode(self._completion([self._chunk(part)], usage, part))) for part in parts)
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -122,8 +123,17 @@ class CompletionShape:
             stop_reason=UNSET if part.finish is None else stop_reason_of(part.finish),
         )
 
-    def _completion(self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def _completion(
+        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None, part: Part | None = None
+    ) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            maitred=CONTINUED if part is not None and part.continued else UNSET,
+        )
 
 
 def _ask_of(request: CompletionRequest) -> Ask:

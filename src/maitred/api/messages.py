@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from maitred.api.call import Call
@@ -41,6 +42,7 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
+from maitred.wire.openai.responses import CONTINUED
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.written import merged_delta
 
@@ -161,7 +163,8 @@ class MessagesShape:
         if text := part.text + extra.get("refusal", ""):
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
-            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text))
+            marks = CONTINUED if part.continued else UNSET
+            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
         for piece in extra.get("tool_calls", ()):
             yield from self._call(piece)
         if part.finish is not None:

@@ -20,6 +20,7 @@ from maitred.admission.work import Work
 from maitred.app.flows import flow_of
 from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
+from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
 from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
@@ -248,10 +249,11 @@ class Pipeline:
         """The answer of a server of somebody else's."""
         ask = reading.ask
         deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
+        request = _text_request(reading, target, grant)
         return Relay(
             seat,
             running,
-            _text_request(reading, target, grant),
+            request,
             len(reading.prompts),
             Meter(reading.model, tally, reading.estimated),
             tally,
@@ -261,6 +263,7 @@ class Pipeline:
             deadline_s=deadline_s,
             partial=ask.partial,
             whole=ask.whole,
+            manuscript=Manuscript(request, len(reading.prompts)) if reading.model.reprompts else None,
         )
 
     def _requests(

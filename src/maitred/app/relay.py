@@ -2,7 +2,8 @@
 
 What `Generation` is to tokens this is to text. A server that fails before the first part of the answer is followed by
 another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. For callers who get
-the answer in one piece, that holds up to its end. The text is passed on as it comes; what it was in tokens is an
+the answer in one piece, that holds up to its end, and where the model's configuration allows it, a stream goes on
+elsewhere by its text (see `manuscript`). The text is passed on as it comes; what it was in tokens is an
 estimate until the server says what it has counted. The end of the answer is held back until all of it is known to be
 there and in the ledger, so a stream that breaks off, however late, never looks complete.
 """
@@ -13,11 +14,19 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from maitred.admission.grant import Grant
+from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
-from maitred.core.errors import DeadlineExceeded, ReplicaBusy, ReplicaLost, ReplicaTooSlow, ReplicaUnavailable
+from maitred.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    ReplicaBusy,
+    ReplicaLost,
+    ReplicaTooSlow,
+    ReplicaUnavailable,
+)
 from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
 from maitred.dispatch.errand import Post
@@ -40,6 +49,7 @@ class Relay:
         deadline_s: When the whole answer must be there, monotonic; None: whenever.
         partial: Whether what is there at the deadline is an answer.
         whole: Whether nobody sees a part of it before all of it is there.
+        manuscript: Notes what was shown, so that another server can go on with it; None: none does.
     """
 
     def __init__(
@@ -57,10 +67,14 @@ class Relay:
         deadline_s: float | None,
         partial: bool,
         whole: bool,
+        manuscript: Manuscript | None = None,
     ) -> None:
         self._seat = seat
         self._running = running
         self._request = request
+        self._manuscript = manuscript
+        self._joint = False
+        """Whether the next part is the first from a server that goes on."""
         self._prompts = prompts
         self._meter = meter
         self._tally = tally
@@ -97,15 +111,26 @@ class Relay:
         """What comes next; None at the end of the answer."""
         while True:
             if self._batches is None:
-                post: Post[TextReplica] = await self._seat.granted()
+                post = await self._granted()
             try:
                 if self._batches is None:
                     self._batches = await self._ask(post)
                 return await anext(self._batches, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
-                if self._tally.first_token_s is not None and self._held is None:
-                    raise
                 await self._again(failure)
+            except CallerError as failure:
+                if not self._request.given:
+                    raise
+                raise ReplicaLost from failure  # it is no fault of the caller that a server cannot go on
+
+    async def _granted(self) -> Post[TextReplica]:
+        """The server whose turn it is to serve this."""
+        try:
+            return await self._seat.granted()
+        except ReplicaUnavailable as failure:
+            if not self._request.given:
+                raise
+            raise ReplicaLost from failure
 
     async def _ask(self, post: Post[TextReplica]) -> AsyncIterator[Batch]:
         """Sends the request."""
@@ -124,29 +149,53 @@ class Relay:
 
         Raises:
             ReplicaLost: The failure, where there is nothing left to try.
-            ReplicaUnavailable: The same.
+            ReplicaUnavailable: The same, and nobody has seen anything.
         """
         await self._at_server.aclose()
         self._batches = None
+        told = failure
+        if self._tally.first_token_s is not None and self._held is None:
+            if not isinstance(failure, ReplicaLost):
+                told = ReplicaLost()
+                told.__cause__ = failure
+            if not self._go_on():
+                raise told
+        else:
+            self._begin_anew()
+        rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
+        elsewhere = self._seat.elsewhere
+        passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
+        if not elsewhere and not passes:
+            raise told  # it is away, too slow, or not what the configuration says: a pause would not help
+        wait_s = self._attempts.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
+        if isinstance(wait_s, Stop):
+            raise told
+        again = self._seat.again(
+            prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
+        )
+        if not again:
+            raise told
+        self._tally.recoveries += 1
+        self._tally.continued += bool(self._request.given)
+
+    def _begin_anew(self) -> None:
+        """Nobody has seen anything."""
         self._meter.begin_anew()
         self._finishes.clear()
         self._last_s.clear()
         if self._held is not None:
             self._held.clear()
-        rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
-        elsewhere = self._seat.elsewhere
-        passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
-        if not elsewhere and not passes:
-            raise failure  # it is away, too slow, or not what the configuration says: a pause would not help
-        wait_s = self._attempts.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
-        if isinstance(wait_s, Stop):
-            raise failure
-        again = self._seat.again(
-            prompts=range(self._prompts), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
-        )
-        if not again:
-            raise failure
-        self._tally.recoveries += 1
+
+    def _go_on(self) -> bool:
+        """A part was seen: whether another server can go on behind it, as it will be asked to then."""
+        if self._manuscript is None or self._finishes:
+            return False
+        self._meter.go_on()
+        rest = self._manuscript.rest(self._tally.completion_tokens)
+        if rest is None:
+            return False
+        self._request, self._joint = rest, True
+        return True
 
     def _take(self, batch: Batch) -> list[Part]:
         """Notes what came; returns it without the ends of choices, which have to wait."""
@@ -165,10 +214,13 @@ class Relay:
             if part.finish is not None:
                 self._finishes[part.index] = part.finish
             if part.text or part.extra or part.scores:
-                shown.append(Part(part.index, part.text, None, part.scores, part.extra))
+                shown.append(Part(part.index, part.text, None, part.scores, part.extra, continued=self._joint))
+                self._joint = False
                 if (last_s := self._last_s.get(part.index)) is not None:
                     tally.gaps_s.append(now_s - last_s)
                 self._last_s[part.index] = now_s
+        if self._manuscript is not None:
+            self._manuscript.heard(shown)
         if self._held is None:
             return shown
         self._held += shown
@@ -181,7 +233,11 @@ class Relay:
         self._meter.close()
         self._seat.took(output_tokens=self._tally.completion_tokens - before)
         await self._grant.settle(self._tally.usage, Outcome.FINISHED)
-        return [*(self._held or ()), *(Part(index, "", finish) for index, finish in sorted(finishes.items()))]
+        return [*(self._held or ()), *(self._last(index, finishes[index]) for index in sorted(finishes))]
+
+    def _last(self, index: int, finish: FinishReason) -> Part:
+        """The end of a choice."""
+        return Part(index, "", finish, continued=self._joint)
 
     def _left_s(self) -> float | None:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock.monotonic_s())

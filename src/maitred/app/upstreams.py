@@ -96,7 +96,7 @@ async def open_upstreams(
             servers[name] = [_upstream(upstream, name, config, session, health, peers) for upstream in config.upstreams]
             for upstream in servers[name]:
                 await stack.enter_async_context(running(Probe(upstream).run(), f"probe of {upstream.name}"))
-            served.append(TextModel(name, servers[name], _tokenizer(config)))
+            served.append(TextModel(name, servers[name], _tokenizer(config), reprompts=config.reprompts))
         yield Upstreams(servers, served)
 
 

@@ -12,7 +12,7 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
-from maitred.replica.upstream.faults import upstream_faults
+from maitred.replica.upstream.faults import continuation_faults, upstream_faults
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.wire.link.credentials import link_faults
@@ -48,6 +48,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             for name, model in config.models.items()
             for fault in (
                 *(upstream_faults(model.upstreams, f"models.{name}.upstreams") if model.path is None else ()),
+                *(continuation_faults(model.upstreams, f"models.{name}.upstreams") if model.reprompts else ()),
                 *_local_faults(model, f"models.{name}"),
                 *ladder_faults(model.degradation, f"models.{name}.degradation"),
             )
@@ -61,6 +62,11 @@ def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str
     if model.path is not None:
         if model.upstreams:
             yield f"{place}.upstreams", "The model has a path, so it is loaded here. Leave out one of the two."
+        if model.reprompts:
+            yield (
+                f"{place}.continuation",
+                "Only answers of servers of others are continued by their text. Leave it out.",
+            )
         if model.engine.step_tokens < model.engine.max_sequences:
             yield (
                 f"{place}.engine.step_tokens",

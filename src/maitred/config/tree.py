@@ -1,7 +1,7 @@
 """The whole tree of settings: one frozen struct per section, each beside the package that it configures."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -137,6 +137,15 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
             "are then counted instead of estimated."
         ),
     ] = None
+    continuation: Annotated[
+        Literal["none", "reprompt"],
+        Meta(
+            description="What becomes of a stream whose server breaks off in its middle: `none` ends it with an error, "
+            "`reprompt` sends prompt and text so far to another server, or to the same one once it is back, and marks "
+            "the place; see [upstreams](upstreams.md#in-the-middle-of-an-answer). With `upstreams` of the dialects "
+            "`vllm`, `sglang` and `llamacpp` only."
+        ),
+    ] = "none"
     max_choices: _MaxChoices = 128
     capabilities: Capabilities = None
     local: Annotated[
@@ -149,6 +158,11 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     ] = None
     region: Region = None
     degradation: _Degradation = []
+
+    @property
+    def reprompts(self) -> bool:
+        """Whether a stream that breaks off goes on elsewhere, by its text."""
+        return self.continuation == "reprompt"
 
 
 class Config(Struct, frozen=True, kw_only=True):

@@ -115,6 +115,8 @@ class Part(msgspec.Struct, frozen=True):
     """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``..."""
     stop: str | None = None
     """The stop string that ended the choice; on its last part, if one did."""
+    continued: bool = False
+    """Whether another server begins here to go on with what one has left off: it has read the text, not the tokens."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -194,6 +196,8 @@ class Tally:
     """The models that it went on to after others had failed it, such as ``general=big``."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
+    continued: int = 0
+    """Of these, how often in the middle of an answer whose text another server was given to go on with."""
     outcome: Outcome | None = None
     stalled: bool = False
     """Whether it was cancelled because its client had stopped reading."""

@@ -30,6 +30,8 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Whether it is a conversation; else texts to continue."""
     model: str | None = None
     """What the replica calls the model; None: as it is configured."""
+    given: str = ""
+    """Text of its only choice that its caller has already: the answer goes on behind it. Empty: it begins."""
 
 
 class Batch(msgspec.Struct, frozen=True):

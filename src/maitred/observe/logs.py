@@ -89,5 +89,6 @@ class RequestLog:
                 "degraded": tally.degraded,
                 "fallbacks": tally.fallbacks,
                 "recoveries": tally.recoveries,
+                "continued": tally.continued,
             },
         )

@@ -89,6 +89,12 @@ class RequestMetrics:
             ["model"],
             registry=registry,
         )
+        self._continued = Counter(
+            "maitred_continued",
+            "Times that a stream went on at another server by its text.",
+            ["model"],
+            registry=registry,
+        )
         self._duration = Histogram(
             "maitred_request_seconds",
             "From the head of the request to the end of the answer.",
@@ -134,6 +140,8 @@ class RequestMetrics:
             self._fallbacks.labels(*fallback.split("=", 1)).inc()
         if tally.recoveries:
             self._recoveries.labels(tally.model).inc(tally.recoveries)
+        if tally.continued:
+            self._continued.labels(tally.model).inc(tally.continued)
         if tally.first_token_s is None:
             return
         self._ttft.labels(tally.model).observe(tally.first_token_s - tally.started_s)

@@ -60,16 +60,25 @@ class TextModel(_Model):
         name: The name that requests use.
         replicas: Those servers; at least one.
         tokenizer: The model's own, where somebody has put it here; None: tokens are estimated.
+        reprompts: Whether a stream that breaks off goes on at another server, by its text.
 
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
         output_ratio: ...and in an answer.
     """
 
-    def __init__(self, name: str, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[TextReplica],
+        tokenizer: Tokenizer | None = None,
+        *,
+        reprompts: bool = False,
+    ) -> None:
         super().__init__(name, replicas)
         self.replicas = replicas
         self.tokenizer = tokenizer
+        self.reprompts = reprompts
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
 

@@ -22,6 +22,8 @@ _OPENAI_FIELDS = frozenset(
 """OpenAI's own, of those whose answers can be passed on: not sound, not pictures, not functions of before 2023."""
 _SAMPLING_FIELDS = frozenset({"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"})
 _GUIDED_FIELDS = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+_CONTINUING: Mapping[str, object] = {"continue_final_message": True, "add_generation_prompt": False}
+"""The names are those of `apply_chat_template` in Transformers, which several servers have taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Dialect:
         headers: Sent with every request.
         done: Whether a stream ends with ``[DONE]``. Elsewhere it ends with its usage, and then the body.
         usage_per_choice: Whether each of several choices is counted by itself, and its prompt with it.
+        continuing: Makes it go on with the last message of a conversation, which is then its own; None: it cannot.
     """
 
     health: str
@@ -64,6 +67,7 @@ class Dialect:
     headers: Mapping[str, str] = field(default_factory=dict)
     done: bool = True
     usage_per_choice: bool = False
+    continuing: Mapping[str, object] | None = None
 
 
 _MODELS = "models"
@@ -86,13 +90,16 @@ DIALECTS: Mapping[DialectName, Dialect] = {
         _OPENAI_FIELDS | _SAMPLING_FIELDS | {"structured_outputs"},
         stream_options={"include_usage": True, "continuous_usage_stats": True},
         counts_chunks=True,
+        continuing=_CONTINUING,
     ),
-    # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions".
+    # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions". It goes on behind the
+    # template's own opening of a turn, so it takes the one flag without the other (sgl-project/sglang, pull 4226).
     "sglang": Dialect(
         "/health",
         Gauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
         _OPENAI_FIELDS | _SAMPLING_FIELDS,
         counts_chunks=True,
+        continuing={"continue_final_message": True},
     ),
     # huggingface.co/docs/text-generation-inference: "Metrics", "Messages API".
     "tgi": Dialect("/health", Gauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
@@ -100,13 +107,15 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "trtllm": Dialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
     # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics, the KV gauge in old builds only);
     # build 11549. It ignores echo and suffix without a word. After a stream it closes the connection, although it says
-    # that it keeps it, and the next request would meet that.
+    # that it keeps it, and the next request would meet that. It goes on with a last message of the assistant unless it
+    # was started with --no-prefill-assistant (pull 13608), and since pull 23012 also then, where the flags ask for it.
     "llamacpp": Dialect(
         "/health",
         Gauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
         (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos"}) - {"echo", "suffix"},
         headers={"connection": "close"},
         usage_per_choice=True,
+        continuing=_CONTINUING,
     ),
     # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its list of models fails without a hub. What it
     # does not do, such as n, it ignores; its frequency_penalty is a repetition penalty, and it answers with the stop

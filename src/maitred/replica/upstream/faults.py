@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from maitred.core.errors import ConfigInvalid
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.dialects import DIALECTS
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
@@ -41,3 +42,20 @@ def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator
                 yield f"{here}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
             elif header.lower() in _OURS:
                 yield f"{here}.headers", f"{header} is set by the connection itself. Remove it."
+
+
+def continuation_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:
+    """The servers of a model with `continuation: reprompt` that cannot go on with what another one has begun.
+
+    Args:
+        upstreams: Of the model.
+        place: The dotted name of their list.
+    """
+    able = [name for name, dialect in DIALECTS.items() if dialect.continuing is not None]
+    for index, upstream in enumerate(upstreams):
+        if upstream.kind != "openai" or upstream.dialect not in able:
+            yield (
+                f"{place}[{index}].dialect",
+                "This server is not known to go on with an answer that another one has begun, as `continuation: "
+                f"reprompt` wants. Those that are: {', '.join(able)}. Set the dialect, or leave out `continuation`.",
+            )

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.answer import Part
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.relay import Batch, TextRequest
 from maitred.core.request import FinishReason
 from maitred.replica.upstream.answer import MOST_EVENT_BYTES, broken
@@ -24,6 +24,8 @@ def messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any
     """The body of the request; see `maitred.replica.upstream.writing.body_of`."""
     if not request.chat:
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
+    if request.given:
+        raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     chat = msgspec.convert(dict(request.fields), ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
     asked = msgspec.to_builtins(messages_of(chat, model=model, max_tokens=max_tokens))

@@ -44,7 +44,18 @@ def body_of(request: TextRequest, dialect: Dialect, model: str, parameters: Mapp
             body[field] = value
         elif field not in _HINTS and value != _HARMLESS.get(field, _OURS):
             raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+    if request.given:
+        body |= _continuing(request.given, body, dialect, chat=request.chat)
     if request.max_tokens is not None:
         body[dialect.limit_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body)
+
+
+def _continuing(given: str, body: Mapping[str, Any], dialect: Dialect, *, chat: bool) -> dict[str, Any]:
+    """What makes the server go on behind a text instead of beginning."""
+    if dialect.continuing is None:
+        raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
+    if not chat:
+        return {"prompt": body["prompt"] + given}
+    return {"messages": [*body["messages"], {"role": "assistant", "content": given}], **dialect.continuing}

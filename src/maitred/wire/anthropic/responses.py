@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from maitred.core.request import Usage
+from maitred.wire.openai.responses import Marks
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -87,6 +88,8 @@ class ContentBlockDelta(
 
     index: int
     delta: BlockDelta
+    maitred: Marks | UnsetType = UNSET
+    """Not Anthropic's; only where there is something to say."""
 
 
 class ContentBlockStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="content_block_stop"):

@@ -146,6 +146,16 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stop_reason: StopReason | UnsetType = UNSET
 
 
+class Marks(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What this gateway says of a chunk; not OpenAI's."""
+
+    continued: bool
+    """Another server goes on from here, by the text before; that has broken off."""
+
+
+CONTINUED = Marks(continued=True)
+
+
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a chat stream."""
 
@@ -157,6 +167,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usage: UsageBody | UnsetType | None = UNSET
     """Left out unless the client asked for it; then null in every chunk but the last, which has no choices."""
     system_fingerprint: str | UnsetType = UNSET
+    maitred: Marks | UnsetType = UNSET
+    """Only where there is something to say."""
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -190,6 +202,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usage: UsageBody | UnsetType | None = UNSET
     """As in `ChatChunk`; always present in a whole answer."""
     system_fingerprint: str | UnsetType = UNSET
+    maitred: Marks | UnsetType = UNSET
+    """As in `ChatChunk`."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
