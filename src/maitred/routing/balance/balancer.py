@@ -32,7 +32,7 @@ class Balancer:
         loads = Loads(weights)
         self._affinity = config.affinity
         self._bound = None if config.bound is None else Bound(config.bound, loads)
-        self._policy = _policy(config.policy, loads, draw)
+        self._policy = _policy(config, loads, draw)
 
     def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
         """See `core.balance.Balance`.
@@ -53,13 +53,13 @@ class Balancer:
         return chosen
 
 
-def _policy(name: PolicyName, loads: Loads, draw: Callable[[], float]) -> Balance:
+def _policy(config: BalanceConfig, loads: Loads, draw: Callable[[], float]) -> Balance:
     policies: dict[PolicyName, Callable[[], Balance]] = {
-        "predicted_ttft": lambda: PredictedTtft(loads),
+        "predicted_ttft": lambda: PredictedTtft(loads, config.recompute_price),
         "round_robin": RoundRobin,
         "least_requests": LeastRequests,
         "least_tokens": lambda: LeastTokens(loads),
         "power_of_two": lambda: PowerOfTwo(loads, draw),
         "weighted": Weighted,
     }
-    return policies[name]()
+    return policies[config.policy]()

@@ -5,7 +5,7 @@ The idea is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimogh
 
 **What load is.** There, balls stay in their bins. Requests leave, and with the ten or so that a replica has at a time
 "at most 1.2 times the mean" would leave hardly more than one choice, so that the bound would undo what the policy is
-for. So the load of a replica is the service that it was given lately, fading over some thirty requests per replica; or
+for. So the load of a replica is the service that it was given lately, fading over some sixty requests per replica; or
 what is outstanding there, if that is more, so that one that has fallen behind is given no more until it has caught up.
 
 **What full means.** There, a bin takes ``ceil(c * mean)`` balls of one size, so an empty one always takes one. Requests
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from maitred.core.balance import Candidate, Inquiry
 from maitred.routing.balance.loads import Loads
 
-_MEMORY = 32.0
+_MEMORY = 64.0
 """Requests per replica after which what was given counts for 37 %."""
 _LITTER = 64
 """Names of replicas that are gone may be remembered, beside twice as many as there are."""

@@ -19,6 +19,15 @@ class BalanceConfig(Struct, frozen=True, kw_only=True):
             "`weighted`: in turn, by weight."
         ),
     ] = "predicted_ttft"
+    recompute_price: Annotated[
+        float,
+        Meta(
+            ge=1,
+            description="What a second of computing a prompt counts for `predicted_ttft` beside a second of waiting. "
+            "What a replica computes that another one holds delays those who come after. With 1 everybody goes where "
+            "its own first token comes first; the greater, the longer it waits for a replica that holds its prefix.",
+        ),
+    ] = 4.0
     bound: Annotated[
         Annotated[float, Meta(gt=1)] | None,
         Meta(

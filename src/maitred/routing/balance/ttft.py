@@ -6,44 +6,51 @@ from maitred.core.balance import Candidate, Inquiry
 from maitred.routing.balance.loads import Loads
 from maitred.routing.balance.turns import Turns
 
-_ALIKE = 1.05
-"""Predictions that differ by less are equal: what tells them apart is noise, and it would send everything one way."""
+_ALIKE = 1.01
+"""Costs that differ by less are equal: what tells them apart is noise, and it would send everything one way."""
 
 
 class PredictedTtft:
-    """Where the first token is predicted to come first.
+    """Where the first token is predicted to come first, if what it takes from others is counted too.
 
-    The prediction is what is before the request there, and its own prompt less what the replica holds of it. So a
-    replica that holds the prefix is chosen until the wait for it costs more than computing the prefix elsewhere: the
-    trade that routers by prefix alone leave to a threshold. Where not all can predict seconds, tokens to be computed
-    take their place. Of predictions that are alike, the least loaded replica is taken.
+    Two parts make up the prediction: what is before the request there, and its own prompt less what the replica holds
+    of it. The wait is this request's alone. What is computed is paid by others as well: it delays those who come while
+    the replica is busy, and its blocks displace what they might have found. So a second of computing counts as
+    `recompute_price` seconds of waiting, and a replica that holds the prefix is chosen until the wait for it costs so
+    many times what computing the prefix elsewhere would. At a price of 1 everybody goes where its own first token comes
+    first, and in the end all wait longer for it (design/0010).
+
+    Where not all can predict seconds, tokens to be computed take their place. Of costs that are alike, the least
+    loaded replica is taken.
 
     Args:
         loads: Counts what is outstanding.
+        recompute_price: Seconds of waiting that a second of computing is worth.
     """
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: Loads, recompute_price: float) -> None:
         self._loads = loads
+        self._recompute_price = recompute_price
         self._turns = Turns()
 
     def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
         """See `core.balance.Balance`."""
-        scores = predicted(inquiry, candidates)
-        limit = _ALIKE * min(scores)
-        alike = [candidate for candidate, score in zip(candidates, scores, strict=True) if score <= limit]
+        costs = self._costs(inquiry, candidates)
+        limit = _ALIKE * min(costs)
+        alike = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
         return self._turns.took(self._turns.least(alike, self._loads.relative), len(candidates))
 
-
-def predicted(inquiry: Inquiry, candidates: Sequence[Candidate]) -> list[float]:
-    """When the first token would come from each, by weight; in seconds, or in tokens before it."""
-    seconds = [
-        (candidate.wait_s + candidate.prefill_s) / candidate.weight
-        for candidate in candidates
-        if candidate.wait_s is not None and candidate.prefill_s is not None
-    ]
-    if len(seconds) == len(candidates):
-        return seconds
-    return [
-        (candidate.prompt_tokens + max(0, inquiry.prompt_tokens - candidate.held_tokens)) / candidate.weight
-        for candidate in candidates
-    ]
+    def _costs(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> list[float]:
+        """Wait and priced work at each, by weight; in seconds, or in tokens."""
+        price = self._recompute_price
+        seconds = [
+            (candidate.wait_s + price * candidate.prefill_s) / candidate.weight
+            for candidate in candidates
+            if candidate.wait_s is not None and candidate.prefill_s is not None
+        ]
+        if len(seconds) == len(candidates):
+            return seconds
+        return [
+            (candidate.prompt_tokens + price * max(0, inquiry.prompt_tokens - candidate.held_tokens)) / candidate.weight
+            for candidate in candidates
+        ]

@@ -68,19 +68,20 @@ def test_power_of_two_looks_at_two_different_ones():
     assert names(balancer("power_of_two"), three[:1], 1) == "a"
 
 
-def test_a_prefix_counts_until_the_wait_costs_more():
-    policy = balancer("predicted_ttft")
+@pytest.mark.parametrize("price", [1.0, 4.0])
+def test_a_prefix_counts_until_the_wait_costs_more(price):
+    policy = balancer("predicted_ttft", recompute_price=price)
     elsewhere = Candidate("b", wait_s=0.0, prefill_s=1.0)
-    assert names(policy, [Candidate("a", wait_s=0.7, prefill_s=0.1), elsewhere], 1) == "a"
-    assert names(policy, [Candidate("a", wait_s=1.7, prefill_s=0.1), elsewhere], 1) == "b"
+    assert names(policy, [Candidate("a", wait_s=0.8 * price, prefill_s=0.1), elsewhere], 1) == "a"
+    assert names(policy, [Candidate("a", wait_s=1.0 * price, prefill_s=0.1), elsewhere], 1) == "b"
 
 
 def test_where_nobody_knows_seconds_tokens_are_counted():
-    policy = balancer("predicted_ttft")
-    holds = Candidate("a", prompt_tokens=30, held_tokens=64)
+    policy = balancer("predicted_ttft", recompute_price=4.0)
+    holds = Candidate("a", prompt_tokens=250, held_tokens=64)
     assert names(policy, [holds, Candidate("b")], 1) == "a"
     assert names(policy, [holds, Candidate("b", wait_s=0.0, prefill_s=9.0)], 1) == "a"
-    assert names(policy, [Candidate("a", prompt_tokens=80, held_tokens=64), Candidate("b")], 1) == "b"
+    assert names(policy, [Candidate("a", prompt_tokens=260, held_tokens=64), Candidate("b")], 1) == "b"
 
 
 def test_predictions_that_are_alike_do_not_send_all_one_way():
