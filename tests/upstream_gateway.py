@@ -30,6 +30,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.server import Upstream
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
+from maitred.routing.escalation.schemas import Schemas
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger
 from tests.gateway import Anyone
@@ -85,6 +86,7 @@ async def upstream_gateway(
     models: Mapping[str, TextModelConfig] | None = None,
     routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
     principal: Principal = ANONYMOUS,
+    schemas: Schemas | None = None,
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -99,6 +101,7 @@ async def upstream_gateway(
         models: Several models instead of one.
         routing: The names that lead to them.
         principal: Who calls.
+        schemas: Puts answers to their schemas.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -121,7 +124,7 @@ async def upstream_gateway(
         router = Router(catalog, routes_of(system_config, catalog))
         ladders = {name: Ladder(each.degradation) for name, each in system_config.models.items()}
         again = Retrying(retries, RetryBudget(0.2, 10), clock)
-        pipeline = Pipeline(router, dispatchers, admission, ladders, clock, retries=again)
+        pipeline = Pipeline(router, dispatchers, admission, ladders, clock, retries=again, schemas=schemas)
         observers = []
         edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.replicas import Replicas
-from maitred.core.answer import Chosen, Outcome, Tally
+from maitred.core.answer import Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import LoadReport
@@ -48,6 +48,7 @@ def rendered():
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
     tally.fallbacks.append("general=big")
+    tally.failed.append(Failed("m", "schema", Usage(1, 1), replaced=True))
     tally.chosen = Chosen("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from maitred.api.errors import Header
-from maitred.core.answer import Tally
+from maitred.core.answer import Failed, Tally
 from maitred.core.place import Place
 
 _UNFIT = re.compile(rb"[^ -~]")
@@ -28,6 +28,7 @@ def account_headers(tally: Tally, *, explain: bool) -> list[Header]:
         headers.append((b"x-maitred-priority", tally.priority.encode("ascii")))
     headers += degraded_headers(tally.degraded)
     headers += fallback_headers(tally.fallbacks)
+    headers += escalated_headers(tally.failed)
     if tally.chosen is not None and tally.model:
         headers.append((b"x-maitred-model", _UNFIT.sub(b"?", tally.model.encode("utf-8"))))
     if explain:
@@ -47,6 +48,14 @@ def fallback_headers(fallbacks: Sequence[str]) -> list[Header]:
     if not fallbacks:
         return []
     return [(b"x-maitred-fallback", _UNFIT.sub(b"?", ", ".join(fallbacks).encode("utf-8")))]
+
+
+def escalated_headers(failed: Sequence[Failed]) -> list[Header]:
+    """The models whose answers failed a check, and which; nothing if none did."""
+    if not failed:
+        return []
+    told = ", ".join(f"{each.model}={each.reason}" for each in failed)
+    return [(b"x-maitred-escalated", _UNFIT.sub(b"?", told.encode("utf-8")))]
 
 
 def _place_headers(place: Place) -> list[Header]:

@@ -11,6 +11,15 @@ GetHeader = Callable[[bytes], str | None]
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
+def wish_in(header: GetHeader, name: str) -> bool | None:
+    """What the header says; None where it is not there.
+
+    Raises:
+        InvalidRequest: It says neither yes nor no.
+    """
+    return None if header(name.encode()) is None else flag_in(header, name)
+
+
 def flag_in(header: GetHeader, name: str) -> bool:
     """Whether the header says yes; one that is not there says no.
 

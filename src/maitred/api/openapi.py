@@ -69,6 +69,14 @@ _URGENCY: list[dict[str, Any]] = [
         "schema": {"type": "boolean", "default": False},
     },
     {
+        "name": "x-maitred-escalate",
+        "in": "header",
+        "required": False,
+        "description": "Whether an answer that fails a check may be asked of a larger model too, as far as the server "
+        "allows it.",
+        "schema": {"type": "boolean"},
+    },
+    {
         "name": "x-maitred-explain",
         "in": "header",
         "required": False,

@@ -9,7 +9,7 @@ import math
 import msgspec
 
 from maitred.api.bounds import bounds_in
-from maitred.api.flags import GetHeader, flag_in
+from maitred.api.flags import GetHeader, flag_in, wish_in
 from maitred.core.answer import Ask
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
@@ -22,6 +22,7 @@ DEADLINE = "x-maitred-deadline-ms"
 PARTIAL = "x-maitred-partial"
 SESSION = b"x-session-id"
 NO_DEGRADATION = "x-maitred-no-degradation"
+ESCALATE = "x-maitred-escalate"
 RETRY_COUNT = b"x-stainless-retry-count"
 """What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
 
@@ -50,6 +51,7 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
         deadline_in_s=_seconds_in(header, DEADLINE),
         partial=flag_in(header, PARTIAL),
         degradable=not flag_in(header, NO_DEGRADATION),
+        escalate=wish_in(header, ESCALATE),
         session=header(SESSION) or ask.session,
         retries=retries,
         **bounds_in(header),

@@ -17,6 +17,7 @@ from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
 from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.work import Work
+from maitred.app.escalation import Escalated, Judge, may_escalate, with_scores
 from maitred.app.flows import flow_of
 from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
@@ -49,7 +50,8 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
 from maitred.routing.catalog import TextModel
-from maitred.routing.pools.routes import Target
+from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.pools.routes import Target, Way
 from maitred.text.tokenizer import Tokenizer
 
 _NO_LADDER = Ladder(())
@@ -89,6 +91,7 @@ class Pipeline:
         max_choices: Largest `n`, if the replica would take more.
         least_itl_s: Shortest time between two tokens that a request can ask for.
         retries: How often servers of others may be tried; None: once.
+        schemas: Puts answers to their schemas; None: it is not done.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Pipeline:
         max_choices: int = 128,
         least_itl_s: float = 0.0,
         retries: Retrying | None = None,
+        schemas: Schemas | None = None,
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
@@ -112,6 +116,7 @@ class Pipeline:
         self._draw_seed = draw_seed
         self._max_choices = max_choices
         self._least_itl_s = least_itl_s
+        self._schemas = schemas
         self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
 
     @asynccontextmanager
@@ -120,9 +125,19 @@ class Pipeline:
         principal = tally.principal or ANONYMOUS
         way = self._router.way(ask, principal)
         tally.chosen = way.chosen
-        # One after the other, until one begins to answer.
-        async with Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole) as answer:
+        escalation = self._router.escalation(ask.model)
+        if may_escalate(escalation, ask):
+            # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
+            upward = partial(self._router.way_upward, ask, principal)
+            begin = partial(self._begin, principal, tally)
+            yield Escalated(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
+            return
+        async with self._begin(principal, tally, ask, way) as answer:
             yield answer
+
+    def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:
+        """One model after the other, until one begins to answer."""
+        return Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
 
     @asynccontextmanager
     async def _serve(self, ask: Ask, principal: Principal, tally: Tally, target: Target) -> AsyncIterator[Answer]:
@@ -166,7 +181,7 @@ class Pipeline:
             tally.prompt_tokens = text.prompt_tokens
             self._check_cost(text, target)
             return text
-        card = model.card()
+        card, ask = model.card(), with_scores(ask)
         check_generates(card, model.name)
         check_needs(ask)
         check_sampling(card, ask, self._max_choices)
@@ -249,7 +264,8 @@ class Pipeline:
         """The answer of a server of somebody else's."""
         ask = reading.ask
         deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
-        request = _text_request(reading, target, grant)
+        scored = ask.scored and self._router.tells_logprobs(target)
+        request = _text_request(reading, target, grant, scored=scored)
         return Relay(
             seat,
             running,
@@ -341,7 +357,7 @@ class Pipeline:
         return any(each.ready() and self._dispatchers[each.name].serving for each in served)
 
 
-def _text_request(reading: TextReading, target: Target, grant: Grant) -> TextRequest:
+def _text_request(reading: TextReading, target: Target, grant: Grant, *, scored: bool) -> TextRequest:
     """What a replica that takes text is asked."""
     named = reading.ask.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
@@ -351,6 +367,7 @@ def _text_request(reading: TextReading, target: Target, grant: Grant) -> TextReq
         fields=reading.fields,
         choices=reading.choice_count,
         max_tokens=min(max(reading.rooms), grant.max_tokens) if limited else None,
+        scored=scored,
         model=target.model,
         chat="messages" in reading.fields,
     )

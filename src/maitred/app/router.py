@@ -10,12 +10,14 @@ from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import Address
 from maitred.routing.auto.choosing import Auto
 from maitred.routing.catalog import AnyModel, Catalog
+from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.needs import Needs
 from maitred.routing.pools.routes import Routes, Target, Way
 
 LOCAL_ONLY = "local-only"
 """The tag of tenants whose requests never leave."""
+_NO_ESCALATION = EscalationConfig()
 _CAPABILITIES = {
     "tools": "tools",
     "functions": "tools",
@@ -38,6 +40,7 @@ class Router:
         self._catalog = catalog
         routes = routes or routes_of(Config(), catalog)
         self._routes = Routes(routes)
+        self._pools = routes.pools
         self._auto = {name: Auto(auto) for name, auto in routes.auto.items()}
 
     def way(self, ask: Ask, principal: Principal) -> Way:
@@ -50,6 +53,21 @@ class Router:
         if way is None:
             raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
         return way
+
+    def escalation(self, name: str) -> EscalationConfig:
+        """Which answers to requests for a name are asked of a larger model as well."""
+        auto = self._auto_of(name)
+        return _NO_ESCALATION if auto is None else auto.escalation
+
+    def way_upward(self, ask: Ask, principal: Principal, way: Way) -> Way | None:
+        """The models that are larger than the one which has answered; None: there is none that it may go to."""
+        auto, needs = self._auto_of(ask.model), _needs_of(ask, principal)
+        return None if auto is None else self._routes.way_upward(needs, auto.preference(ask), way)
+
+    def tells_logprobs(self, target: Target) -> bool:
+        """Whether log-probabilities may be asked of a model that nobody has asked for."""
+        capabilities = self._pools[target.pool].capabilities
+        return capabilities is None or "logprobs" in capabilities
 
     def model(self, target: Target) -> AnyModel:
         """What serves there."""

@@ -40,6 +40,7 @@ from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
 from maitred.app.embedding import Embedder
 from maitred.app.encoder import Encoders, open_encoders
+from maitred.app.escalation import open_schemas
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
@@ -108,6 +109,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
         _open_engine(config, command, clock) as local,
         open_encoders(config, local[0].name if local else "", clock) as encoders,
+        open_schemas(config.routing.auto) as schemas,
     ):
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
@@ -172,6 +174,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             max_choices=config.model.max_choices,
             least_itl_s=config.dispatch.least_itl_s,
             retries=Retrying(config.dispatch.retries, retry_budget, clock),
+            schemas=schemas,
         )
         edge = build(
             config.server,

@@ -7,7 +7,7 @@ see (tokens, times), and the edge closes it exactly once with the request's one 
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -61,6 +61,11 @@ class Ask(msgspec.Struct, frozen=True):
     """Whether what is there at the deadline is welcome; otherwise an answer that is not whole by then has failed."""
     retries: int = 0
     """How often the caller has sent the same request before, as far as it says so."""
+    escalate: bool | None = None
+    """Whether an answer that fails a check may be asked of a larger model too, at the caller's expense; None: it does
+    not say."""
+    scored: bool = False
+    """Whether log-probabilities are looked at here, though the caller has not asked for them."""
     degradable: bool = True
     """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
     session: str | None = None
@@ -139,6 +144,17 @@ class Chosen(msgspec.Struct, frozen=True):
     """How hard it looked, from 0 to 1; None: it could not be told."""
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """A whole answer that failed a check (see `maitred.routing.escalation`). It is billed."""
+
+    model: str
+    reason: str
+    """The check."""
+    usage: Usage
+    replaced: bool = False
+    """Whether its caller got that of a larger model instead."""
+
+
 class Outcome(StrEnum):
     """How a request ended. Each ends in exactly one of these ways."""
 
@@ -194,6 +210,8 @@ class Tally:
     """Between one delivery of tokens of a choice and the next."""
     fallbacks: list[str] = field(default_factory=list)
     """The models that it went on to after others had failed it, such as ``general=big``."""
+    failed: list[Failed] = field(default_factory=list)
+    """Whole answers that failed a check, in their order; the last one may be the one that was given."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
     continued: int = 0
@@ -212,6 +230,21 @@ class Tally:
     def begin_anew(self, fallback: str) -> None:
         """It goes on to another model, where nothing of what is known of it holds any more."""
         self.fallbacks.append(fallback)
+        self._forget()
+
+    def escalate(self) -> "Tally":
+        """The whole answer that is there has failed a check: another model is asked. Returns what was known so far."""
+        known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
+        self._forget()
+        self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
+        return known
+
+    def go_back(self, known: "Tally") -> None:
+        """The model that was asked after `escalate` has given nothing."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(known, each.name))
+
+    def _forget(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.forecast = self.place = self.released_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by = False, [], ""

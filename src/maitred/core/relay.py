@@ -28,6 +28,8 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Most output tokens of each choice; None: as many as the replica has room for."""
     chat: bool = True
     """Whether it is a conversation; else texts to continue."""
+    scored: bool = False
+    """Whether log-probabilities are welcome that its caller has not asked for, where the replica can tell them."""
     model: str | None = None
     """What the replica calls the model; None: as it is configured."""
     given: str = ""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.request import Usage
 from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
@@ -83,6 +84,12 @@ class RequestMetrics:
             ["chain", "model"],
             registry=registry,
         )
+        self._escalations = Counter(
+            "maitred_escalations",
+            "Whole answers that failed a check, and whether a larger model's was given instead.",
+            ["model", "reason", "result"],
+            registry=registry,
+        )
         self._recoveries = Counter(
             "maitred_recoveries",
             "Times that a request went on at another replica because its own had failed.",
@@ -138,6 +145,10 @@ class RequestMetrics:
             self._chosen.labels(chosen.name, chosen.model, chosen.reason).inc()
         for fallback in tally.fallbacks:
             self._fallbacks.labels(*fallback.split("=", 1)).inc()
+        for failed in tally.failed:
+            self._escalations.labels(failed.model, failed.reason, "replaced" if failed.replaced else "given").inc()
+            if failed.replaced:
+                self._count_tokens(failed.model, failed.usage)
         if tally.recoveries:
             self._recoveries.labels(tally.model).inc(tally.recoveries)
         if tally.continued:
@@ -148,12 +159,15 @@ class RequestMetrics:
         itl = self._itl.labels(tally.model)
         for gap_s in tally.gaps_s:
             itl.observe(gap_s)
-        self._prompt.labels(tally.model).inc(tally.prompt_tokens)
-        self._cached.labels(tally.model).inc(tally.cached_tokens)
-        self._output.labels(tally.model).inc(tally.completion_tokens)
+        self._count_tokens(tally.model, tally.usage)
         for taken in tally.degraded:
             what = taken.partition("=")[0]
             self._degraded.labels(_STEPS.get(what, what)).inc()
+
+    def _count_tokens(self, model: str, usage: Usage) -> None:
+        self._prompt.labels(model).inc(usage.prompt_tokens)
+        self._cached.labels(model).inc(usage.cached_tokens)
+        self._output.labels(model).inc(usage.completion_tokens)
 
     def degradation_skipped(self, step: str, reason: str) -> None:
         """Counts a step of a degradation ladder that was no help, and why."""

@@ -46,6 +46,9 @@ def body_of(request: TextRequest, dialect: Dialect, model: str, parameters: Mapp
             raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
     if request.given:
         body |= _continuing(request.given, body, dialect, chat=request.chat)
+    if request.scored and "logprobs" in dialect.fields and not body.get("logprobs"):
+        # A number is for texts to continue: of how many tokens at each position. Not all servers take a 0.
+        body["logprobs"] = True if request.chat else 1
     if request.max_tokens is not None:
         body[dialect.limit_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}

@@ -40,12 +40,14 @@ class Preference:
         downward: Those that are smaller, the largest first: for callers to whom none of the others is open.
         reason: A size or a task: why `upward` begins as it does.
         score: How hard it looks, from 0 to 1; None: it could not be scored, or did not need to be.
+        sizes: The names of all three models, the smallest first.
     """
 
     upward: tuple[str, ...]
     downward: tuple[str, ...]
     reason: str
     score: float | None = None
+    sizes: tuple[str, ...] = ()
 
 
 class Auto:
@@ -54,10 +56,14 @@ class Auto:
     Args:
         config: Without `auto_faults`.
         model: What scores prompts without an embedding; None: the one that comes with maitred.
+
+    Attributes:
+        escalation: Which answers are asked of a larger model as well.
     """
 
     def __init__(self, config: AutoConfig, model: ComplexityModel | None = None) -> None:
         self._names = {size: getattr(config, size) for size in _SIZES}
+        self.escalation = config.escalation
         self._tasks = config.tasks
         self._medium_from, self._large_from = config.thresholds
         self._model = model or _bundled()
@@ -85,11 +91,11 @@ class Auto:
 
     def _of(self, size: Size, score: float | None, task: Task | None = None) -> Preference:
         place = _SIZES.index(size)
-        upward = [self._names[each] for each in _SIZES[place:]]
-        downward = tuple(self._names[each] for each in reversed(_SIZES[:place]))
+        sizes = tuple(self._names.values())
+        upward, downward = sizes[place:], sizes[:place][::-1]
         if task is not None and task in self._tasks:
-            return Preference((self._tasks[task], *upward), downward, task, score)
-        return Preference(tuple(upward), downward, size, score)
+            return Preference((self._tasks[task], *upward), downward, task, score, sizes)
+        return Preference(upward, downward, size, score, sizes)
 
 
 @cache

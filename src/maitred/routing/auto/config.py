@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from maitred.routing.auto.tasks import Task
+from maitred.routing.escalation.config import EscalationConfig
 
 
 class AutoConfig(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class AutoConfig(Struct, frozen=True, kw_only=True):
             "fields or labels) and `chat` (anything else). What has no model here goes by its score."
         ),
     ] = {}
+    escalation: EscalationConfig = EscalationConfig()
 
 
 AutoModels = Annotated[

@@ -84,6 +84,9 @@ def _auto_faults(config: RoutesConfig, names: Names, place: str) -> Iterator[tup
                 yield f"{here}.{key}", _CHOSEN
             elif names.find(model) is None:
                 yield f"{here}.{key}", _unknown("model", model, [*config.names, *config.aliases])
+        for index, opening in enumerate(auto.escalation.openings):
+            if not opening.strip():
+                yield f"{here}.escalation.openings[{index}]", "Is empty, as every answer begins. Remove it."
         thresholds = auto.thresholds
         if len(thresholds) != 2 or not 0 <= thresholds[0] <= thresholds[1] <= 1:
             shown = ", ".join(f"{each:g}" for each in thresholds)

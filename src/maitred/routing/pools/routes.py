@@ -14,8 +14,8 @@ fallbacks are not followed, so what can happen to a request is on one line of th
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from maitred.core.answer import Chosen
@@ -46,6 +46,8 @@ class Rank(StrEnum):
     CONTENT_POLICY = "content_policy"
 
 
+Place = tuple[str, str | None]
+"""A pool, and what its servers are asked for."""
 _RANKS: tuple[tuple[tuple[type[MaitredError], ...], Rank], ...] = (
     ((ContentRefused,), Rank.CONTENT_POLICY),
     ((ContextLengthExceeded,), Rank.CONTEXT_LENGTH),
@@ -84,11 +86,16 @@ class Routes:
         fallback = self._config.fallbacks.get(found.name, _NO_FALLBACK)
         return Way(self._config, self.names, needs, found, fallback)
 
-    def way_by_preference(self, needs: Needs, preference: Preference) -> "Way | None":
+    def way_by_preference(self, needs: Needs, preference: Preference, tried: Set[Place] = frozenset()) -> "Way | None":
         """The way of a request whose model is chosen here; None: the name, or all behind it, are closed to the caller.
 
         It begins at the first that is open, with that one's own chains; behind these stand those that are larger. Only
         where the request may go to none of them, the smaller ones do.
+
+        Args:
+            needs: The request.
+            preference: The models.
+            tried: Where it has been, and does not go again.
         """
         name = self.names.canonical(needs.model)
         if not any(map(needs.allowed, (needs.model, name))):
@@ -107,7 +114,34 @@ class Routes:
             content_policy=own.content_policy,
         )
         chosen = Chosen(name, found.key, preference.reason, preference.score)
-        return Way(self._config, self.names, needs, found, fallback, chosen)
+        return Way(self._config, self.names, needs, found, fallback, chosen, tried)
+
+    def way_upward(self, needs: Needs, preference: Preference, way: "Way") -> "Way | None":
+        """The way of a request whose answer is not good enough, to those that are larger than whoever gave it.
+
+        Args:
+            needs: The request.
+            preference: The models that were chosen from.
+            way: Where it has been.
+
+        Returns:
+            None: there is none that is larger, open to the caller and within the bounds.
+        """
+        # Of one that stands for two sizes, the larger counts; what is none of them is followed by those of the score.
+        sizes = preference.sizes
+        for place, name in reversed([*enumerate(sizes)]):
+            if (found := self.names.find(name)) is not None and way.last in found.targets:
+                upward = sizes[place + 1 :]
+                break
+        else:
+            upward = preference.upward[1:]
+        tried = way.tried
+        fresh = {
+            name: found
+            for name, found in self._open(upward, needs).items()
+            if self._is_within(found, needs) and not tried.issuperset(found.targets)
+        }
+        return self.way_by_preference(needs, replace(preference, upward=(*fresh,), downward=()), tried)
 
     def _open(self, names: Iterable[str], needs: Needs) -> dict[str, Found]:
         """Those of the names that the caller may use, and what they lead to."""
@@ -126,6 +160,8 @@ class Way:
         name: What was asked for or chosen, without aliases.
         chosen: Why it is that one, where the caller had left it open.
         left_out: The pools that it may not go to.
+        tried: The places that it was sent to, here or before...
+        last: ...and the last one.
     """
 
     def __init__(
@@ -136,6 +172,7 @@ class Way:
         found: Found,
         fallback: FallbackConfig,
         chosen: Chosen | None = None,
+        tried: Set[Place] = frozenset(),
     ) -> None:
         self.name = found.name
         self.chosen = chosen
@@ -145,7 +182,9 @@ class Way:
         self._needs = needs
         self._fallback = fallback
         self._ahead: deque[Target] = deque()
-        self._seen: set[tuple[str, str | None]] = set()
+        self._seen: set[Place] = {*tried}
+        self.tried: set[Place] = {*tried}
+        self.last: Place | None = None
         self._ranks = {Rank.OWN}
         self._add(found, Rank.OWN)
 
@@ -159,7 +198,7 @@ class Way:
             self._enter(Rank.GENERAL)
         if not self._ahead:
             raise self._refusal()
-        return self._ahead.popleft()
+        return self._next()
 
     def after(self, failure: MaitredError) -> Target | None:
         """Where it goes after the last target has failed it before anything of an answer was there; None: nowhere."""
@@ -170,12 +209,18 @@ class Way:
             self._ahead.clear()  # other places of the same model would refuse it, too
         if not self._ahead:
             self._enter(rank)
-        return self._ahead.popleft() if self._ahead else None
+        return self._next() if self._ahead else None
 
     @property
     def ends(self) -> bool:
         """Whether there is nothing after the target that it was given last, whatever happens there."""
         return not self._ahead and self._fallback == _NO_FALLBACK
+
+    def _next(self) -> Target:
+        target = self._ahead.popleft()
+        self.last = target.pool, target.model
+        self.tried.add(self.last)
+        return target
 
     def _enter(self, rank: Rank) -> None:
         """The chain is next, unless it has been."""

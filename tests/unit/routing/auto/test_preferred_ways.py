@@ -143,3 +143,62 @@ def test_a_fault_is_named_with_its_remedy(change, key, message):
     table = {name: getattr(CONFIG, name) for name in RoutesConfig.__struct_fields__}
     faults = dict(route_faults(RoutesConfig(**table | {"aliases": {"big": "l"}} | change)))
     assert message in faults[f"routing.{key}"]
+
+
+SIZES = {"sizes": ("s", "m", "big")}
+SMALL = Preference(("s", "m", "big"), (), "small", 0.1, **SIZES)
+CODE = Preference(("code/x", "s", "m", "big"), (), "code", 0.1, **SIZES)
+
+
+def upward(preference, *failures, **needs):
+    """The models after that which answers once these failures have led to it, and what follows when they fail, too."""
+    routes, needed = Routes(CONFIG), Needs("auto", **needs)
+    before = routes.way_by_preference(needed, preference)
+    before.first()
+    for failure in failures:
+        before.after(failure)
+    after = routes.way_upward(needed, preference, before)
+    return None if after is None else names(after, ReplicaUnavailable())
+
+
+def test_what_is_larger_than_who_has_answered():
+    assert upward(SMALL) == ["m", "l"]
+    assert upward(SMALL, ReplicaUnavailable()) == ["m", "l"], "the spare one is none of the sizes"
+    assert upward(SMALL, ContextLengthExceeded()) == ["l"], "m has answered"
+    assert upward(SMALL, *2 * [ContextLengthExceeded()]) is None
+    assert upward(Preference(("big",), ("m", "s"), "large", 0.9, **SIZES)) is None
+    assert upward(CODE) == ["s", "spare", "m", "l"], "a task's model is followed as when it fails"
+
+
+def test_nothing_larger_passes_the_bounds_or_is_closed():
+    assert upward(SMALL, local_only=True) == ["m"]
+    assert upward(SMALL, regions={"eu"}) is None
+    assert upward(SMALL, **only("auto", "s", "big")) == ["l"]
+    assert upward(SMALL, **only("auto", "s")) is None
+
+
+@given(
+    st.permutations(["s", "m", "l", "spare"]).map(lambda order: order[:3]),
+    st.lists(st.sampled_from([ReplicaUnavailable(), ContextLengthExceeded()]), max_size=4),
+    st.booleans(),
+    st.none() | st.sets(st.sampled_from(["eu", "us"])),
+)
+def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only, regions):
+    routes, needs = Routes(CONFIG), Needs("auto", local_only=local_only, regions=regions)
+    preference = Preference(tuple(sizes), (), "small", 0.1, tuple(sizes))
+    a_way = routes.way_by_preference(needs, preference)
+    visited = []
+    while a_way is not None:
+        try:
+            target = a_way.first()
+        except Forbidden:
+            break
+        for failure in [*failures, None]:
+            visited.append((target.pool, target.model))
+            pool = CONFIG.pools[target.pool]
+            assert pool.local or not local_only
+            assert regions is None or pool.region in regions
+            if failure is None or (target := a_way.after(failure)) is None:
+                break
+        a_way = routes.way_upward(needs, preference, a_way)
+    assert len(visited) == len({*visited}), "no place twice"

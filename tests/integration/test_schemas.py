@@ -1,0 +1,62 @@
+"""The process that puts answers to schemas: whatever it is sent, nobody waits for it for long."""
+
+import asyncio
+import os
+import signal
+import time
+
+from maitred.routing.escalation.schema import Verdict
+from maitred.routing.escalation.schemas import Schemas
+
+WORDS = {"type": "array", "items": {"type": "string"}}
+ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
+"""It takes twice as long for each further letter."""
+
+
+async def test_it_tells_what_follows_a_schema_and_survives_what_takes_for_ever():
+    async with Schemas(check_s=0.5) as schemas:
+        assert await schemas.check(WORDS, '["a"]') is Verdict.FOLLOWS
+        assert await schemas.check(WORDS, "[1]") is Verdict.BREAKS
+        begun_s = time.perf_counter()
+        longest_s = 0.0
+        check = asyncio.create_task(schemas.check(ENDLESS, f'"{"a" * 64}!"'))
+        while not check.done():
+            before_s = time.perf_counter()
+            await asyncio.sleep(0.01)
+            longest_s = max(longest_s, time.perf_counter() - before_s)
+        assert await check is Verdict.UNKNOWN
+        assert time.perf_counter() - begun_s < 3.0
+        assert longest_s < 0.3, "everybody else goes on"
+        assert await schemas.check(WORDS, '["a"]') is Verdict.FOLLOWS, "in a new process"
+
+
+async def test_checks_beside_each_other_get_their_own_verdicts():
+    async with Schemas() as schemas:
+        texts = ['["a"]', "[1]", "{", "[]"] * 8
+        verdicts = await asyncio.gather(*(schemas.check(WORDS, text) for text in texts))
+        assert verdicts == [Verdict.FOLLOWS, Verdict.BREAKS, Verdict.BREAKS, Verdict.FOLLOWS] * 8
+
+
+async def test_who_leaves_during_a_check_takes_nobody_elses_verdict_along():
+    async with Schemas(check_s=5.0) as schemas:
+        check = asyncio.create_task(schemas.check(ENDLESS, f'"{"a" * 64}!"'))
+        await asyncio.sleep(0.1)
+        check.cancel()
+        await asyncio.wait([check])
+        assert await schemas.check(WORDS, "[1]") is Verdict.BREAKS
+
+
+async def test_a_process_that_dies_is_followed_by_another():
+    async with Schemas() as schemas:
+        process = schemas._process
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        assert await schemas.check(WORDS, "[1]") is Verdict.UNKNOWN
+        assert await schemas.check(WORDS, "[1]") is Verdict.BREAKS
+        last = schemas._process
+    assert last.returncode is not None, "it goes with its owner"
+
+
+async def test_what_is_too_long_is_not_looked_at():
+    async with Schemas() as schemas:
+        assert await schemas.check(WORDS, "[" + '"a",' * 500_000 + '"a"]') is Verdict.UNKNOWN

@@ -1,0 +1,92 @@
+"""What speaks against an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.core.answer import Part, Score, TokenScore
+from maitred.core.request import FinishReason
+from maitred.routing.escalation.config import OPENINGS
+from maitred.routing.escalation.judging import Said, is_refusal, mean_logprob, said_in, schema_in
+
+STOP = FinishReason.STOP
+
+
+def score(logprob):
+    return TokenScore(Score("x", b"x", logprob), [], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I can't help with that.",
+        "I’m sorry, but I can’t assist with that request.",
+        "Sorry, I cannot provide medical advice.",
+        "I'm very sorry for the inconvenience, but I'm unable to open links.",
+        "Unfortunately, I am not able to do that.",
+        "I apologize, but as an AI language model, I cannot have opinions.",
+        " I must decline. ",
+    ],
+)
+def test_a_refusal_is_known_by_its_beginning(text):
+    assert is_refusal(Said(text, finish=STOP), OPENINGS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Sorry for the delay! Paris.",
+        "Paris. I can't help adding that it is beautiful.",
+        "You can't help with that by shouting.",
+        'He said: "I cannot help you."',
+        "I can help.",
+        "I can't help with all of it, but here is the most of it. " + "Step by step. " * 60,
+    ],
+)
+def test_an_answer_is_not_a_refusal(text):
+    assert not is_refusal(Said(text, finish=STOP), OPENINGS)
+
+
+def test_what_the_server_says_counts_whatever_the_text():
+    assert is_refusal(Said("Paris", refusal="No.", finish=STOP), ())
+    assert is_refusal(Said("Paris", finish=FinishReason.CONTENT_FILTER), ())
+    assert not is_refusal(Said("I can't help", calls_tools=True, finish=STOP), OPENINGS)
+
+
+def test_without_openings_no_text_is_a_refusal():
+    assert not is_refusal(Said("I can't help with that.", finish=STOP), ())
+
+
+def test_the_mean_is_that_of_the_chosen_tokens():
+    assert mean_logprob(Said()) is None
+    assert mean_logprob(Said(logprobs=[-1.0, -3.0])) == -2.0
+    assert mean_logprob(Said(logprobs=[-9999.0, 0.0])) == -50.0
+    assert mean_logprob(Said(logprobs=[float("-inf")])) == -100.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.floats(-5, 0), max_size=2)), max_size=12))
+def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
+    parts = [Part(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
+    indexes = sorted({index for index, _, _ in pieces})
+    said = said_in([*parts, *(Part(index, "", STOP) for index in indexes)])
+    assert [each.text for each in said] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
+    assert [each.logprobs for each in said] == [
+        [logprob for i, _, logprobs in pieces if i == index for logprob in logprobs] for index in indexes
+    ]
+    assert {each.finish for each in said} <= {STOP}
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}}}, {"a": 1}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, None),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"response_format": {"type": "text"}}, None),
+        ({"guided_json": {"b": 2}}, {"b": 2}),
+        ({}, None),
+    ],
+)
+def test_the_schema_is_where_the_request_has_it(fields, schema):
+    assert schema_in(fields) == schema
