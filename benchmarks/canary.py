@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from benchmarks.report import Report
-from maitred.routing.rollout.split import Split, Version
+from maitred.core.rollout import Version
+from maitred.routing.rollout.split import Split
 from maitred.routing.rollout.trial import Decision, Observation, Trial, TrialRules, Verdict
 
 SEED = 20_261

@@ -21,6 +21,7 @@ from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.replicas import Replicas
+from maitred.app.rollouts import Rollouts
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -29,12 +30,17 @@ from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import hash_of, parse
 from maitred.identity.refresh import Refresher
+from maitred.routing.config import RoutingConfig
+from maitred.routing.pools.config import PoolConfig
+from maitred.routing.pools.names import Names
+from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.database import Database, open_database
 from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
+from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 from tests.dispatch_desk import Desk
 
@@ -155,12 +161,16 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             await refresher.load()
 
         desk = Desk(replicas=2)
+        names = Names(RoutingConfig(aliases={"other": "m"}).table({"m": PoolConfig(), "m2": PoolConfig()}))
+        rollouts = Rollouts(RolloutStore(database, clock), LiveRollouts(), names, clock)
+        await rollouts.open({})
         routes = administration(
             store,
             UsageQueries(database),
             lambda subject: budgets_of(subject, directory, counters, clock),
             refresh,
             Replicas({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
+            rollouts,
             clock,
         )
         listener = bind(config)

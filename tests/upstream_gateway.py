@@ -17,7 +17,9 @@ from maitred.api.gate import Gate
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.pipeline import Pipeline
 from maitred.app.retrying import Retrying
+from maitred.app.rollouts import Rollouts
 from maitred.app.router import Router, routes_of
+from maitred.app.trials import Trials
 from maitred.app.upstreams import open_upstreams
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import Tally
@@ -31,9 +33,11 @@ from maitred.replica.upstream.server import Upstream
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger
 from tests.gateway import Anyone
+from tests.rollout_desk import PaperRollouts
 
 MODEL = "far"
 
@@ -50,6 +54,7 @@ class UpstreamGateway:
     dispatcher: Dispatcher
     ledger: PaperLedger
     admission: Admission
+    rollouts: Rollouts
     dispatchers: Sequence[Dispatcher] = ()
     tallies: list[Tally] = field(default_factory=list)
 
@@ -121,21 +126,27 @@ async def upstream_gateway(
         }
         dispatcher = dispatchers[text_model.name]
         catalog = Catalog(upstreams.models)
-        router = Router(catalog, routes_of(system_config, catalog))
+        live = LiveRollouts()
+        router = Router(catalog, routes_of(system_config, catalog), live)
+        rollouts = Rollouts(PaperRollouts(), live, router.names, clock)
+        await rollouts.open(routing.rollouts)
         ladders = {name: Ladder(each.degradation) for name, each in system_config.models.items()}
         again = Retrying(retries, RetryBudget(0.2, 10), clock)
-        pipeline = Pipeline(router, dispatchers, admission, ladders, clock, retries=again, schemas=schemas)
+        trials = Trials(live, rollouts, clock)
+        pipeline = Pipeline(
+            router, dispatchers, admission, ladders, clock, retries=again, schemas=schemas, trials=trials
+        )
         observers = []
         edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
             system = UpstreamGateway(
-                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission),
+                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission, rollouts),
                 [*dispatchers.values()],
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = [asyncio.create_task(each.run()) for each in dispatchers.values()]
+            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts)]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:

@@ -178,6 +178,7 @@ class Grant:
             outcome=outcome,
             charges=charges,
             taken=taken,
+            rollout="" if work.tally is None or work.tally.arm is None else str(work.tally.arm),
         )
 
 

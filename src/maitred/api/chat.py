@@ -151,6 +151,7 @@ def ask_of(request: ChatRequest) -> Ask:
         priority=request.asked_priority,
         stops=request.stops,
         session=request.prompt_cache_key or None,
+        user=request.user or None,
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
         whole=not request.streams,

@@ -146,6 +146,7 @@ def _ask_of(request: CompletionRequest) -> Ask:
         priority=request.asked_priority,
         stops=request.stops,
         echo=request.echo is True,
+        user=request.user or None,
         max_tokens_param=request.token_limit_param,
         whole=not request.streams,
         needs=needs_of(request),

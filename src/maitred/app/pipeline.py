@@ -30,6 +30,7 @@ from maitred.app.retrying import Retrying
 from maitred.app.router import Router
 from maitred.app.succession import Succession
 from maitred.app.text_reading import TextReading, read_text
+from maitred.app.trials import Trials
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import (
@@ -92,6 +93,7 @@ class Pipeline:
         least_itl_s: Shortest time between two tokens that a request can ask for.
         retries: How often servers of others may be tried; None: once.
         schemas: Puts answers to their schemas; None: it is not done.
+        trials: Told of requests behind whose names a new version is tried; None: there are none.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Pipeline:
         least_itl_s: float = 0.0,
         retries: Retrying | None = None,
         schemas: Schemas | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
@@ -118,12 +121,13 @@ class Pipeline:
         self._least_itl_s = least_itl_s
         self._schemas = schemas
         self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
+        self._trials = trials
 
     @asynccontextmanager
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
         principal = tally.principal or ANONYMOUS
-        way = self._router.way(ask, principal)
+        way = self._router.way(ask, principal, tally.request_id)
         tally.chosen = way.chosen
         escalation = self._router.escalation(ask.model)
         if may_escalate(escalation, ask):
@@ -132,7 +136,9 @@ class Pipeline:
             begin = partial(self._begin, principal, tally)
             yield Escalated(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
             return
-        async with self._begin(principal, tally, ask, way) as answer:
+        answers = self._begin(principal, tally, ask, way)
+        # Where a new version is tried behind the name, the trial wants to know how it went.
+        async with answers if self._trials is None else self._trials.watched(answers, way, tally) as answer:
             yield answer
 
     def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import Ask
 from maitred.core.errors import ModelNotFound
+from maitred.core.rollout import Version
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import Address
 from maitred.routing.auto.choosing import Auto
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
+from maitred.routing.pools.names import Names
 from maitred.routing.pools.needs import Needs
-from maitred.routing.pools.routes import Routes, Target, Way
+from maitred.routing.pools.routes import Fork, Routes, Target, Way
+from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
 """The tag of tenants whose requests never leave."""
@@ -34,22 +37,28 @@ class Router:
     Args:
         catalog: What is served.
         routes: The names beside those of the catalog; None: there are none.
+        rollouts: The names behind which a new version is tried; None: there are none.
     """
 
-    def __init__(self, catalog: Catalog, routes: RoutesConfig | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, routes: RoutesConfig | None = None, rollouts: LiveRollouts | None = None
+    ) -> None:
         self._catalog = catalog
+        self._rollouts = LiveRollouts() if rollouts is None else rollouts
         routes = routes or routes_of(Config(), catalog)
         self._routes = Routes(routes)
         self._pools = routes.pools
         self._auto = {name: Auto(auto) for name, auto in routes.auto.items()}
 
-    def way(self, ask: Ask, principal: Principal) -> Way:
+    def way(self, ask: Ask, principal: Principal, request_id: str = "") -> Way:
         """The models that may serve a request, one after the other.
 
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
-        way = self._way(_needs_of(ask, principal), ask)
+        rollout = self._rollout_of(ask.model)
+        sticky = None if rollout is None else _sticky_key(rollout.config.sticky, ask, principal, request_id)
+        way = self._way(_needs_of(ask, principal), ask, sticky)
         if way is None:
             raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
         return way
@@ -97,12 +106,23 @@ class Router:
         """The names that this caller may use and that can be listed."""
         return [name for name in self._routes.names.listed if self._way(Needs(name, allowed=principal.may_use))]
 
-    def _way(self, needs: Needs, ask: Ask | None = None) -> Way | None:
+    @property
+    def names(self) -> Names:
+        """The table of names."""
+        return self._routes.names
+
+    def _way(self, needs: Needs, ask: Ask | None = None, sticky: str | None = None) -> Way | None:
         """See `Routes`; without a request as for one of which nothing is known."""
+        if (rollout := self._rollout_of(needs.model)) is not None:
+            return self._routes.way_by_rollout(needs, _fork(rollout, sticky))
         auto = self._auto_of(needs.model)
         if auto is None:
             return self._routes.way(needs)
         return self._routes.way_by_preference(needs, auto.preference(ask))
+
+    def _rollout_of(self, name: str) -> LiveRollout | None:
+        """What is tried behind a name; None: nothing."""
+        return self._rollouts.get(self._routes.names.canonical(name))
 
     def _auto_of(self, name: str) -> Auto | None:
         """The choice that is made behind a name; None: it is that of a model."""
@@ -112,6 +132,27 @@ class Router:
 def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
     """The whole table: every model under its own name, and what the configuration adds."""
     return config.routing.table({model.name: _pool_of(config.models.get(model.name), config) for model in catalog})
+
+
+def _fork(rollout: LiveRollout, sticky: str | None) -> Fork:
+    """The two versions behind a name, and which of them a request is to get; without a key, the main one."""
+    config = rollout.config
+    if sticky is None:
+        version = Version.CANARY if rollout.main == config.canary else Version.STABLE
+    else:
+        version = rollout.split.version_for(sticky)
+    return Fork(rollout.state.name, config.stable, config.canary, version)
+
+
+def _sticky_key(sticky: str, ask: Ask, principal: Principal, request_id: str) -> str:
+    """What stays at one version."""
+    if sticky == "request":
+        return request_id
+    organisation = principal.tenants[-1]
+    session = ask.session or ask.user
+    if sticky == "session" and session is not None:
+        return f"{organisation}/session/{session}"
+    return f"{organisation}/key/{principal.key}"
 
 
 def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:

@@ -47,9 +47,11 @@ from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas
 from maitred.app.residents import open_local_models
 from maitred.app.retrying import Retrying
+from maitred.app.rollouts import Rollouts
 from maitred.app.router import Router, routes_of
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, recall_rates, running
+from maitred.app.trials import Trials
 from maitred.app.upstreams import open_upstreams
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
@@ -71,6 +73,7 @@ from maitred.replica.engine_link import EngineLink
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
+from maitred.routing.rollout.live import LiveRollouts
 from maitred.text.tokenizer import Tokenizer
 
 _Local = tuple[ServedModel, Engines]
@@ -151,7 +154,10 @@ async def _serve(config: Config, command: Command | None) -> int:
         dispatchers = {**queues, **encoders.dispatchers}
         replicas = Replicas(dispatchers, clock)
         catalog = Catalog(models)
-        router = Router(catalog, routes_of(config, catalog))
+        live = LiveRollouts()
+        router = Router(catalog, routes_of(config, catalog), live)
+        rollouts = Rollouts(stores.rollouts, live, router.names, clock)
+        await rollouts.open(config.routing.rollouts)
         metrics = Metrics(
             lambda: gate.inside,
             lambda: {where: _state_of(engine) for where, engine in engines.items()},
@@ -175,6 +181,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             least_itl_s=config.dispatch.least_itl_s,
             retries=Retrying(config.dispatch.retries, retry_budget, clock),
             schemas=schemas,
+            trials=Trials(live, rollouts, clock),
         )
         edge = build(
             config.server,
@@ -186,7 +193,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
-                *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, clock)
+                *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts, clock)
             ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
@@ -198,6 +205,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         access.refresher.watch(lambda: gate.recheck(access.identity.holds))
         async with AsyncExitStack() as background:
             await background.enter_async_context(running(admission.leases.run(), "leases"))
+            await background.enter_async_context(running(rollouts.run(), "rollouts"))
             for name, dispatcher in queues.items():
                 await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
             await background.enter_async_context(on_demand.running(queues))

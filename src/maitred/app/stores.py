@@ -29,6 +29,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.place import database_url
+from maitred.store.rollouts import RolloutStore
 from maitred.store.tenure import tenure
 from maitred.store.usage import UsageQueries
 
@@ -49,6 +50,7 @@ class Stores:
     ledger: UsageLedger
     usage: UsageQueries
     counters: Counters
+    rollouts: RolloutStore
 
 
 @asynccontextmanager
@@ -71,7 +73,14 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         # What a dead gateway journaled, and could not settle any more with counters that outlived it, is settled now.
         await ledger.replay(counters.settle)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
-        yield Stores(DirectoryStore(database, clock), journal, ledger, UsageQueries(database), counters)
+        yield Stores(
+            DirectoryStore(database, clock),
+            journal,
+            ledger,
+            UsageQueries(database),
+            counters,
+            RolloutStore(database, clock),
+        )
 
 
 def _locks(config: StoreConfig) -> list[Path]:

@@ -26,6 +26,9 @@ class Succession:
         way: The models.
         tally: What is known of the request.
         whole: Whether nobody sees a part of the answer before all of it is there.
+
+    Attributes:
+        first_failure: Of the model that was asked for; None: there is none yet.
     """
 
     def __init__(self, serve: Serve, way: Way, tally: Tally, *, whole: bool) -> None:
@@ -37,7 +40,7 @@ class Succession:
         """Holds the model that is at work."""
         self._batches: AsyncIterator[list[Part]] | None = None
         self._begun = False
-        self._first_failure: MaitredError | None = None
+        self.first_failure: MaitredError | None = None
 
     async def __aenter__(self) -> Self:
         await self._start(self._way.first())
@@ -71,6 +74,7 @@ class Succession:
         """Begins at a model, or at one of those after it."""
         while True:
             self._running = AsyncExitStack()
+            self._tally.arm = self._way.arm_at(target)
             try:
                 self._batches = aiter(await self._running.enter_async_context(self._serve(target)))
             except MaitredError as failure:
@@ -80,11 +84,11 @@ class Succession:
 
     def _next(self, failure: MaitredError) -> Target:
         """What follows a model that has failed; raises the first failure where nothing does."""
-        self._first_failure = self._first_failure or failure
+        self.first_failure = self.first_failure or failure
         target = self._way.after(failure)
         if target is None:
-            if self._first_failure is failure:
+            if self.first_failure is failure:
                 raise failure
-            raise self._first_failure from failure
+            raise self.first_failure from failure
         self._tally.begin_anew(f"{target.rank}={target.name}")
         return target

@@ -18,6 +18,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
+from maitred.core.rollout import Arm
 from maitred.core.tenancy import Principal
 
 
@@ -70,6 +71,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Whether the caller would rather have a shorter answer, or that of a smaller model, than be refused."""
     session: str | None = None
     """What the caller calls the session that it belongs to; None: none."""
+    user: str | None = None
+    """What it calls the user on whose behalf it asks; None: nothing."""
     local_only: bool = False
     """Whether nothing of it may leave for a provider."""
     regions: frozenset[str] | None = None
@@ -182,6 +185,8 @@ class Tally:
     """As resolved, so its values are bounded; empty until then."""
     chosen: Chosen | None = None
     """Why that model, where the caller had left it open; None: it named one."""
+    arm: Arm | None = None
+    """Which side of a rollout serves it; None: there is none behind its name, or neither does."""
     standing: Standing | None = None
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
     refused_by: str = ""

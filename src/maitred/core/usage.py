@@ -42,6 +42,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     taken: Mapping[str, int] = {}
     """Rate counter -> what was taken from it; of work that has only begun, what was reserved. This is what makes rates
     survive a restart."""
+    rollout: str = ""
+    """Which side of a rollout it was on, such as ``chat=canary``; empty: there is none behind its name."""
 
 
 class Ledger(Protocol):

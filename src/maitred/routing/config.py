@@ -14,6 +14,7 @@ from maitred.routing.pools.config import (
     RoutesConfig,
     TargetConfig,
 )
+from maitred.routing.rollout.config import Rollouts
 
 
 class RoutingConfig(Struct, frozen=True, kw_only=True):
@@ -23,6 +24,7 @@ class RoutingConfig(Struct, frozen=True, kw_only=True):
     aliases: Aliases = {}
     fallbacks: Fallbacks = {}
     auto: AutoModels = {}
+    rollouts: Rollouts = {}
     balance: BalanceConfig = BalanceConfig()
 
     def table(self, pools: Mapping[str, PoolConfig]) -> RoutesConfig:
@@ -34,4 +36,5 @@ class RoutingConfig(Struct, frozen=True, kw_only=True):
             aliases=self.aliases,
             fallbacks=self.fallbacks,
             auto=self.auto,
+            rollouts=self.rollouts,
         )

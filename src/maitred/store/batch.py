@@ -111,8 +111,8 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
         event = msgspec.structs.replace(
             event, **{name: _stored(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
         )
-    *values, outcome, charges, taken = _VALUES(event)
-    return (*values, outcome.value, _encode(charges).decode(), _encode(taken).decode())
+    *values, outcome, charges, taken, rollout = _VALUES(event)
+    return (*values, outcome.value, _encode(charges).decode(), _encode(taken).decode(), rollout)
 
 
 def _stored(text: str) -> str:

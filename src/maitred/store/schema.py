@@ -5,6 +5,8 @@ Tenants, keys and limits form the *directory*. Every change of it takes the next
 Numbers therefore become visible in their order, and whoever asks for what is newer than a number misses nothing. What
 is deleted stays as a tombstone, so that its deletion is news as well and its id is never given to somebody else.
 
+`rollouts` has what was decided of new versions of models.
+
 `usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction.
 
 The migrations in `maitred.store.migrations` make these tables; a test holds the two to each other.
@@ -155,6 +157,21 @@ admin_replies = Table(
     Column("time_s", Double, nullable=False, index=True),
 )
 
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("settings", JSON, nullable=False),
+    # What the configuration said of it at the last start; null: it is of the administration's making.
+    Column("declared", JSON(none_as_null=True)),
+    Column("phase", String(20), nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("shadow", Double, nullable=False),
+    Column("trial", BigInteger, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("changed_s", Double, nullable=False),
+)
+
 usage = Table(
     "usage",
     metadata,
@@ -177,6 +194,7 @@ usage = Table(
     Column("outcome", String(20), nullable=False),
     Column("charges", JSON, nullable=False),
     Column("taken", JSON, nullable=False),
+    Column("rollout", StoredText, nullable=False, server_default=""),
     Index(None, "tenant", "time_s"),
     Index(None, "key", "time_s"),
 )

@@ -46,7 +46,7 @@ _POSTGRES_FORMATS = {"hour": '\'YYYY-MM-DD"T"HH24:00:00"Z"\'', "day": "'YYYY-MM-
 _SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
 _LINE = (
     "id", "request_id", "key", "tenant", "organisation", "model", "replica", "route", "outcome",
-    "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s",
+    "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s", "rollout",
 )  # fmt: skip
 
 

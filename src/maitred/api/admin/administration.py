@@ -5,6 +5,7 @@ from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.office import Office, Refresh
 from maitred.api.admin.replicas import ReplicaRoutes, Replicas
+from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
 from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
 from maitred.api.routes import Route
@@ -19,6 +20,7 @@ def administration(
     budgets: Budgets,
     refresh: Refresh,
     replicas: Replicas,
+    rollouts: Rollouts,
     clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
@@ -29,6 +31,7 @@ def administration(
         budgets: How the budgets of a subject stand.
         refresh: Makes this gateway apply what has changed in the store, now; called after every change.
         replicas: Where models run.
+        rollouts: New versions of models on trial.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -39,4 +42,5 @@ def administration(
         *BudgetRoutes(office, budgets).routes(),
         *UsageRoutes(office, usage).routes(),
         *ReplicaRoutes(office, replicas).routes(),
+        *RolloutRoutes(office, rollouts).routes(),
     ]

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.routing.auto.config import AutoModels
+from maitred.routing.rollout.config import Rollouts
 
 Capability = Literal["tools", "json_schema", "vision", "logprobs"]
 
@@ -77,3 +78,4 @@ class RoutesConfig(Struct, frozen=True, kw_only=True):
     aliases: Aliases = {}
     fallbacks: Fallbacks = {}
     auto: AutoModels = {}
+    rollouts: Rollouts = {}

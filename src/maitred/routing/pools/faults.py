@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from maitred.routing.auto.choosing import Size
 from maitred.routing.pools.config import RoutesConfig
 from maitred.routing.pools.names import Names
+from maitred.routing.rollout.faults import rollout_faults
 
 _CHAINS = ("general", "context_length", "content_policy")
 _CHOSEN = "A model is chosen behind this name. Name one of its models instead."
@@ -46,8 +47,8 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
             yield here, f"An alias is one name. Put names with `*` below {place}.names."
         elif names.is_circle(alias):
             yield here, "Leads back to itself. Let one of these aliases stand for a model."
-        elif name not in config.aliases and name not in config.auto and names.find(name) is None:
-            yield here, _unknown("model", name, [*config.names, *config.aliases, *config.auto])
+        elif name not in {**config.aliases, **config.auto, **config.rollouts} and names.find(name) is None:
+            yield here, _unknown("model", name, [*config.names, *config.aliases, *config.auto, *config.rollouts])
     for model, fallback in config.fallbacks.items():
         here = f"{place}.fallbacks.{model}"
         if model in config.aliases:
@@ -68,6 +69,9 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
                 elif names.find(name) is None:
                     yield f"{here}.{chain}[{index}]", _unknown("model", name, [*config.names, *config.aliases])
     yield from _auto_faults(config, names, f"{place}.auto")
+    for name, rollout in config.rollouts.items():
+        for key, message in rollout_faults(name, rollout, names, config.rollouts):
+            yield f"{place}.rollouts.{name}{key and '.'}{key}", message
 
 
 def _auto_faults(config: RoutesConfig, names: Names, place: str) -> Iterator[tuple[str, str]]:

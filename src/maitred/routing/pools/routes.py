@@ -10,7 +10,8 @@
 Every target passes the same filters, wherever it stands: a fallback never takes a request out of its region or its
 house, nor to a model that its caller may not use. A chain is that of the name that was asked for; the chains of its
 fallbacks are not followed, so what can happen to a request is on one line of the table. Where the model is chosen here
-(see `maitred.routing.auto`), it is that of the model, and the larger ones stand at the end of it.
+(see `maitred.routing.auto`), it is that of the model, and the larger ones stand at the end of it. Where a new version
+is tried behind the name (see `maitred.routing.rollout`), the stable one follows the canary before any chain does.
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ from maitred.core.errors import (
     TooExpensive,
     Unsupported,
 )
+from maitred.core.rollout import Arm, Version
 from maitred.routing.auto.choosing import Preference
 from maitred.routing.pools.config import FallbackConfig, RoutesConfig
 from maitred.routing.pools.names import Found, Names
@@ -41,6 +43,7 @@ class Rank(StrEnum):
     """Why a target is on the way of a request."""
 
     OWN = "own"
+    STABLE = "stable"
     CONTEXT_LENGTH = "context_length"
     GENERAL = "general"
     CONTENT_POLICY = "content_policy"
@@ -65,6 +68,18 @@ class Target:
     name: str
     """What led there, as it stands in the table: what prices, limits and metrics go by."""
     rank: Rank = Rank.OWN
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Two models behind one name."""
+
+    name: str
+    """Without aliases."""
+    stable: str
+    canary: str
+    version: Version
+    """Which of them a request is to get."""
 
 
 class Routes:
@@ -143,6 +158,35 @@ class Routes:
         }
         return self.way_by_preference(needs, replace(preference, upward=(*fresh,), downward=()), tried)
 
+    def way_by_rollout(self, needs: Needs, fork: Fork) -> "Way | None":
+        """The way of a request to a name with a rollout; None: both versions are closed to the caller.
+
+        Who may use the name may use what is behind it. A request that may go to one of them only goes there, whichever
+        it was to get, and says nothing of the two.
+        """
+        named = any(map(needs.allowed, (needs.model, fork.name)))
+        models = {Version.STABLE: fork.stable, Version.CANARY: fork.canary}
+        found = ((version, model, self.names.model(model)) for version, model in models.items())
+        opened = {
+            version: each
+            for version, model, each in found
+            if each is not None and (named or is_open(model, each, needs))
+        }
+        fitting = {version: each for version, each in opened.items() if self._is_within(each, needs)}
+        if not opened:
+            return None
+        version = fork.version if fork.version in fitting else next(iter(fitting or opened))
+        chains = (self._config.fallbacks.get(name) for name in (fork.name, opened[version].name, fork.stable))
+        fallback = next((chain for chain in chains if chain is not None), _NO_FALLBACK)
+        way = Way(self._config, self.names, needs, opened[version], fallback)
+        way.arm = Arm(fork.name, version, tried=len(fitting) == len(models))
+        other = fitting.get(Version.CANARY if version is Version.STABLE else Version.STABLE)
+        if version is Version.CANARY:
+            way.behind = other
+        elif other is not None:
+            way.copy_to = Way(self._config, self.names, needs, other, _NO_FALLBACK).first()
+        return way
+
     def _open(self, names: Iterable[str], needs: Needs) -> dict[str, Found]:
         """Those of the names that the caller may use, and what they lead to."""
         found = ((name, self.names.find(name)) for name in names)
@@ -162,6 +206,9 @@ class Way:
         left_out: The pools that it may not go to.
         tried: The places that it was sent to, here or before...
         last: ...and the last one.
+        arm: Which side of a rollout it is on; None: there is none behind its name.
+        behind: What follows when all targets of a canary have failed.
+        copy_to: Where it may be answered a second time, for comparison.
     """
 
     def __init__(
@@ -177,6 +224,9 @@ class Way:
         self.name = found.name
         self.chosen = chosen
         self.left_out: list[LeftOut] = []
+        self.arm: Arm | None = None
+        self.behind: Found | None = None
+        self.copy_to: Target | None = None
         self._config = config
         self._names = names
         self._needs = needs
@@ -207,14 +257,23 @@ class Way:
             return None
         if rank is Rank.CONTENT_POLICY:
             self._ahead.clear()  # other places of the same model would refuse it, too
+        if not self._ahead and self.behind is not None:
+            behind, self.behind = self.behind, None
+            self._add(behind, Rank.STABLE)
         if not self._ahead:
             self._enter(rank)
         return self._next() if self._ahead else None
 
+    def arm_at(self, target: Target) -> Arm | None:
+        """Which side of a rollout serves it there; None: there is none, or neither does."""
+        if self.arm is None or target.rank not in (Rank.OWN, Rank.STABLE):
+            return None
+        return self.arm if target.rank is Rank.OWN else Arm(self.arm.rollout, Version.STABLE, self.arm.tried)
+
     @property
     def ends(self) -> bool:
         """Whether there is nothing after the target that it was given last, whatever happens there."""
-        return not self._ahead and self._fallback == _NO_FALLBACK
+        return not self._ahead and self.behind is None and self._fallback == _NO_FALLBACK
 
     def _next(self) -> Target:
         target = self._ahead.popleft()

@@ -6,20 +6,12 @@ nothing of that of another.
 """
 
 import hashlib
-from enum import StrEnum
 
 import msgspec
 
+from maitred.core.rollout import Version
+
 _PLACES = 2**64
-
-
-class Version(StrEnum):
-    """Which of the two."""
-
-    STABLE = "stable"
-    """The one that has been serving."""
-    CANARY = "canary"
-    """The one that is being tried."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

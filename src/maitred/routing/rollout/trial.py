@@ -25,8 +25,8 @@ from enum import StrEnum
 
 import msgspec
 
+from maitred.core.rollout import Version
 from maitred.routing.rollout.sequential import MeanSequence, RateTest
-from maitred.routing.rollout.split import Version
 
 
 class Decision(StrEnum):
@@ -93,6 +93,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
     agreed: bool | None = None
     """Of a request that both versions have answered: whether the answers agree. Told with the canary's."""
+    copied: bool = False
+    """It was served by the stable version, and this is the copy that the canary got. Copies run where there is room, so
+    that they are not refused, and their times are not to be told."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -135,7 +138,8 @@ class Trial:
     def observe(self, version: Version, seen: Observation) -> None:
         """Takes a request into account, in the order in which requests began."""
         self._requests[version] += 1
-        self._rates[Fault.REFUSALS].add(version, seen.refused)
+        if not seen.copied:
+            self._rates[Fault.REFUSALS].add(version, seen.refused)
         if not seen.refused:
             self._rates[Fault.ERRORS].add(version, seen.failed)
         for fault, value in ((Fault.TTFT, seen.ttft_s), (Fault.ITL, seen.itl_s)):

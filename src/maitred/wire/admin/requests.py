@@ -3,7 +3,7 @@
 In a body that changes something, a field that is left out stays as it is; one that may be null is taken away by null.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -180,3 +180,42 @@ class NameReplica(Struct, frozen=True, kw_only=True):
 
     replica: Annotated[str, Meta(description="Its name, as `GET /admin/v1/replicas` writes it.")]
     model: Annotated[str | None, Meta(description="Of which model; needed where several have one of that name.")] = None
+
+
+_Rollout = Annotated[str, Meta(description="The name that requests use, as `GET /admin/v1/rollouts` writes it.")]
+
+
+class NameRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rollout is meant."""
+
+    name: _Rollout
+
+
+class WeighRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another share for the canary."""
+
+    name: _Rollout
+    weight: Annotated[float, Meta(ge=0, le=1, description="Share of the keys that the canary serves.")]
+    shadow: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="Share of the stable version's requests that are copied to it; null: as before."),
+    ] = None
+
+
+class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout that begins. What is left out is as it was, or as in `routing.rollouts`."""
+
+    name: _Rollout
+    stable: (
+        Annotated[str, Meta(description="The model that serves so far; at first, the one of that name.")] | UnsetType
+    ) = UNSET
+    canary: Annotated[str, Meta(description="The model that is to take its place.")] | UnsetType = UNSET
+    weight: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+    shadow: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+    shadow_limit: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    sticky: Literal["key", "session", "request"] | UnsetType = UNSET
+    automatic: Literal["none", "abort", "promote"] | UnsetType = UNSET
+    trial: (
+        Annotated[dict[str, int | float | None], Meta(description="Settings of `routing.rollouts.<name>.trial`.")]
+        | UnsetType
+    ) = UNSET

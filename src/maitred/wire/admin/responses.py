@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from maitred.core.duty import DutyState
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import usd_of
+from maitred.core.rollout import Phase
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.core.usage import UsageEvent
 from maitred.wire.admin.times import iso_of
@@ -173,6 +174,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
     cost_usd: float
     ttft_s: float | None
     duration_s: float
+    rollout: Annotated[str, Meta(description="The side of a rollout, such as `chat=canary`; empty: there is none.")]
 
     @classmethod
     def of(cls, event: UsageEvent) -> "UsageEventBody":
@@ -195,6 +197,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             cost_usd=usd_of(event.cost_nusd),
             ttft_s=event.ttft_s,
             duration_s=event.duration_s,
+            rollout=event.rollout,
         )
 
 
@@ -223,6 +226,38 @@ class ReplicaList(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ReplicaBody]
+
+
+class RolloutBody(Struct, frozen=True, kw_only=True):
+    """A rollout: what was decided, which holds everywhere, and what this gateway has seen of it."""
+
+    object: Literal["rollout"] = "rollout"
+    name: str
+    stable: str
+    canary: str
+    phase: Annotated[Phase, Meta(description="Only a `running` one is on trial.")]
+    weight: Annotated[float, Meta(description="Share of the keys that the canary serves.")]
+    shadow: Annotated[float, Meta(description="Share of the stable version's requests that are copied to it.")]
+    sticky: str
+    automatic: str
+    why: Annotated[str, Meta(description="The reason of the last change; empty: it began, or its shares were changed.")]
+    changed_at: str
+    stable_requests: Annotated[int, Meta(description="Of this trial, seen by this gateway.")]
+    canary_requests: Annotated[int, Meta(description="The same; copies are among them.")]
+    verdict: Annotated[str, Meta(description="What the trial says so far: `continue`, `abort` or `promote`.")]
+    faults: Annotated[list[str], Meta(description="What is shown to be wrong with the canary.")]
+    unproven: Annotated[list[str], Meta(description="What stands against a promotion still.")]
+    evidence: Annotated[
+        dict[str, float],
+        Meta(description="How strongly each fault is suspected: 1 is enough for an abort, below 0 speaks against it."),
+    ]
+
+
+class RolloutList(Struct, frozen=True, kw_only=True):
+    """All rollouts; there are never so many that they need pages."""
+
+    object: Literal["list"] = "list"
+    data: list[RolloutBody]
 
 
 class Deleted(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.routing.rollout.split import Split, Version
+from maitred.core.rollout import Version
+from maitred.routing.rollout.split import Split
 
 KEYS = [f"key-{number}" for number in range(4000)]
 weights = st.floats(0, 1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.routing.rollout.split import Version
+from maitred.core.rollout import Version
 from maitred.routing.rollout.trial import Decision, Fault, Observation, Trial, TrialRules
 
 

@@ -1,0 +1,106 @@
+"""Routes of rollouts: how new versions of models do, and who gets them."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Handler, Route
+from maitred.core.tenancy import Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.requests import NameRollout, StartRollout, WeighRollout
+from maitred.wire.admin.responses import RolloutBody, RolloutList
+
+PATH = "/admin/v1/rollouts"
+
+
+class Rollouts(Protocol):
+    """All rollouts. What takes a name raises ResourceNotFound, and what changes one StoreUnavailable."""
+
+    def all(self) -> Sequence[RolloutBody]:
+        """As they are now."""
+        ...
+
+    async def start(self, request: StartRollout) -> RolloutBody:
+        """Begins one, or one anew."""
+        ...
+
+    async def weigh(self, name: str, request: WeighRollout) -> RolloutBody:
+        """Gives the canary another share."""
+        ...
+
+    async def switch(self, name: str) -> RolloutBody:
+        """Gives the canary everybody, for now."""
+        ...
+
+    async def promote(self, name: str) -> RolloutBody:
+        """Gives the canary everybody, for good."""
+        ...
+
+    async def rollback(self, name: str) -> RolloutBody:
+        """Gives the stable version everybody."""
+        ...
+
+    async def end(self, name: str) -> RolloutBody:
+        """Takes it away."""
+        ...
+
+
+class RolloutRoutes:
+    """Rollouts.
+
+    Args:
+        office: What the routes share.
+        rollouts: Those of this installation.
+    """
+
+    def __init__(self, office: Office, rollouts: Rollouts) -> None:
+        self._office = office
+        self._rollouts = rollouts
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", PATH, self.list, "Rollouts, and how they stand.", returns=RolloutList, needs=Scope.ADMIN),
+            self._order("start", "Begins a rollout, or begins one again.", self.start, StartRollout),
+            self._order("weight", "Gives the canary another share.", self.weigh, WeighRollout),
+            self._order("switch", "Gives the canary everybody.", self.switch),
+            self._order("promote", "Gives the canary everybody, for good.", self.promote),
+            self._order("rollback", "Gives the stable version everybody.", self.rollback),
+            self._order("end", "Takes a rollout away.", self.end),
+        ]
+
+    def _order(self, verb: str, summary: str, handler: Handler, reads: type = NameRollout) -> Route:
+        return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=RolloutBody, needs=Scope.ADMIN)
+
+    async def list(self, call: Call) -> None:
+        """All of them."""
+        await self._office.reply(call, RolloutList(data=[*self._rollouts.all()]))
+
+    async def start(self, call: Call) -> None:
+        """A trial from its beginning."""
+        await self._office.reply(call, await self._rollouts.start(decode_body(call.body, StartRollout)))
+
+    async def weigh(self, call: Call) -> None:
+        """Another share."""
+        request = decode_body(call.body, WeighRollout)
+        await self._office.reply(call, await self._rollouts.weigh(request.name, request))
+
+    async def switch(self, call: Call) -> None:
+        """All to the canary; the stable version stands ready."""
+        await self._do(call, self._rollouts.switch)
+
+    async def promote(self, call: Call) -> None:
+        """All to the canary."""
+        await self._do(call, self._rollouts.promote)
+
+    async def rollback(self, call: Call) -> None:
+        """All to the stable version. What runs at the canary ends there."""
+        await self._do(call, self._rollouts.rollback)
+
+    async def end(self, call: Call) -> None:
+        """The name leads where it leads without a rollout."""
+        await self._do(call, self._rollouts.end)
+
+    async def _do(self, call: Call, order: Callable[[str], Awaitable[RolloutBody]]) -> None:
+        await self._office.reply(call, await order(decode_body(call.body, NameRollout).name))

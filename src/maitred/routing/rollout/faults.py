@@ -1,0 +1,67 @@
+"""What does not fit together in a rollout."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from maitred.routing.pools.names import Names
+from maitred.routing.rollout.config import RolloutConfig, TrialConfig
+
+_PAIRS = ("slow", "failed", "refused", "disagreeing", "length")
+
+
+def rollout_faults(
+    name: str, rollout: RolloutConfig, names: Names, others: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Versions that are no models, or not two; and tolerances that contradict themselves.
+
+    Args:
+        name: What requests ask for.
+        rollout: The settings.
+        names: The table.
+        others: All names with a rollout; this one may be among them.
+
+    Yields:
+        The dotted name of a setting below the rollout, empty for its name, and what is wrong with it.
+    """
+    if names.is_alias(name):
+        yield "", f"Is an alias. Name the rollout after the model itself: {names.canonical(name)}."
+    elif "*" in name:
+        yield "", "Has a `*`. Give it one name."
+    elif names.is_auto(name):
+        yield "", "A model is chosen behind this name. Roll out one of those models instead."
+    for side in ("stable", "canary"):
+        model = names.canonical(getattr(rollout, side))
+        if names.is_auto(model):
+            yield side, "A model is chosen behind this name. Name one of its models instead."
+        elif model == name and side == "canary":
+            yield side, "Is the name of the rollout itself. Name the new model."
+        elif model in others and model != name:
+            yield side, f"Is the name of another rollout. Name one of its models: {_models_of(others[model])}."
+        elif names.model(model) is None:
+            yield side, _unknown(model, names)
+    if names.canonical(rollout.stable) == names.canonical(rollout.canary):
+        yield "canary", "Is the stable model. Name the one that is to be tried."
+    yield from ((f"trial.{key}", message) for key, message in _trial_faults(rollout.trial))
+
+
+def _trial_faults(trial: TrialConfig) -> Iterator[tuple[str, str]]:
+    for pair in _PAIRS:
+        abort, promote = getattr(trial, f"{pair}_abort"), getattr(trial, f"{pair}_promote")
+        if not abort < promote:
+            yield (
+                f"{pair}_promote",
+                f"{promote:g} is not above {pair}_abort, {abort:g}. Between the two lies what can be told apart only "
+                "with ever more requests: leave some room.",
+            )
+
+
+def _models_of(rollout: object) -> str:
+    return ", ".join((rollout.stable, rollout.canary)) if isinstance(rollout, RolloutConfig) else "those behind it"
+
+
+def _unknown(model: str, names: Names) -> str:
+    listed = sorted(names.listed)
+    close = difflib.get_close_matches(model[:200], listed, n=1)
+    if close:
+        return f"No such model: {model!r}. Did you mean {close[0]}?"
+    return f"No such model: {model!r}. There are: {', '.join(listed)}."

@@ -1,0 +1,110 @@
+"""The rollouts of one gateway: who gets which version, and what its trial has seen. Pure.
+
+What was decided is the `RolloutState` that all gateways share; what was seen, each gateway knows of its own requests.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from maitred.core.rollout import Phase, RolloutState, Version
+from maitred.routing.rollout.config import RolloutConfig
+from maitred.routing.rollout.lane import Entry, Lane
+from maitred.routing.rollout.split import Split
+from maitred.routing.rollout.trial import Decision, Observation, Trial, Verdict
+
+
+class LiveRollout:
+    """One of them.
+
+    Args:
+        state: What was decided.
+
+    Attributes:
+        state: As of now.
+        config: Its settings.
+        split: How requests are shared.
+        trial: What was seen.
+    """
+
+    def __init__(self, state: RolloutState) -> None:
+        self._follow(state)
+        self._begin_trial()
+
+    def become(self, state: RolloutState) -> None:
+        """Follows a decision; the trial begins anew if that is what was decided."""
+        before = self.state
+        self._follow(state)
+        if (state.trial, state.settings) != (before.trial, before.settings):
+            self._begin_trial()
+
+    def _follow(self, state: RolloutState) -> None:
+        self.state = state
+        self.config = msgspec.convert(state.settings, RolloutConfig)
+        self.split = Split(rollout=state.name, weight=state.weight, shadow=state.shadow)
+
+    def _begin_trial(self) -> None:
+        self.trial = Trial(self.config.trial.rules(compares=self.state.shadow > 0))
+        self._lane = Lane(self.trial.observe, self.config.trial.patience_s)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether what is seen counts."""
+        return self.state.phase is Phase.RUNNING
+
+    @property
+    def main(self) -> str:
+        """The model of whoever is on neither side."""
+        return self.config.canary if self.state.weight >= 1 else self.config.stable
+
+    def enter(self, entry: Entry) -> None:
+        """A request begins that is on trial."""
+        self._lane.enter(entry)
+
+    def advance(self, now_s: float) -> Decision:
+        """Takes into account what has ended; what follows from it."""
+        told = self._lane.advance(now_s)
+        return self.verdict().decision if told and self.on_trial else Decision.CONTINUE
+
+    def compared(self, seen: Observation) -> Decision:
+        """Takes a copy into account, which has ended; what follows from it."""
+        self.trial.observe(Version.CANARY, seen)
+        return self.verdict().decision if self.on_trial else Decision.CONTINUE
+
+    def verdict(self) -> Verdict:
+        """What is to be said of the canary so far."""
+        return self.trial.verdict()
+
+
+class LiveRollouts(Mapping[str, LiveRollout]):
+    """All of them, by name. Those that have ended are not among them."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, LiveRollout] = {}
+
+    def __getitem__(self, name: str) -> LiveRollout:
+        return self._live[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def main(self) -> dict[str, str]:
+        """Name -> the model of whoever is on neither side."""
+        return {name: rollout.main for name, rollout in self._live.items()}
+
+    def become(self, states: Iterable[RolloutState]) -> None:
+        """Follows what was decided of all of them; one that is not named is no more."""
+        before, self._live = self._live, {}
+        for state in states:
+            if state.phase is Phase.ENDED:
+                continue
+            live = before.get(state.name)
+            if live is None:
+                live = LiveRollout(state)
+            elif live.state != state:
+                live.become(state)
+            self._live[state.name] = live
