@@ -140,7 +140,7 @@ async def test_text_that_postgresql_would_refuse_is_stored_all_the_same(store_co
         "id": "u\0", "request_id": "r\ud800", "time_s": 1.0, "key": "k", "tenant": "t", "organisation": "o",
         "model": "m", "replica": "", "route": "🦙\n", "prompt_tokens": 2**40, "cached_tokens": 0, "output_tokens": 0,
         "price": "", "cost_nusd": 2**62, "ttft_s": None, "duration_s": 0.0, "outcome": "finished",
-        "charges": {"a'; --": 1}, "taken": {"b\0": 2},
+        "charges": {"a'; --": 1}, "taken": {"b\0": 2}, "rollout": "",
     }  # fmt: skip
     async with open_database(store_config) as database:
         async with database.begin() as connection:

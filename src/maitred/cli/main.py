@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from maitred import __version__
-from maitred.cli import chat, complete, config, engine, keys, limits, models, replicas, serve, tenants, tune, usage
+from maitred.cli import (
+    chat,
+    complete,
+    config,
+    engine,
+    keys,
+    limits,
+    models,
+    replicas,
+    rollout,
+    serve,
+    tenants,
+    tune,
+    usage,
+)
 from maitred.cli.group import CommandGroup
 from maitred.cli.load import chaos as load_chaos
 from maitred.cli.load import compare as load_compare
@@ -40,6 +54,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode=
 replicas_app = typer.Typer(
     no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
 )
+rollout_app = typer.Typer(no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown")
 limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
 
 
@@ -89,6 +104,15 @@ app.add_typer(replicas_app, name="replicas")
 _add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
 _add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
 _add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
+app.add_typer(rollout_app, name="rollout")
+_add(rollout_app, "list", rollout.list_rollouts, rollout.LIST_EXAMPLES)
+_add(rollout_app, "show", rollout.show, rollout.SHOW_EXAMPLES)
+_add(rollout_app, "start", rollout.start, rollout.START_EXAMPLES)
+_add(rollout_app, "weight", rollout.weight, rollout.WEIGHT_EXAMPLES)
+_add(rollout_app, "switch", rollout.switch, rollout.SWITCH_EXAMPLES)
+_add(rollout_app, "promote", rollout.promote, rollout.PROMOTE_EXAMPLES)
+_add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
+_add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
