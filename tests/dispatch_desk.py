@@ -118,4 +118,5 @@ class Desk:
             assert station.credits.held == 0
             assert station.credits.uncounted == (0, 0, 0)
             assert station.credits.outstanding == (0, 0, 0)
+            assert station.credits.unanswered_tokens == 0
             assert station.post.duty.running == 0

@@ -1,6 +1,7 @@
 """A gateway in the test's own event loop whose one model is run by another server: real HTTP on both sides."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,14 +26,18 @@ from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit
+from maitred.core.service import ServiceWeights
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.config import DispatchConfig, ReportsConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.server import Upstream
+from maitred.routing.balance.balancer import Balancer
+from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.schemas import Schemas
+from maitred.routing.placement import Placement
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger
@@ -92,6 +97,8 @@ async def upstream_gateway(
     routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
     principal: Principal = ANONYMOUS,
     schemas: Schemas | None = None,
+    reports: ReportsConfig = ReportsConfig(),  # noqa: B008 - frozen
+    balance: BalanceConfig | None = None,
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -107,6 +114,8 @@ async def upstream_gateway(
         routing: The names that lead to them.
         principal: Who calls.
         schemas: Puts answers to their schemas.
+        reports: How long what the servers say of their load is believed.
+        balance: Which of several servers takes a request; None: the one with the most room.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -122,7 +131,11 @@ async def upstream_gateway(
         ledger = PaperLedger()
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
         dispatchers = {
-            name: Dispatcher(name, posts, DispatchConfig(), clock) for name, posts in upstreams.posts().items()
+            name: Dispatcher(
+                *(name, posts, DispatchConfig(reports=reports), clock),
+                placement=None if balance is None else Placement(Balancer(balance, ServiceWeights(), random.random)),
+            )
+            for name, posts in upstreams.posts().items()
         }
         dispatcher = dispatchers[text_model.name]
         catalog = Catalog(upstreams.models)

@@ -45,7 +45,16 @@ class Upstreams:
     def posts(self) -> dict[str, list[AnyPost]]:
         """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
         return {
-            name: [Post(server.name, server, exact=False, duty=server.standing.duty) for server in servers]
+            name: [
+                Post(
+                    server.name,
+                    server,
+                    exact=False,
+                    duty=server.standing.duty,
+                    hearsay=None if server.dialect.gauges is None else server.hearsay,
+                )
+                for server in servers
+            ]
             for name, servers in self._servers.items()
         }
 

@@ -7,7 +7,7 @@ which take and give text, are `maitred.core.relay.TextReplica`. The gateway know
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -128,6 +128,16 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Of those that run: how many do so beyond the places, because their tenants held fewer of them than others."""
     guest_places: int = 0
     """For further guests."""
+
+
+class Hearsay(NamedTuple):
+    """What a server says it has to do for others than this gateway."""
+
+    requests: float
+    waiting: float
+    """Of these, those that it has not begun."""
+    late_s: float
+    """For how long its next word has been due; infinite if there was none."""
 
 
 class TokenStream(Protocol):

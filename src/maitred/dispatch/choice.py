@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from maitred.core.balance import Candidate, Inquiry, Placement
 from maitred.core.ports import StepTimes
 from maitred.dispatch.outlook import Outlook
+from maitred.dispatch.reports import Reports, Word
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Ticket
 
@@ -20,11 +21,13 @@ class Choice:
     Args:
         placement: Decides. None: the replica with the most room takes it.
         outlook: What is predicted.
+        reports: What is believed of the replicas' own words.
     """
 
-    def __init__(self, placement: Placement | None, outlook: Outlook) -> None:
+    def __init__(self, placement: Placement | None, outlook: Outlook, reports: Reports) -> None:
         self._placement = placement
         self._outlook = outlook
+        self._reports = reports
         self._steps: dict[str, int] = {}
 
     def of(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Station:
@@ -39,8 +42,10 @@ class Choice:
         held = self._placement.held(errand.principal_org, errand.prompts)
         named = {station.post.name: station for station in stations}
         inquiry = Inquiry(errand.prompt_tokens, ticket.expected_tokens * errand.choices, errand.session)
+        words = self._reports.believed(stations, self._outlook.typical_prompt_tokens, now_s)
         candidates = [
-            self._candidate(station, errand.prompt_tokens, held.get(name, 0), now_s) for name, station in named.items()
+            self._candidate(station, word, errand.prompt_tokens, held.get(station.post.name, 0), now_s)
+            for station, word in zip(stations, words, strict=True)
         ]
         return named[self._placement.choose(inquiry, candidates).name]
 
@@ -50,20 +55,22 @@ class Choice:
             room_tokens = station.load.total_blocks * station.block_tokens or _UNKNOWN_ROOM_TOKENS
             self._placement.sent(station.post.name, room_tokens, ticket.errand.principal_org, ticket.errand.prompts)
 
-    def _candidate(self, station: Station, prompt_tokens: int, held_tokens: int, now_s: float) -> Candidate:
+    def _candidate(self, station: Station, word: Word, prompt_tokens: int, held_tokens: int, now_s: float) -> Candidate:
         account = station.credits
         load = station.load
         wait_s = prefill_s = None
         if load.times != _UNMEASURED:
             wait_s = self._outlook.prefill_at(station, 0, now_s)
             prefill_s = max(0.0, self._outlook.prefill_at(station, prompt_tokens - held_tokens, now_s) - wait_s)
+            wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
+        half_answer = (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return Candidate(
             station.post.name,
             weight=station.weight,
-            requests=account.held,
-            prompt_tokens=load.waiting_prompt_tokens + account.uncounted.prompt_tokens,
+            requests=account.held + round(word.requests),
+            prompt_tokens=word.prompt_tokens + account.uncounted.prompt_tokens,
             # Answers that run are over by half, on average.
-            output_tokens=account.outstanding.slots * (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2,
+            output_tokens=(account.outstanding.slots + word.requests) * half_answer,
             held_tokens=held_tokens,
             wait_s=wait_s,
             prefill_s=prefill_s,

@@ -35,11 +35,31 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         return ServiceWeights(self.prompt, self.cached, self.output)
 
 
+class ReportsConfig(Struct, frozen=True, kw_only=True):
+    """How long what a replica says of its load is believed when no further word comes.
+
+    A late report neither shuts a replica out nor makes it look idle: what it loses in weight goes to the mean of what
+    its peers say, and what was sent there from here is known without it.
+    """
+
+    fresh_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="So late a report may be and counts in full. Engines owe one after every step, servers of "
+            "others at every look (`probe_every_s`).",
+            extra={"unit": "seconds"},
+        ),
+    ] = 2.0
+    half_s: Annotated[_Seconds, Meta(description="After every so much more it counts half of what it did.")] = 5.0
+
+
 class DispatchConfig(Struct, frozen=True, kw_only=True):
     """In which order requests wait, how many and how long, and who has a share of its own."""
 
     line: LineConfig = LineConfig()
     service: ServiceConfig = ServiceConfig()
+    reports: ReportsConfig = ReportsConfig()
     max_waiting: Annotated[
         dict[PriorityClass, Annotated[int, Meta(ge=0)]],
         Meta(

@@ -1,12 +1,12 @@
 """What dispatch is told of a request, and of the places where it can run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from maitred.core.duty import Duty
 from maitred.core.flow import Flow
-from maitred.core.ports import Host
+from maitred.core.ports import Hearsay, Host
 
 R = TypeVar("R", bound=Host, covariant=True)
 
@@ -46,6 +46,8 @@ class Post(Generic[R]):
     """Whether its load reports say what it has left. For others a window is learnt from their time to first token."""
     duty: Duty = field(default_factory=Duty, compare=False)
     """Whether it is to be given anything, and what it has been given."""
+    hearsay: Callable[[float], Hearsay] | None = field(default=None, compare=False)
+    """Where its load reports do not say it: what it has to do for others, at a monotonic time. None: nobody knows."""
 
 
 AnyPost = Post[Any]

@@ -28,6 +28,7 @@ from maitred.dispatch.outlook import Outlook
 from maitred.dispatch.policy.credits import cost_of
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
+from maitred.dispatch.reports import Reports
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Grip, State, Ticket
@@ -53,7 +54,8 @@ class Floor:
         self.stations = [Station(post) for post in posts]
         self.weights = config.service.weights
         self.outlook = Outlook(OutputLengths(config.output_quantile, config.unknown_output_share), self.weights)
-        self._choice = Choice(placement, self.outlook)
+        self.reports = Reports(config.reports)
+        self._choice = Choice(placement, self.outlook, self.reports)
         self.allotment = Allotment(config, self._choice)
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
         self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, played=config.line.policy == "fair")

@@ -173,6 +173,11 @@ class Outlook:
         self._steps.slack()
 
     @property
+    def typical_prompt_tokens(self) -> float:
+        """That had to be computed of a prompt."""
+        return self._prompt.value
+
+    @property
     def typical_service(self) -> float:
         """Of a request."""
         return self._typical.service(self.weights)

@@ -32,6 +32,7 @@ class DispatchState:
     running: int
     outstanding_tokens: int
     credits: Mapping[tuple[str, str], Credit]
+    trust: Mapping[str, float]
     refusals: Mapping[str, int]
     left_waiting: int
     wasted_tokens: int
@@ -77,6 +78,11 @@ def state_of(floor: Floor, now_s: float) -> DispatchState:
         running=floor.running,
         outstanding_tokens=sum(station.credits.outstanding.blocks * station.block_tokens for station in floor.stations),
         credits=credits_left,
+        trust={
+            station.post.name: floor.reports.trust(station, now_s)
+            for station in ready
+            if station.post.exact or station.post.hearsay is not None
+        },
         refusals=counts.refusals,
         left_waiting=counts.left_waiting,
         wasted_tokens=counts.wasted_tokens,

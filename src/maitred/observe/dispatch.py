@@ -77,6 +77,11 @@ class DispatchState(Protocol):
         ...
 
     @property
+    def trust(self) -> Mapping[str, float]:
+        """Replica -> how much its last word on its load counts, from 0 to 1; without those that never say any."""
+        ...
+
+    @property
     def refusals(self) -> Mapping[str, int]:
         """Reason -> requests that were refused."""
         ...
@@ -155,6 +160,13 @@ _BY_QUANTILE: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, flo
     ),
 }
 
+_BY_REPLICA: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, float]]]] = {
+    "maitred_dispatch_report_trust": (
+        "How much the last word of a replica on its load counts: 1 while it is fresh.",
+        lambda state: state.trust,
+    ),
+}
+
 
 class DispatchMetrics(Collector):
     """Reads the queues when somebody scrapes.
@@ -179,7 +191,7 @@ class DispatchMetrics(Collector):
             for model, state in states.items():
                 counter.add_metric([model], read(state))
             yield counter
-        for label, families in (("class", _BY_CLASS), ("quantile", _BY_QUANTILE)):
+        for label, families in (("class", _BY_CLASS), ("quantile", _BY_QUANTILE), ("replica", _BY_REPLICA)):
             for name, (text, values) in families.items():
                 gauge = GaugeMetricFamily(name, text, labels=["model", label])
                 for model, state in states.items():

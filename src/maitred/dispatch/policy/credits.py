@@ -68,7 +68,7 @@ def cost_of(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: 
 class Hold:
     """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.hold`."""
 
-    __slots__ = ("_left", "_unsent", "cost", "uncounted")
+    __slots__ = ("_left", "_unsent", "cost", "unanswered_tokens", "uncounted")
 
     def __init__(self, costs: Sequence[Cost]) -> None:
         self._unsent = deque(costs)
@@ -76,6 +76,8 @@ class Hold:
         self.cost = sum_of(costs)
         self.uncounted = self.cost
         """Of this, what no report contains."""
+        self.unanswered_tokens = self.cost.prompt_tokens
+        """Of prompts of which nothing has come back."""
 
 
 class Credits:
@@ -90,6 +92,7 @@ class Credits:
         self._sent: deque[tuple[Hold, Cost]] = deque()
         self._outstanding = NOTHING
         self._held = 0
+        self._unanswered_tokens = 0
         self._busy = False
 
     @property
@@ -121,6 +124,11 @@ class Credits:
     def held(self) -> int:
         """Requests that were released and have not left."""
         return self._held
+
+    @property
+    def unanswered_tokens(self) -> int:
+        """Of prompts that were released and of which nothing has come back, whoever counts them."""
+        return self._unanswered_tokens
 
     @property
     def outstanding(self) -> Cost:
@@ -165,6 +173,7 @@ class Credits:
         self._held += 1
         self._outstanding = self._outstanding.plus(hold.cost)
         self._uncounted = self._uncounted.plus(hold.uncounted)
+        self._unanswered_tokens += hold.unanswered_tokens
         return hold
 
     def submitted(self, hold: Hold) -> None:
@@ -174,6 +183,7 @@ class Credits:
 
     def answered(self, hold: Hold) -> None:
         """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
+        self._begun(hold)
         while hold._unsent:
             self._count(hold, hold._unsent.popleft())
 
@@ -183,9 +193,15 @@ class Credits:
             return
         hold._left = True
         self._held -= 1
+        self._begun(hold)
         self._outstanding = self._outstanding.minus(hold.cost)
         self._uncounted = self._uncounted.minus(hold.uncounted)
         hold.uncounted = NOTHING
+
+    def _begun(self, hold: Hold) -> None:
+        """Its prompts are no longer to be computed, as far as one knows from here."""
+        self._unanswered_tokens -= hold.unanswered_tokens
+        hold.unanswered_tokens = 0
 
     def _count(self, hold: Hold, cost: Cost) -> None:
         """The engine counts it from now on."""

@@ -1,6 +1,7 @@
 """Looks at a server now and then: is it there, and how long may prompts be?
 
     GET its health path -> 200: up. Anything else, or nothing in time: down.
+    GET its metrics, if it is up -> its load. Anything else: no news of it.
 
 The first look also asks for the list of models, where most servers tell the length of their window.
 """
@@ -8,7 +9,7 @@ The first look also asks for the list of models, where most servers tell the len
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import msgspec
@@ -57,8 +58,6 @@ class Probe:
                     status = response.status
                 if status == 200 and not self._asked_window:
                     await self._ask_window()
-                if status == 200 and upstream.dialect.gauges is not None:
-                    upstream.reported = await self._ask_load(upstream.dialect.gauges)
         except TimeoutError:
             standing.missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
@@ -76,6 +75,16 @@ class Probe:
             log.error("The upstream %s is away: %s.", upstream.name, standing.reason)
         elif standing.up and not was_up:
             log.info("The upstream %s is up.", upstream.name)
+        if standing.up and upstream.dialect.gauges is not None:
+            await self._hear(upstream.dialect.gauges)
+
+    async def _hear(self, gauges: Gauges) -> None:
+        """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
+        config = self._upstream.config
+        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, aiohttp.ClientError, OSError)
+        with suppress(*broken):
+            async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
+                self._upstream.tells(await self._ask_load(gauges))
 
     async def _ask_window(self) -> None:
         """The window, if the list of models has it. Not to know it is no fault."""

@@ -9,6 +9,7 @@ connection unless the answer came whole, and that is how all servers are told to
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,7 +18,7 @@ import aiohttp
 import msgspec
 
 from maitred.core.errors import MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
-from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.ports import Hearsay, LoadReport, ModelCard
 from maitred.core.relay import TextRequest, TextStream
 from maitred.replica.health.breaker import Outcome
 from maitred.replica.health.config import HealthConfig
@@ -28,6 +29,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC, DIALECTS
 from maitred.replica.upstream.failures import error_in, failure_of, retry_after_of
 from maitred.replica.upstream.gauges import ServerLoad
+from maitred.replica.upstream.hearsay import Grapevine
 from maitred.replica.upstream.messages import MessagesReader, messages_body
 from maitred.replica.upstream.standing import Standing
 from maitred.replica.upstream.stream import UpstreamStream
@@ -84,6 +86,7 @@ class Upstream:
         self.standing = Standing(self.name, config.probe_every_s, health, peers)
         self.window_tokens: int | None = None
         self.reported = ServerLoad()
+        self._grapevine = Grapevine(config.probe_every_s)
         self.open_streams = 0
         self.model = config.model or model
         self._declared_tokens = context_tokens
@@ -118,6 +121,15 @@ class Upstream:
     def load(self) -> LoadReport:
         """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
         return _NO_REPORT
+
+    def tells(self, load: ServerLoad) -> None:
+        """It was asked for its load."""
+        self.reported = load
+        self._grapevine.heard(load, self.open_streams, time.monotonic())
+
+    def hearsay(self, now_s: float) -> Hearsay:
+        """What it has to do for others, by its own word; `now_s` is monotonic."""
+        return self._grapevine.at(now_s)
 
     def unheard(self) -> int:
         """See `core.ports.Host`."""

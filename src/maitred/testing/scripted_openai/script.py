@@ -164,7 +164,10 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pauses: list[Pause] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     metrics: str = ""
-    """What ``GET /metrics`` answers, whatever is going on: stale from the start. Empty: there is no such page."""
+    """What ``GET /metrics`` answers; `{open}` in it stands for the answers that are under way. Without it the page is
+    stale from the start. Empty: there is no such page."""
+    metrics_pages: Count | None = None
+    """So many of these pages are answered, and no further one ever is. None: all are."""
     seed: Count = 0
 
     def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[Fault]:

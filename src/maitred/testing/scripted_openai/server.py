@@ -66,6 +66,7 @@ class ScriptedServer:
         self._running = 0
         self._least_gap_s = 0.0
         self._exchanges: list[Exchange] = []
+        self._pages = 0
         fixed = script.itl.cv == 0 and script.tokens_per_s is None and not script.faults
         self._gap_s = script.itl.mean_s * script.itl.factor if fixed else 0.0
         self._choruses: dict[tuple[int, int], Chorus] = {}
@@ -335,12 +336,20 @@ class ScriptedServer:
             case "GET", "/health" | "/health/ready":
                 self._reply(connection, response(200, {}))
             case "GET", "/metrics" if self._script.metrics:
-                page = self._script.metrics.encode()
+                self._pages += 1
+                if self._script.metrics_pages is not None and self._pages > self._script.metrics_pages:
+                    return
+                page = self._script.metrics.replace("{open}", str(self._open)).encode()
                 self._reply(connection, head(200, "text/plain", {"content-length": str(len(page))}) + page)
             case "GET", "/log":
                 self._reply(connection, response(200, self.truth()))
             case _:
                 self._reply(connection, response(404, {"error": {"message": f"No such route: {method} {path}"}}))
+
+    @property
+    def _open(self) -> int:
+        """Answers that are under way."""
+        return sum(connection.exchange is not None for connection in self._connections.values())
 
     def _asked_for_answer(self, connection: Connection, chat: bool, body: bytes) -> None:
         now_s = time.monotonic()
