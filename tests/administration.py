@@ -20,12 +20,15 @@ from maitred.api.gate import Gate
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.loadables import Loadables
 from maitred.app.replicas import Replicas
 from maitred.app.rollouts import Rollouts
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
 from maitred.core.usage import UsageEvent
+from maitred.fleet.policy.residents import Residents
+from maitred.fleet.residency.residence import Residence
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import hash_of, parse
@@ -171,6 +174,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             refresh,
             Replicas({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
+            Loadables(Residence(Residents([], 0, 1.0), clock), clock),
             clock,
         )
         listener = bind(config)

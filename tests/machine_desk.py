@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from maitred.fleet.policy.foresight import ready_in_s
 from maitred.fleet.policy.resident import Demand, Phase, Resident
 from maitred.fleet.policy.residents import Residents
 
@@ -47,7 +48,7 @@ class Machine:
 
     def call(self, model, runs_s=0.1):
         call = Call(model, self.now_s, runs_s)
-        call.predicted_s = self.residents.ready_in_s(model, self.now_s, self.demands())
+        call.predicted_s = ready_in_s(self.residents, model, self.now_s, self.demands())
         self.waiting[model].append(call)
         self.calls.append(call)
         return call

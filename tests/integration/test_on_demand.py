@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -10,10 +11,13 @@ from functools import partial
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from maitred.app.loadables import Loadables
+from maitred.cli.main import app
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.clock import SystemClock
-from maitred.core.errors import ModelLoadFailed, QueueFull
+from maitred.core.errors import Conflict, ModelHeld, ModelLoadFailed, QueueFull, ResourceNotFound
 from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import Request, SamplingParams, WaitCause
 from maitred.dispatch.config import DispatchConfig
@@ -69,7 +73,7 @@ class House:
                 wanted=partial(self.residence.want, name),
             )
             self.residence.attend(lodger, queue.floor)
-            queue.after_turn(self.residence.look)
+            queue.after_turn(partial(self.residence.look, name))
             self.lodgers[name], self.queues[name] = lodger, queue
 
     def errand(self, name="r", **fields):
@@ -230,6 +234,110 @@ def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end()
     run(work())
 
 
+# --- by hand ---
+
+
+def by_hand(house):
+    return Loadables(house.residence, SystemClock())
+
+
+def states(house):
+    return {one.model: one.state for one in by_hand(house).all().data}
+
+
+def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
+    async def work():
+        async with living(House({"a": scripted, "b": scripted}, places=2)) as house:
+            told = by_hand(house).load("a")
+            assert (told.state, told.loads, told.idle_s) == ("waiting", 0, None)
+            assert told.ready_in_s == pytest.approx(1.0, abs=0.1)
+            await house.until(lambda: states(house)["a"] == "serving")
+            place, waited_ms, _ = await house.ask("a")
+            assert place.wait_s == 0
+            assert WaitCause.COLD_START not in waited_ms
+            pid, held = house.lodgers["a"].engine.pid, asyncio.Event()
+            running = asyncio.create_task(house.ask("a", held))
+            await house.until(lambda: house.queues["a"].floor.running == 1)
+            by_hand(house).unload("a", hold=False)
+            assert states(house)["a"] == "draining"
+            waiting = asyncio.create_task(house.ask("a"))
+            await asyncio.sleep(0.3)
+            assert psutil.pid_exists(pid)  # somebody still reads
+            held.set()
+            assert len((await running)[2]) == 4
+            assert len((await waiting)[2]) == 4  # it was loaded again for who waited
+            assert not psutil.pid_exists(pid)
+            (one,) = (one for one in by_hand(house).all().data if one.model == "a")
+            assert (one.loads, one.unloads, one.state, one.running) == (2, 1, "serving", 0)
+            assert one.measured_bytes
+            assert one.idle_s < LIMIT_S
+
+    run(work())
+
+
+def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
+    async def work():
+        async with living(House({"a": scripted, "b": scripted}, places=1)) as house:
+            await house.ask("a")
+            held = asyncio.Event()
+            running = asyncio.create_task(house.ask("a", held))
+            await house.until(lambda: house.queues["a"].floor.running == 1)
+            by_hand(house).unload("a", hold=True)
+            await house.until(lambda: not house.lodgers["a"].open)
+            with pytest.raises(ModelHeld, match="operator") as refusal:
+                await house.ask("a")
+            assert refusal.value.retry_after_s == 10.0
+            assert not house.queues["a"].serving
+            held.set()
+            await running
+            await house.until(lambda: states(house)["a"] == "held")
+            assert house.lodgers["a"].engine.pid is None
+            await house.ask("b")
+            assert states(house)["a"] == "held"
+            by_hand(house).load("a")
+            _, _, tokens = await house.ask("a")
+            assert len(tokens) == 4
+
+    run(work())
+
+
+def test_a_pinned_model_stays_and_what_is_in_the_way_is_named():
+    async def work():
+        async with living(House(dict.fromkeys("abc", scripted), places=2)) as house:
+            hand = by_hand(house)
+            assert hand.pin("a").pinned
+            with pytest.raises(Conflict, match="With b pinned, c could never be loaded: it takes 1,024 MiB, and 0 MiB"):
+                hand.pin("b")
+            with pytest.raises(Conflict, match="a is pinned"):
+                hand.unload("a", hold=False)
+            hand.unload("c", hold=True)
+            hand.pin("b")
+            with pytest.raises(Conflict, match=r"c takes 1,024 MiB.* beside what is pinned: a \(1,024 MiB\), b"):
+                hand.load("c")
+            with pytest.raises(ResourceNotFound, match="no model 'd' that is loaded on demand"):
+                hand.load("d")
+            await house.until(lambda: states(house) == {"a": "serving", "b": "serving", "c": "held"})
+            hand.unpin("a")
+            hand.load("c")
+            await house.until(lambda: states(house) == {"a": "out", "b": "serving", "c": "serving"})
+
+    run(work())
+
+
+def test_a_load_that_failed_can_be_tried_again_at_once():
+    async def work():
+        mended = []
+        async with living(House({"a": lambda address: (scripted if mended else broken)(address)}, places=1)) as house:
+            with pytest.raises(ModelLoadFailed):
+                await house.ask("a")
+            mended.append(True)
+            by_hand(house).load("a")
+            _, _, tokens = await house.ask("a")
+            assert len(tokens) == 4
+
+    run(work())
+
+
 # --- the whole server ---
 
 SETTINGS = {
@@ -280,6 +388,28 @@ def test_two_models_share_room_for_one(tmp_path):
         assert metrics["maitred_model_resident"] == 1
         assert metrics["maitred_model_reserved_bytes"] <= metrics["maitred_residency_budget_bytes"]
         assert metrics["maitred_model_memory_bytes"] <= metrics["maitred_model_reserved_bytes"]
+
+        key = re.search(r"sk-mtd-\S+", server.log.read_text())[0]
+
+        def maitred(*words):
+            done = CliRunner().invoke(
+                app, ["models", *words], env={"MAITRED_URL": server.url, "MAITRED_ADMIN_KEY": key}
+            )
+            assert done.exit_code == 0, done.output
+            return done.output
+
+        assert re.search(r"^red +serving +no +", maitred("memory"), re.M)
+        assert " of 600 MiB are taken." in maitred("memory")
+        assert re.search(r"^red +held +no +", maitred("unload", "red", "--hold", "--wait"), re.M)
+        refused = client.post("/v1/completions", json={"model": "red", **body})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_held")
+        assert not client.get("/v1/models/red").json()["ready"]
+        (told,) = json.loads(maitred("load", "red", "--wait", "--json"))
+        assert (told["state"], told["loads"], told["held"]) == ("serving", 3, False)
+        assert 0.5 < told["predicted_load_s"] < 60
+        refused = client.post("/admin/v1/models/pin", json={"model": "red"}, headers={"x-api-key": key})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert "With red pinned, blue could never be loaded" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

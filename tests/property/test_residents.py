@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.fleet.policy.foresight import ready_in_s
 from maitred.fleet.policy.resident import Phase
 from tests.machine_desk import TICK_S, UNLOAD_S, machine
 
@@ -86,10 +87,10 @@ def test_a_second_decision_in_the_same_moment_orders_nothing_more(one, plan):
 def test_predictions_are_finite_and_zero_only_for_what_is_there(one, plan):
     play(one, plan)
     for name, resident in one.residents.all.items():
-        ready_in_s = one.residents.ready_in_s(name, one.now_s, one.demands())
-        assert 0 <= ready_in_s < 1e4
+        in_s = ready_in_s(one.residents, name, one.now_s, one.demands())
+        assert 0 <= in_s < 1e4
         if resident.phase is not Phase.IN:
-            assert ready_in_s > 0
+            assert in_s > 0
 
 
 @given(

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
+from maitred.app.loadables import Loadables
 from maitred.app.stores import running
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.clock import Clock
@@ -20,10 +21,12 @@ from maitred.fleet.local import LocalEngine, engine_command
 from maitred.fleet.policy.resident import Phase, Resident
 from maitred.fleet.policy.residents import Residents
 from maitred.fleet.residency.footprint import Footprint, footprint_of, mebibytes
+from maitred.fleet.residency.load_times import LoadTimes
 from maitred.fleet.residency.lodger import Description, Lodger
 from maitred.fleet.residency.residence import Residence
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
+from maitred.store.database import data_folder
 from maitred.text.tokenizer import Tokenizer
 
 _FREE_SHARE = 0.8
@@ -42,6 +45,10 @@ class LocalModels:
         self.models = models
         self.lodgers = lodgers
         self._residence = residence
+
+    def loadables(self, clock: Clock) -> Loadables:
+        """For the operator."""
+        return Loadables(self._residence, clock)
 
     @property
     def engines(self) -> dict[tuple[str, str], LocalEngine]:
@@ -62,7 +69,7 @@ class LocalModels:
         """They come and go for as long as the block lasts."""
         for name, lodger in self.lodgers.items():
             self._residence.attend(lodger, dispatchers[name].floor)
-            dispatchers[name].after_turn(self._residence.look)
+            dispatchers[name].after_turn(partial(self._residence.look, name))
         if not self.lodgers:
             yield
             return
@@ -116,7 +123,11 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
         settings.turn_loads,
     )
     _check_fits(residents, footprints)
-    residence = Residence(residents, clock)
+    times = LoadTimes(data_folder(config.store) / "load-times.json")
+    for name, (_, folder) in chosen.items():
+        if (took_s := times.of(folder)) is not None:
+            residents[name].load.saw(took_s)
+    residence = Residence(residents, clock, lambda name, seconds: times.learn(chosen[name][1], seconds))
     lodgers: dict[str, Lodger] = {}
     models: list[ServedModel] = []
     for name, (_, folder) in chosen.items():

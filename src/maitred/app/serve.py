@@ -193,7 +193,8 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
-                *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts, clock)
+                *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
+                *(on_demand.loadables(clock), clock),
             ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,

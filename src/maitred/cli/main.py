@@ -55,6 +55,12 @@ replicas_app = typer.Typer(
     no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
 )
 rollout_app = typer.Typer(no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown")
+models_app = typer.Typer(
+    invoke_without_command=True,
+    help="What a server serves, and which of its models are in memory.",
+    epilog=models.EXAMPLES.strip(),
+    rich_markup_mode="markdown",
+)
 limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
 
 
@@ -80,9 +86,16 @@ def _add(to: typer.Typer, name: str, command: Callable[..., None], examples: str
 _add(app, "serve", serve.serve, serve.EXAMPLES)
 _add(app, "chat", chat.chat, chat.EXAMPLES)
 _add(app, "complete", complete.complete, complete.EXAMPLES)
-_add(app, "models", models.models, models.EXAMPLES)
 _add(app, "engine", engine.engine, engine.EXAMPLES)
 _add(app, "tune", tune.tune, tune.EXAMPLES)
+app.add_typer(models_app, name="models")
+models_app.callback()(models.models)
+_add(models_app, "list", models.list_models, models.LIST_EXAMPLES)
+_add(models_app, "memory", models.memory, models.MEMORY_EXAMPLES)
+_add(models_app, "load", models.load, models.LOAD_EXAMPLES)
+_add(models_app, "unload", models.unload, models.UNLOAD_EXAMPLES)
+_add(models_app, "pin", models.pin, models.PIN_EXAMPLES)
+_add(models_app, "unpin", models.unpin, models.UNPIN_EXAMPLES)
 app.add_typer(tenants_app, name="tenants")
 _add(tenants_app, "list", tenants.list_tenants, tenants.LIST_EXAMPLES)
 _add(tenants_app, "create", tenants.create, tenants.CREATE_EXAMPLES)

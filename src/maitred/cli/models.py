@@ -1,22 +1,74 @@
-"""`maitred models`: what a server serves."""
+"""`maitred models`: what a server serves, and which of the models that it loads on demand are in memory."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from maitred.cli.options import DEFAULT_URL, KeyOption, UrlOption
+import typer
+
+from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, KeyOption, UrlOption
+from maitred.cli.tables import print_json, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from maitred.cli.admin_client import AdminClient
     from maitred.cli.client import ListedModel
+    from maitred.wire.admin.responses import LoadableBody, LoadableList
 
 EXAMPLES = """
 Examples:
 
     maitred models
 
-    maitred models --url http://gpu-box:8000
+    maitred models list --url http://gpu-box:8000
+
+    maitred models memory
 """
+LIST_EXAMPLES = """
+Examples:
+
+    maitred models list
+
+    maitred models list --url http://gpu-box:8000
+"""
+MEMORY_EXAMPLES = """
+Examples:
+
+    maitred models memory
+"""
+LOAD_EXAMPLES = """
+Examples:
+
+    maitred models load code --wait
+"""
+UNLOAD_EXAMPLES = """
+Examples:
+
+    maitred models unload code
+
+    maitred models unload code --hold --wait
+"""
+PIN_EXAMPLES = """
+Examples:
+
+    maitred models pin code
+"""
+UNPIN_EXAMPLES = """
+Examples:
+
+    maitred models unpin code
+"""
+_LOOK_EVERY_S = 0.5
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `maitred models memory` shows it.")]
 
 
-def models(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
+def models(context: typer.Context, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
+    """List the models that a server serves, or say which of them are to be in memory."""
+    if context.invoked_subcommand is None:
+        list_models(url, key)
+
+
+def list_models(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     """List the models that a server serves."""
     import asyncio
 
@@ -34,8 +86,131 @@ def models(url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> None:
     Console().print(table)
 
 
+def memory(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None) -> None:
+    """Show the models that are loaded on demand: which are in memory, what they take, and how long a load takes."""
+    from maitred.cli.admin_client import administer
+
+    found = administer(url, key, _all)
+    if as_json:
+        print_json(found)
+        return
+    _print(found.data)
+    if found.budget_bytes is not None:
+        typer.echo(f"{_mebibytes(found.taken_bytes)} of {_mebibytes(found.budget_bytes)} are taken.")
+
+
+def load(
+    model: ModelArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it serves.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Load a model ahead of its first request. It is unloaded again when others need its room: see `pin`."""
+    from maitred.core.errors import Unavailable
+
+    async def work(client: "AdminClient") -> "LoadableBody":
+        state = await _order(client, "load", model)
+        failures = state.failures
+        while wait and state.state.value != "serving":
+            if state.failures > failures or state.held:
+                raise Unavailable(f"{model} was not loaded. The server's log says why.")
+            state = await _looked(client, model)
+        return state
+
+    _do(work, url, key, as_json=as_json)
+
+
+def unload(
+    model: ModelArgument,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep it out of memory, and refuse requests for it, until it is loaded.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its memory is free.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Give a model's memory back: its running answers end first, and the next request for it loads it again."""
+
+    async def work(client: "AdminClient") -> "LoadableBody":
+        state = await _order(client, "unload", model, hold=hold)
+        unloads = state.unloads
+        while wait and state.unloads == unloads and state.state.value not in ("out", "held", "waiting"):
+            state = await _looked(client, model)
+        return state
+
+    _do(work, url, key, as_json=as_json)
+
+
+def pin(
+    model: ModelArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None
+) -> None:
+    """Load a model and keep it in memory, whoever else waits."""
+    _do(lambda client: _order(client, "pin", model), url, key, as_json=as_json)
+
+
+def unpin(
+    model: ModelArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None
+) -> None:
+    """Let a model go when others need its room."""
+    _do(lambda client: _order(client, "unpin", model), url, key, as_json=as_json)
+
+
 async def _listed(url: str, key: str | None) -> "list[ListedModel]":
     from maitred.cli.client import Client
 
     async with Client(url, key) as client:
         return await client.models()
+
+
+def _do(work: "Callable[[AdminClient], Awaitable[LoadableBody]]", url: str, key: str | None, *, as_json: bool) -> None:
+    from maitred.cli.admin_client import administer
+
+    done = administer(url, key, work)
+    if as_json:
+        print_json([done])
+    else:
+        _print([done])
+
+
+async def _all(client: "AdminClient") -> "LoadableList":
+    from maitred.wire.admin.responses import LoadableList
+
+    return await client.get("models", LoadableList)
+
+
+async def _looked(client: "AdminClient", model: str) -> "LoadableBody":
+    """Its state, a moment later."""
+    import asyncio
+
+    await asyncio.sleep(_LOOK_EVERY_S)
+    return next(one for one in (await _all(client)).data if one.model == model)
+
+
+async def _order(client: "AdminClient", verb: str, model: str, **more: bool) -> "LoadableBody":
+    from maitred.wire.admin.responses import LoadableBody
+
+    return await client.send("POST", f"models/{verb}", LoadableBody, {"model": model, **more})
+
+
+def _print(models: "list[LoadableBody]") -> None:
+    print_table(
+        ("MODEL", "STATE", "PINNED", "SIZE", "RUNNING", "WAITING", "LOADS", "IDLE", "LOAD TAKES", "READY IN"),
+        (
+            (
+                *(one.model, one.state.value, one.pinned, _mebibytes(one.reserved_bytes), one.running, one.waiting),
+                *(one.loads, _seconds(one.idle_s), _seconds(one.predicted_load_s), _seconds(one.ready_in_s)),
+            )
+            for one in models
+        ),
+        numbers=("SIZE", "RUNNING", "WAITING", "LOADS", "IDLE", "LOAD TAKES", "READY IN"),
+    )
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.1f} s"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

@@ -32,7 +32,8 @@
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   │   ├── ReplicaBusy           503  a replica takes no more requests now
     │   │   ├── ModelLoading          503  it is not in memory, and will be
-    │   │   └── ModelLoadFailed       503  it was to be loaded, and could not be
+    │   │   ├── ModelLoadFailed       503  it was to be loaded, and could not be
+    │   │   └── ModelHeld             503  its operator keeps it out of memory
     │   ├── ReplicaLost               502  the replica died while it was answering
     │   │   └── ReplicaTooSlow        502  the answer took longer than answers may
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
@@ -327,6 +328,16 @@ class ModelLoadFailed(ReplicaUnavailable):
 
     code = "model_load_failed"
     default_message = "The model could not be loaded. The server's log says why; it is tried again after Retry-After."
+
+
+class ModelHeld(ReplicaUnavailable):
+    """The operator has unloaded the model, and keeps it out of memory until he says otherwise."""
+
+    code = "model_held"
+    default_message = (
+        "The model's operator has taken it out of memory and has to load it again. Name another model, or try again "
+        "after the time in Retry-After."
+    )
 
 
 class ReplicaLost(Unavailable):

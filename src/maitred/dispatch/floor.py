@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from maitred.core.balance import Placement
-from maitred.core.errors import DeadlineExceeded, MaitredError, ModelLoadFailed, ModelLoading, ReplicaUnavailable
+from maitred.core.errors import (
+    DeadlineExceeded,
+    MaitredError,
+    ModelHeld,
+    ModelLoadFailed,
+    ModelLoading,
+    ReplicaUnavailable,
+)
 from maitred.core.place import Place
 from maitred.core.request import WaitCause
 from maitred.dispatch.allotment import Allotment, untried
@@ -341,7 +348,7 @@ class Floor:
 
     def _outlast(self, changed: list[Ticket], now_s: float) -> None:
         """No replica is ready: fails those who have waited as long as their class waits, or all if none will come."""
-        hopeless = isinstance(self.outage, ModelLoadFailed)
+        hopeless = isinstance(self.outage, ModelLoadFailed | ModelHeld)
         longest = self._config.max_wait_s
         for room in self.rooms:
             over = [
@@ -367,7 +374,7 @@ class Floor:
     def unavailable(self) -> ReplicaUnavailable:
         """What a request is told while no replica is ready: why, as far as one says more than that it is not."""
         outage = self.outage
-        if isinstance(outage, ModelLoading | ModelLoadFailed):
+        if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)
         if not any(station.post.duty.serving for station in self.stations):
             message = "All replicas of this model are out of service for maintenance. Try again after the time in "

@@ -1,3 +1,4 @@
+from maitred.fleet.policy.foresight import ready_in_s
 from maitred.fleet.policy.resident import Phase
 from tests.machine_desk import TICK_S, UNLOAD_S, machine
 
@@ -177,4 +178,4 @@ def test_a_load_that_takes_longer_than_usual_is_never_said_to_be_over():
     one = machine([1], 1, loads_s=10.0, guess_s=2.0)
     one.call("a")
     one.until(108.0)
-    assert one.residents.ready_in_s("a", one.now_s, one.demands()) > 0
+    assert ready_in_s(one.residents, "a", one.now_s, one.demands()) > 0

@@ -3,6 +3,7 @@
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
+from maitred.api.admin.models import LoadableRoutes, Loadables
 from maitred.api.admin.office import Office, Refresh
 from maitred.api.admin.replicas import ReplicaRoutes, Replicas
 from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
@@ -21,6 +22,7 @@ def administration(
     refresh: Refresh,
     replicas: Replicas,
     rollouts: Rollouts,
+    loadables: Loadables,
     clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
@@ -32,6 +34,7 @@ def administration(
         refresh: Makes this gateway apply what has changed in the store, now; called after every change.
         replicas: Where models run.
         rollouts: New versions of models on trial.
+        loadables: The models that are loaded on demand.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -43,4 +46,5 @@ def administration(
         *UsageRoutes(office, usage).routes(),
         *ReplicaRoutes(office, replicas).routes(),
         *RolloutRoutes(office, rollouts).routes(),
+        *LoadableRoutes(office, loadables).routes(),
     ]

@@ -79,6 +79,9 @@ class Resident:
         served: Whether it has had anything to do since it was loaded.
         not_before_s: After a load that failed, when the next one may be tried.
         wanted: Whether it is to be loaded though no request waits for it.
+        dismissed: Whether the operator has told it to go.
+        held: Whether it is not to be loaded until he says so.
+        worked_s: When it last did something for anybody; None: it never has.
         load: From the start of its process until it can serve.
         drain: From the end of its turn until its last answer is complete.
         spell: For how long it has something to do at a time.
@@ -99,6 +102,8 @@ class Resident:
         self.served = False
         self.not_before_s = float("-inf")
         self.wanted = pinned
+        self.dismissed = self.held = False
+        self.worked_s: float | None = None
         self.load = Learnt(load_s)
         self.drain = Learnt(0.0)
         self.spell = Learnt(0.5)
@@ -106,11 +111,12 @@ class Resident:
 
     def enter(self, phase: Phase, now_s: float) -> None:
         """It is there from now on."""
+        wanted_back = self.phase is Phase.LEAVING and self.wanted
         self.phase, self.since_s = phase, now_s
         if phase is Phase.IN:
             self.served, self.wanted, self.asked_s, self.used_s = False, False, None, now_s
         elif phase is Phase.OUT:
-            self.wanted = self.pinned
+            self.wanted, self.dismissed = self.pinned or wanted_back, False
 
     def saw(self, demand: Demand, now_s: float) -> None:
         """This is what it has to do now."""
@@ -121,13 +127,14 @@ class Resident:
                 self.gap_s = gap_s if self.gap_s == float("inf") else self.gap_s + _FOLLOW * (gap_s - self.gap_s)
             self.used_s = now_s
             self.served = self.served or there
+            self.worked_s = now_s if there else self.worked_s
             self._busy_s = now_s if self._busy_s is None else self._busy_s
         elif self._busy_s is not None:
             if there:
                 self.spell.saw(now_s - max(self._busy_s, self.since_s))
             self._busy_s = None
         if not there:
-            needed = demand.waiting > 0 or self.wanted
+            needed = not self.held and (demand.waiting > 0 or self.wanted)
             self.asked_s = (now_s if self.asked_s is None else self.asked_s) if needed else None
 
     def next_use_s(self, now_s: float) -> float:

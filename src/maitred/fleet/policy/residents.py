@@ -25,8 +25,6 @@ from maitred.fleet.policy.resident import Demand, Learnt, Phase, Resident
 _IDLE = Demand()
 LEAST_TURN_S = 1.0
 """However short its load was: who waits for a model must have been let in before it goes."""
-_OVERDUE = 0.1
-"""Part of its usual time that a load which takes longer than usual is said to take still."""
 
 Demands = Mapping[str, Demand]
 
@@ -48,14 +46,18 @@ class Residents:
         residents: Each of them, by name.
         budget_bytes: What those that are in may take together.
         turn_loads: How long a turn is, in times of the model's own load.
+
+    Attributes:
+        unload: From the order to unload until the memory is free.
+        closed_s: Those that are to go and have work still, and since when.
     """
 
     def __init__(self, residents: Iterable[Resident], budget_bytes: int, turn_loads: float) -> None:
         self.all = {resident.name: resident for resident in residents}
         self.budget_bytes = budget_bytes
         self._turn_loads = turn_loads
-        self._unload = Learnt(0.2)
-        self._closed_s: dict[str, float] = {}
+        self.unload = Learnt(0.2)
+        self.closed_s: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Resident:
         return self.all[name]
@@ -80,19 +82,16 @@ class Residents:
         """
         for one in self.all.values():
             one.saw(demands.get(one.name, _IDLE), now_s)
-        going = [
-            one
-            for one in (*self._victims(now_s, demands), *self._outlived(now_s, demands))
-            if one.phase is Phase.IN  # one may be both
-        ]
+        # One may be all three.
+        going = dict.fromkeys((*self._victims(now_s, demands), *self._outlived(now_s, demands), *self._dismissed()))
         closed = frozenset(one.name for one in going if demands.get(one.name, _IDLE).running)
-        self._closed_s = {
-            name: since_s for name, since_s in self._closed_s.items() if name in {one.name for one in going}
-        } | {name: now_s for name in closed if name not in self._closed_s}
+        self.closed_s = {
+            name: since_s for name, since_s in self.closed_s.items() if name in {one.name for one in going}
+        } | {name: now_s for name in closed if name not in self.closed_s}
         unload = []
         for one in going:
-            if one.name not in closed and one.phase is Phase.IN:
-                if (since_s := self._closed_s.pop(one.name, None)) is not None:
+            if one.name not in closed:
+                if (since_s := self.closed_s.pop(one.name, None)) is not None:
                     one.drain.saw(now_s - since_s)
                 one.enter(Phase.LEAVING, now_s)
                 unload.append(one.name)
@@ -110,7 +109,9 @@ class Residents:
 
     def _queue(self, now_s: float) -> list[Resident]:
         """Those that are needed and can be loaded, in the order of their loads."""
-        asked = [one for one in self.all.values() if one.phase is Phase.OUT and one.asked_s is not None]
+        asked = [
+            one for one in self.all.values() if one.phase is Phase.OUT and one.asked_s is not None and not one.held
+        ]
         return sorted((one for one in asked if one.not_before_s <= now_s), key=_order)
 
     def _head(self, now_s: float) -> Resident | None:
@@ -136,7 +137,11 @@ class Residents:
 
     def _preference(self, one: Resident, demand: Demand, now_s: float) -> tuple[bool, float, str]:
         """Who goes first."""
-        return demand.any, one.since_s if demand.any else -one.next_use_s(now_s), one.name
+        return (
+            not one.dismissed and demand.any,
+            one.since_s if demand.any else -one.next_use_s(now_s),
+            one.name,
+        )
 
     def _outlived(self, now_s: float, demands: Demands) -> list[Resident]:
         """Who has been idle for so long that its memory is given back though nobody needs it."""
@@ -148,6 +153,10 @@ class Residents:
             and now_s - one.used_s >= one.keep_alive_s
         ]
 
+    def _dismissed(self) -> list[Resident]:
+        """Whom the operator has told to go."""
+        return [one for one in self._there() if one.dismissed]
+
     def turn_s(self, one: Resident) -> float:
         """How long its turn is."""
         return max(LEAST_TURN_S, self._turn_loads * one.load.seconds)
@@ -155,25 +164,13 @@ class Residents:
     def may_go_s(self, one: Resident, now_s: float, demands: Demands) -> float:
         """From when on a model that is in may be told to go, as things stand."""
         over_s = one.since_s + self.turn_s(one)
+        if one.dismissed:
+            return now_s
         if demands.get(one.name, _IDLE).any:
             return over_s
         if one.next_use_s(now_s) >= one.load.seconds:
             return now_s
         return min(over_s, one.used_s + one.load.seconds)
-
-    def stay_s(self, one: Resident) -> float:
-        """For how long it is expected to stay while others are waited for: its turn, unless it pauses for long."""
-        return self.turn_s(one) if one.gap_s < one.load.seconds else min(self.turn_s(one), one.spell.seconds)
-
-    def _leaves_s(self, one: Resident, now_s: float, demands: Demands) -> float:
-        """When a model that is in is expected to be told to go, and to have nothing to do any more."""
-        demand = demands.get(one.name, _IDLE)
-        may_s = self.may_go_s(one, now_s, demands)
-        if not demand.any or one.name in self._closed_s:
-            return max(now_s, may_s) + (one.drain.seconds if demand.running else 0.0)
-        if one.gap_s >= one.load.seconds:
-            return min(max(now_s, may_s), now_s + one.spell.seconds)
-        return max(now_s, may_s) + one.drain.seconds
 
     # --- what happened ---
 
@@ -194,7 +191,7 @@ class Residents:
     def unloaded(self, name: str, now_s: float) -> None:
         """The process of a model that was to go is gone."""
         one = self.all[name]
-        self._unload.saw(now_s - one.since_s)
+        self.unload.saw(now_s - one.since_s)
         one.enter(Phase.OUT, now_s)
 
     def failed(self, name: str, now_s: float, again_in_s: float) -> None:
@@ -206,49 +203,42 @@ class Residents:
     def want(self, name: str, now_s: float) -> None:
         """Somebody will come for it who could not wait."""
         one = self.all[name]
-        if one.phase is Phase.OUT and not one.wanted:
+        if one.phase in (Phase.OUT, Phase.LEAVING) and not one.wanted:
             one.wanted = True
             one.asked_s = now_s if one.asked_s is None else one.asked_s
 
-    # --- predictions ---
+    def asked(self, name: str, now_s: float) -> None:
+        """A request waits for it; noted at once, so that models are loaded in the order in which they were needed."""
+        one = self.all[name]
+        if one.phase is Phase.OUT and one.asked_s is None and not one.held:
+            one.asked_s = now_s
 
-    def ready_in_s(self, name: str, now_s: float, demands: Demands) -> float:
-        """When a model will serve that is needed from now on at the latest: 0 for one that does.
+    # --- what the operator says ---
 
-        The decisions are played through: each model in the order of the loads takes the room that is free first.
-        """
-        free = self.budget_bytes - self.taken_bytes
-        leaving: list[tuple[float, int]] = []
-        at_s = now_s
-        again: list[Resident] = []
-        for one in self.all.values():
-            if one.phase is Phase.LEAVING:
-                leaving.append((max(now_s, one.since_s + self._unload.seconds), one.memory_bytes))
-            elif one.phase is Phase.LOADING:
-                at_s = max(one.since_s + one.load.seconds, now_s + _OVERDUE * one.load.seconds)
-                if one.name == name:
-                    return at_s - now_s
-                if not one.pinned:
-                    leaving.append((at_s + self.stay_s(one) + self._unload.seconds, one.memory_bytes))
-            elif one.phase is Phase.IN and not one.pinned:
-                leaving.append((self._leaves_s(one, now_s, demands) + self._unload.seconds, one.memory_bytes))
-                if one.name in self._closed_s:
-                    again.append(one)
-        target = self.all[name]
-        if target.phase is Phase.IN and target not in again:
-            return 0.0
-        queue = [one for one in self._queue(now_s) if one is not target or target.asked_s is not None]
-        for one in (*queue, *again, *(() if target in (*queue, *again) else (target,))):
-            leaving.sort()
-            while free < one.memory_bytes and leaving:
-                goes_s, memory_bytes = leaving.pop(0)
-                at_s, free = max(at_s, goes_s), free + memory_bytes
-            at_s = max(at_s, one.not_before_s) + one.load.seconds
-            if one is target:
-                break
-            free -= one.memory_bytes
-            leaving.append((at_s + self.stay_s(one) + self._unload.seconds, one.memory_bytes))
-        return at_s - now_s
+    def order_load(self, name: str, now_s: float) -> None:
+        """It is loaded as if somebody waited for it, also after a load that has failed. To be called if it fits."""
+        one = self.all[name]
+        one.held = one.dismissed = False
+        one.not_before_s = float("-inf")
+        self.want(name, now_s)
+
+    def order_unload(self, name: str, *, hold: bool) -> None:
+        """It goes when its answers have ended, and comes back when it is needed, or if held when it is told to."""
+        one = self.all[name]
+        one.held, one.wanted = hold, False
+        one.dismissed = one.phase in (Phase.IN, Phase.LOADING)
+        if hold:
+            one.asked_s = None
+
+    def pin(self, name: str, now_s: float) -> None:
+        """It is loaded, and stays. To be called if it fits."""
+        self.all[name].pinned = True
+        self.order_load(name, now_s)
+
+    def unpin(self, name: str) -> None:
+        """It stays until others need its room."""
+        one = self.all[name]
+        one.pinned = one.wanted = False
 
 
 def _order(one: Resident) -> tuple[bool, float, str]:

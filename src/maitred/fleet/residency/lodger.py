@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 import psutil
 
 from maitred.core.clock import Clock
-from maitred.core.errors import ModelLoadFailed, ModelLoading, ReplicaUnavailable
+from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.ports import LoadReport, ModelCard, TokenStream
 from maitred.core.request import Request
 from maitred.fleet.backoff import Backoff
@@ -19,6 +19,9 @@ from maitred.fleet.residency.footprint import Footprint
 
 _FIRST_S, _MOST_S = 2.0, 300.0
 """Before a load that failed is tried again: it may cost others their memory, so less often than an engine that died."""
+
+_HELD_RETRY_S = 10.0
+"""Nobody knows when an operator lets a model come back; who comes again asks rarely."""
 
 
 class Lodger:
@@ -33,6 +36,7 @@ class Lodger:
 
     Attributes:
         open: Whether new requests may go to it.
+        held: Whether its operator keeps it out of memory.
         loads: How often it was loaded...
         load_s: ...and how long that took together.
         failures: Loads that failed.
@@ -45,7 +49,7 @@ class Lodger:
         self.name = name
         self.engine = engine
         self.footprint = footprint
-        self.open = False
+        self.open = self.held = False
         self.loads = self.failures = self.unloads = 0
         self.load_s = 0.0
         self._ready_in_s = ready_in_s
@@ -62,12 +66,15 @@ class Lodger:
         """See `core.ports.Replica`.
 
         Raises:
+            ModelHeld: It is not there, and stays away.
             ModelLoading: It is not there, and is loaded if a request waits for it.
             ModelLoadFailed: It could not be loaded, and is left in peace for a while.
             ReplicaUnavailable: Its engine has died and is started again.
         """
         if self.open:
             return self.engine.link.card()
+        if self.held:
+            raise ModelHeld(retry_after_s=_HELD_RETRY_S)
         failed_for_s = self._failed_until_s - self._clock.monotonic_s()
         if failed_for_s > 0:
             raise ModelLoadFailed(retry_after_s=failed_for_s)
@@ -105,6 +112,11 @@ class Lodger:
         if is_open != self.open:
             self.open = is_open
             self._tell()
+
+    def hold(self, is_held: bool) -> None:
+        """Whether it is kept out of memory from now on. Whoever is let in may be loaded at once, whatever failed."""
+        self.held, self._failed_until_s = is_held, float("-inf")
+        self._tell()
 
     async def load_in(self) -> int:
         """Starts its engine and waits until it serves.

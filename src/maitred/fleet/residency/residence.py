@@ -6,10 +6,12 @@ for turns that end by themselves.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
+from maitred.fleet.policy.foresight import ready_in_s
 from maitred.fleet.policy.resident import Demand, Phase
 from maitred.fleet.policy.residents import Residents
 from maitred.fleet.residency.footprint import mebibytes
@@ -44,13 +46,17 @@ class Residence:
     Args:
         residents: Decides.
         clock: The time.
+        learn: Keeps how long the next load of a model should take; called after each.
     """
 
-    def __init__(self, residents: Residents, clock: Clock) -> None:
+    def __init__(
+        self, residents: Residents, clock: Clock, learn: Callable[[str, float], None] = lambda name, seconds: None
+    ) -> None:
         self.residents = residents
         self.lodgers: dict[str, Lodger] = {}
         self.measured_bytes: dict[str, int] = {}
         self._clock = clock
+        self._learn = learn
         self._lines: dict[str, Line] = {}
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,9 +66,15 @@ class Residence:
         self.lodgers[lodger.name] = lodger
         self._lines[lodger.name] = line
 
-    def look(self) -> None:
-        """Something has changed in a line."""
+    def look(self, name: str) -> None:
+        """Something has changed in the line of a model."""
+        if self._lines[name].waiting:
+            self.residents.asked(name, self._clock.monotonic_s())
         self._news.set()
+
+    def line(self, name: str) -> Line:
+        """The queue of a model."""
+        return self._lines[name]
 
     def want(self, name: str) -> None:
         """Somebody will come back for this model."""
@@ -71,7 +83,35 @@ class Residence:
 
     def ready_in_s(self, name: str) -> float:
         """When a model would be there, if requests waited for it from now on."""
-        return self.residents.ready_in_s(name, self._clock.monotonic_s(), self._demands())
+        return ready_in_s(self.residents, name, self._clock.monotonic_s(), self._demands())
+
+    # --- what the operator says; see `Residents` ---
+
+    def order_load(self, name: str) -> None:
+        """It is loaded as if somebody waited for it."""
+        self.residents.order_load(name, self._clock.monotonic_s())
+        self._told(name)
+
+    def order_unload(self, name: str, *, hold: bool) -> None:
+        """It goes when its answers have ended; held, who waits for it is told so."""
+        self.residents.order_unload(name, hold=hold)
+        self._told(name)
+
+    def pin(self, name: str) -> None:
+        """It is loaded, and stays."""
+        self.residents.pin(name, self._clock.monotonic_s())
+        self._told(name)
+
+    def unpin(self, name: str) -> None:
+        """It stays until others need its room."""
+        self.residents.unpin(name)
+        self._told(name)
+
+    def _told(self, name: str) -> None:
+        self.lodgers[name].hold(self.residents[name].held)
+        self._news.set()
+
+    # --- how ---
 
     async def run(self) -> None:
         """Until it is cancelled; then every engine is ended."""
@@ -119,13 +159,14 @@ class Residence:
             _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, again_in_s)
         else:
             self.residents.loaded(name, self._clock.monotonic_s(), measured_bytes)
+            self._learn(name, self.residents[name].load.seconds)
             self.measured_bytes[name] = measured_bytes
             lodger.loaded(self._clock.monotonic_s() - began_s)
             _log.info(
                 "%s was loaded in %.1f s and takes %s.",
                 *(name, self._clock.monotonic_s() - began_s, mebibytes(measured_bytes)),
             )
-        self.look()
+        self._news.set()
 
     async def _unload(self, lodger: Lodger) -> None:
         await lodger.unload()
@@ -133,7 +174,7 @@ class Residence:
         lodger.unloads += 1
         self.residents.unloaded(lodger.name, self._clock.monotonic_s())
         _log.info("%s was unloaded.", lodger.name)
-        self.look()
+        self._news.set()
 
     async def _measure(self) -> None:
         while True:

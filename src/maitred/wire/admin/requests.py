@@ -219,3 +219,21 @@ class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Annotated[dict[str, int | float | None], Meta(description="Settings of `routing.rollouts.<name>.trial`.")]
         | UnsetType
     ) = UNSET
+
+
+class NameModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of the models that are loaded on demand is meant."""
+
+    model: Annotated[str, Meta(description="Its name, as `GET /admin/v1/models` writes it.")]
+
+
+class UnloadModel(NameModel, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model is to go, and whether it may come back by itself."""
+
+    hold: Annotated[
+        bool,
+        Meta(
+            description="Keep it out of memory until it is loaded by hand; requests for it are refused meanwhile. "
+            "Otherwise the next one loads it again."
+        ),
+    ] = False

@@ -1,5 +1,6 @@
 """What the administration's API answers, field by field. Money is in dollars, times are ISO 8601 in UTC."""
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 import msgspec
@@ -258,6 +259,53 @@ class RolloutList(Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[RolloutBody]
+
+
+class LoadableState(StrEnum):
+    """Where a model is that is loaded on demand."""
+
+    OUT = "out"
+    WAITING = "waiting"
+    """It is to be loaded, and is not yet."""
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    """In memory; it gets nothing new, and goes when its answers have ended."""
+    UNLOADING = "unloading"
+    HELD = "held"
+    """Not in memory, and not loaded for requests."""
+
+
+class LoadableBody(Struct, frozen=True, kw_only=True):
+    """A model that is loaded on demand."""
+
+    object: Literal["loadable_model"] = "loadable_model"
+    model: str
+    state: LoadableState
+    pinned: Annotated[bool, Meta(description="Never unloaded for others.")]
+    held: Annotated[bool, Meta(description="Kept out of memory until it is loaded by hand.")]
+    reserved_bytes: Annotated[int, Meta(description="What it counts while it is in memory: estimated, or measured.")]
+    measured_bytes: Annotated[int | None, Meta(description="What its process takes; null: it has none.")]
+    waiting: Annotated[int, Meta(description="Requests in its queue.")]
+    running: Annotated[int, Meta(description="Requests that it answers.")]
+    loads: Annotated[int, Meta(description="Since the gateway's start.")]
+    unloads: int
+    failures: Annotated[int, Meta(description="Loads that failed.")]
+    idle_s: Annotated[float | None, Meta(description="Since it last had work; null: it never had any.")]
+    predicted_load_s: Annotated[float, Meta(description="How long its next load should take.")]
+    ready_in_s: Annotated[
+        float | None,
+        Meta(description="When it would serve a request that came now, with all loads before it; null: it is held."),
+    ]
+
+
+class LoadableList(Struct, frozen=True, kw_only=True):
+    """All models that are loaded on demand; there are never so many that they need pages."""
+
+    object: Literal["list"] = "list"
+    budget_bytes: Annotated[int | None, Meta(description="What they may take together; null: there are none.")]
+    taken_bytes: Annotated[int, Meta(description="What those take that are in memory.")]
+    data: list[LoadableBody]
 
 
 class Deleted(Struct, frozen=True, kw_only=True):

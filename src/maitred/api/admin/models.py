@@ -1,0 +1,92 @@
+"""Routes of the models that are loaded on demand: what is in memory, and what the operator wants there."""
+
+from typing import Protocol
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Handler, Route
+from maitred.core.tenancy import Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.requests import NameModel, UnloadModel
+from maitred.wire.admin.responses import LoadableBody, LoadableList
+
+PATH = "/admin/v1/models"
+
+
+class Loadables(Protocol):
+    """The models that come and go on this gateway's machine.
+
+    What changes one raises ResourceNotFound where no such model comes and goes, and Conflict where memory, or what is
+    pinned, does not allow it.
+    """
+
+    def all(self) -> LoadableList:
+        """As they are now."""
+        ...
+
+    def load(self, model: str) -> LoadableBody:
+        """Loads it, as if a request waited for it."""
+        ...
+
+    def unload(self, model: str, *, hold: bool) -> LoadableBody:
+        """Lets its answers end and gives its memory back; held, it stays away until it is told to come."""
+        ...
+
+    def pin(self, model: str) -> LoadableBody:
+        """Loads it, and never unloads it for others."""
+        ...
+
+    def unpin(self, model: str) -> LoadableBody:
+        """Lets it go when others need its room."""
+        ...
+
+
+class LoadableRoutes:
+    """Models that are loaded on demand.
+
+    Args:
+        office: What the routes share.
+        loadables: Those of this gateway.
+    """
+
+    def __init__(self, office: Office, loadables: Loadables) -> None:
+        self._office = office
+        self._loadables = loadables
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route(
+                *("GET", PATH, self.list, "Models that are loaded on demand."),
+                returns=LoadableList,
+                needs=Scope.ADMIN,
+            ),
+            self._order("load", "Loads a model.", self.load),
+            self._order("unload", "Unloads a model once its answers have ended.", self.unload, reads=UnloadModel),
+            self._order("pin", "Loads a model, and keeps it.", self.pin),
+            self._order("unpin", "Lets a model go when others need its room.", self.unpin),
+        ]
+
+    def _order(self, verb: str, summary: str, handler: Handler, reads: type = NameModel) -> Route:
+        return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=LoadableBody, needs=Scope.ADMIN)
+
+    async def list(self, call: Call) -> None:
+        """All of them."""
+        await self._office.reply(call, self._loadables.all())
+
+    async def load(self, call: Call) -> None:
+        """Comes; its `state` in the list says when it is there."""
+        await self._office.reply(call, self._loadables.load(decode_body(call.body, NameModel).model))
+
+    async def unload(self, call: Call) -> None:
+        """Goes; its `state` in the list says when its memory is free."""
+        named = decode_body(call.body, UnloadModel)
+        await self._office.reply(call, self._loadables.unload(named.model, hold=named.hold))
+
+    async def pin(self, call: Call) -> None:
+        """Comes and stays."""
+        await self._office.reply(call, self._loadables.pin(decode_body(call.body, NameModel).model))
+
+    async def unpin(self, call: Call) -> None:
+        """May go."""
+        await self._office.reply(call, self._loadables.unpin(decode_body(call.body, NameModel).model))
