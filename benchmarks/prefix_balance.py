@@ -1,10 +1,11 @@
 """What choosing by prefix gains on four replicas: the Mooncake conversation trace, in simulated time.
 
 12,031 requests of an hour with the 512-token blocks that they share (kvcache-ai/Mooncake, FAST'25, Apache-2.0). Lengths
-are divided by 32, so that a block of theirs is one of ours of 16 tokens, and the times are kept. Real are the scheduler
-and the block pool of every replica, the news of blocks that they tell, and `routing`'s placement and balance; simulated
-is the time that a step takes: so much for the step, and so much for each token that is computed. There is no fair queue
-before the replicas, and nothing travels.
+are divided by 32, so that a block of theirs is one of ours of 16 tokens, and the times are kept. What runs is what runs
+in production, with an injected clock: `dispatch`'s floor, where requests wait and are released as credits allow, and
+its choice among the replicas that have room then; `routing`'s placement and balance; the scheduler and the block pool
+of every replica, its reports after every step and the news of blocks that it tells. Simulated is the time that a step
+takes: so much for the step, and so much for each token that is computed; and nothing travels.
 
 The oracle is one cache with as many blocks as all replicas have together, through which all requests go in the order in
 which they came.
@@ -25,33 +26,43 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report, percentiles
+from benchmarks import prefix_balance_plot
+from benchmarks.report import RESULTS, Report, percentiles
+from benchmarks.simulated_replicas import BLOCK_TOKENS, Clock, SimulatedReplica
 from maitred.core.balance import Candidate, Inquiry
-from maitred.core.ports import StepTimes
+from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.prefix import shared_scope
-from maitred.core.request import Request, SamplingParams, TokenLogprobs
+from maitred.core.request import Request, SamplingParams
 from maitred.core.service import ServiceWeights
-from maitred.engine.engine import Engine
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.floor import Floor
+from maitred.dispatch.ticket import Ticket
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
-from maitred.engine.scheduler.plan import StepPlan
-from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.engine.scheduler.sequence import Sequence
 from maitred.routing.balance.balancer import Balancer
-from maitred.routing.balance.config import BalanceConfig, PolicyName
+from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.placement import Placement
+from maitred.wire.frames import Output
 
 SEED = 20261122
 FILE = "conversation_trace.jsonl.xz"
-REPLICAS, BLOCK_TOKENS, SCALE = 4, 16, 32
-TOTAL_BLOCKS = 40_000
-"""Of all replicas; an endless cache would use some 180,000."""
-CONTEXT_TOKENS = 4_500
-TIMES = StepTimes(fixed_s=0.01, token_s=0.0024)
-"""A token here stands for 32. At 0.0036 s four replicas cannot keep up with the trace."""
+REPLICAS, SCALE = 4, 32
+BLOCKS = 10_000
+"""Of each replica; an endless cache would use some 180,000 in all."""
+LOADS, PART = (0.5, 0.8, 1.2), 3_000
+"""Times the trace's own rate, and how many of its requests are played at each of them. At 1.5 times it four replicas
+cannot keep up."""
 SCOPE = "trace"
+FLOW = Flow((Share(SCOPE),), PriorityClass.STANDARD)
 WEIGHTS = ServiceWeights()
 HITS_OF_ORACLE, MOST_UNEVEN = 0.95, 1.2
+POLICIES = {
+    "predicted_ttft": BalanceConfig(),
+    "predicted_ttft, own only": BalanceConfig(recompute_price=1.0),
+    "least_requests": BalanceConfig(policy="least_requests", bound=None),
+    "round_robin": BalanceConfig(policy="round_robin", bound=None),
+}
 
 
 @dataclass(frozen=True)
@@ -77,164 +88,107 @@ def read(file: Path, limit: int | None) -> list[Ask]:
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-class Clock:
-    """Simulated."""
+class WatchedPlacement(Placement):
+    """Counts prompt tokens that some replica with room held, and the chosen one did not."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    left_tokens = 0
 
-    def monotonic_s(self) -> float:
-        """Now."""
-        return self.now_s
-
-    def wall_s(self) -> float:
-        """Now."""
-        return self.now_s
-
-
-class Paper:
-    """Computes nothing; the tokens do not matter, for no prompt contains an answer of the replay."""
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self.first: list[str] = []
-        """Whose first token came with the step."""
-
-    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """See `maitred.engine.engine.Runner`."""
-        self.step_s = TIMES.of(plan.tokens, 0)
-        self.first = [chunk.sequence.request.id for chunk in plan.sampling if not chunk.sequence.output_tokens]
-        tokens = [0] * len(plan.sampling)
-        return tokens, [None] * len(tokens)
-
-    def forget(self, sequence: Sequence) -> None:
-        """See `maitred.engine.engine.Runner`."""
+    def choose(self, inquiry: Inquiry, candidates: Items[Candidate]) -> Candidate:
+        """See `core.balance.Balance`."""
+        chosen = super().choose(inquiry, candidates)
+        self.left_tokens += max(candidate.held_tokens for candidate in candidates) - chosen.held_tokens
+        return chosen
 
 
 @dataclass
-class Host:
-    """One replica."""
+class Run:
+    """One policy, from the first request to the last answer."""
 
-    name: str
-    engine: Engine
-    paper: Paper
-    stepping: bool = False
-    busy_s: float = 0.0
-    requests: int = 0
-    output_tokens: float = 0.0
-    """That are still to come of what was sent there."""
-
-    def candidate(self, ask: Ask, held: int) -> Candidate:
-        """As dispatch describes it."""
-        waiting = self.engine.load().waiting_prompt_tokens
-        return Candidate(
-            self.name,
-            requests=self.requests,
-            prompt_tokens=waiting,
-            output_tokens=self.output_tokens,
-            held_tokens=held,
-            wait_s=waiting * TIMES.token_s,
-            prefill_s=(len(ask.prompt) - held) * TIMES.token_s,
-        )
-
-
-@dataclass
-class Outcome:
-    """What came of one policy."""
-
+    asks: Items[Ask]
+    config: BalanceConfig
+    replicas: int = REPLICAS
+    clock: Clock = field(default_factory=Clock)
     ttft_s: list[float] = field(default_factory=list)
-    ended_s: float = 0.0
-    hosts: list[Host] = field(default_factory=list)
 
-    def figures(self) -> dict[str, Any]:
-        """All of it."""
-        loads = [host.engine.load() for host in self.hosts]
+    def __post_init__(self) -> None:
+        self.placement = WatchedPlacement(Balancer(self.config, WEIGHTS, random.Random(SEED).random))
+        names = [f"r{number}" for number in range(self.replicas)]
+        self.hosts = {name: SimulatedReplica(name, BLOCKS, self.clock) for name in names}
+        for name, host in self.hosts.items():
+            if (news := host.engine.block_news(whole=True)) is not None:
+                self.placement.heard(name, news)
+        posts = [Post(name, host) for name, host in self.hosts.items()]
+        self.floor = Floor(posts, DispatchConfig(), self.placement)
+        self._tickets: dict[str, Ticket] = {}
+        self._numbers = count()
+        self._events = [(ask.at_s, next(self._numbers), partial(self._arrive, ask)) for ask in self.asks]
+        heapq.heapify(self._events)
+
+    def play(self) -> dict[str, Any]:
+        """Until nothing is left to do; the figures."""
+        while self._events:
+            self.clock.now_s, _, event = heapq.heappop(self._events)
+            event()
+        return self._figures()
+
+    def _arrive(self, ask: Ask) -> None:
+        id_ = str(next(self._numbers))
+        errand = Errand(
+            id_, SCOPE, FLOW, len(ask.prompt), [ask.prompt], max_tokens=ask.output, choices=1, arrived_s=ask.at_s
+        )
+        ticket = self._tickets[id_] = self.floor.ticket(errand)
+        self.floor.join(ticket, self.clock.now_s)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Releases whom there are credits for, as the dispatcher does after everything that happens."""
+        for ticket in self.floor.turn(self.clock.now_s):
+            assert ticket.grip is not None, "nobody has a deadline, so nobody fails"
+            errand, host = ticket.errand, self.hosts[ticket.grip.station.post.name]
+            params = SamplingParams(max_tokens=errand.max_tokens, seed=0)
+            host.submit(Request(errand.id, list(errand.prompts[0]), params, cache_scope=SCOPE))
+            self.floor.submitted(ticket)
+            self._begin(host)
+
+    def _begin(self, host: SimulatedReplica) -> None:
+        if (step := host.begin()) is not None:
+            ends_s = self.clock.now_s + step[0]
+            heapq.heappush(self._events, (ends_s, next(self._numbers), partial(self._end, host, step[1])))
+
+    def _end(self, host: SimulatedReplica, outputs: list[Output]) -> None:
+        now_s, floor = self.clock.now_s, self.floor
+        if (news := host.end()) is not None:
+            self.placement.heard(host.name, news)
+        for output in outputs:
+            ticket, delta = self._tickets[output.request_id], output.delta
+            if not ticket.begun:
+                self.ttft_s.append(now_s - ticket.errand.arrived_s)
+                floor.took(ticket, ticket.errand.prompt_tokens, delta.cached_tokens, 0)
+                floor.first_token(ticket, now_s)
+            floor.took(ticket, 0, 0, len(delta.tokens))
+            if delta.finish is not None:
+                floor.leave(self._tickets.pop(output.request_id), now_s, finished=True)
+        self._turn()
+        self._begin(host)
+
+    def _figures(self) -> dict[str, Any]:
+        hosts = self.hosts.values()
+        loads = [host.engine.load() for host in hosts]
         served = [WEIGHTS.of(one.prompt_tokens, one.cached_tokens, one.output_tokens) for one in loads]
         prompts, cached = sum(one.prompt_tokens for one in loads), sum(one.cached_tokens for one in loads)
+        assert len(self.ttft_s) == len(self.asks) == sum(one.finished for one in loads)
+        hit_rate, best = cached / prompts, oracle(self.asks, BLOCKS * self.replicas)
         return {
             "ttft_s": percentiles(self.ttft_s),
-            "hit_rate": cached / prompts,
+            "hit_rate": hit_rate,
+            "oracle_hit_rate": best,
+            "hit_rate_over_oracle": hit_rate / best,
+            "held_elsewhere": self.placement.left_tokens / prompts,
             "max_over_mean_load": max(served) / (sum(served) / len(served)),
-            "seconds_until_all_is_answered": self.ended_s,
+            "seconds_until_all_is_answered": self.clock.now_s,
             "preemptions": sum(one.preemptions for one in loads),
-            "requests_per_busy_s": len(self.ttft_s) / sum(host.busy_s for host in self.hosts),
+            "requests_per_busy_s": len(self.asks) / sum(host.busy_s for host in hosts),
         }
-
-
-def play(asks: Items[Ask], policy: PolicyName) -> Outcome:
-    """The whole trace under one policy."""
-    clock, outcome, chance = Clock(), Outcome(), random.Random(SEED)
-    bound = 1.2 if policy == "predicted_ttft" else None
-    placement = Placement(Balancer(BalanceConfig(policy=policy, bound=bound), WEIGHTS, chance.random))
-    hosts = {f"r{number}": _host(f"r{number}", clock) for number in range(REPLICAS)}
-    outcome.hosts = list(hosts.values())
-    for host in outcome.hosts:
-        _tell(placement, host, whole=True)
-    numbers = count()
-    events: list[tuple[float, int, Any]] = [(ask.at_s, next(numbers), partial(_arrive, ask)) for ask in asks]
-    heapq.heapify(events)
-    sent: dict[str, tuple[Ask, Host]] = {}
-
-    def _begin(host: Host) -> None:
-        """Plans a step, whose tokens come when it ends."""
-        if host.stepping or not host.engine.busy:
-            return
-        host.stepping = True
-        outputs = host.engine.step().get(SCOPE, [])
-        host.busy_s += host.paper.step_s
-        heapq.heappush(events, (clock.now_s + host.paper.step_s, next(numbers), partial(_end, host, outputs)))
-
-    def _end(host: Host, outputs: list[Any]) -> None:
-        host.stepping = False
-        outcome.ttft_s += [clock.now_s - sent[id_][0].at_s for id_ in host.paper.first]
-        for output in outputs:
-            host.output_tokens -= len(output.delta.tokens)
-            if output.delta.finish is not None:
-                host.requests -= 1
-                outcome.ended_s = clock.now_s
-        _tell(placement, host)
-        _begin(host)
-
-    while events:
-        clock.now_s, number, event = heapq.heappop(events)
-        if event.func is _arrive:
-            ask, host = event(placement, hosts)
-            request = Request(str(number), ask.prompt, SamplingParams(max_tokens=ask.output, seed=0), cache_scope=SCOPE)
-            sent[request.id] = ask, host
-            host.engine.submit(SCOPE, request)
-            _begin(host)
-        else:
-            event()
-    return outcome
-
-
-def _arrive(ask: Ask, placement: Placement, hosts: dict[str, Host]) -> tuple[Ask, Host]:
-    held = placement.held(SCOPE, [ask.prompt])
-    candidates = [host.candidate(ask, held[name]) for name, host in hosts.items()]
-    host = hosts[placement.choose(Inquiry(len(ask.prompt), ask.output), candidates).name]
-    placement.sent(host.name, 0, SCOPE, [ask.prompt])
-    host.requests += 1
-    host.output_tokens += ask.output
-    return ask, host
-
-
-def _host(name: str, clock: Clock) -> Host:
-    scheduler = Scheduler(
-        BlockPool(TOTAL_BLOCKS // REPLICAS),
-        block_tokens=BLOCK_TOKENS,
-        max_sequences=64,
-        step_tokens=128,
-        context_tokens=CONTEXT_TOKENS,
-        eos_token_ids=(-1,),
-    )
-    paper = Paper()
-    return Host(name, Engine(scheduler, paper, clock, vocab_size=1 << 30, max_choices=1), paper)
-
-
-def _tell(placement: Placement, host: Host, *, whole: bool = False) -> None:
-    news = host.engine.block_news(whole=whole)
-    if news is not None:
-        placement.heard(host.name, news)
 
 
 def oracle(asks: Items[Ask], blocks: int) -> float:
@@ -248,27 +202,31 @@ def oracle(asks: Items[Ask], blocks: int) -> float:
     return found / sum(len(ask.prompt) for ask in asks)
 
 
+def played(asks: Items[Ask], name: str, *, load: float = 1.0, replicas: int = REPLICAS) -> dict[str, Any]:
+    """One policy at so many times the trace's rate; with other than four replicas, at the same rate for each."""
+    speed = load * replicas / REPLICAS
+    faster = [Ask(ask.at_s / speed, ask.prompt, ask.output) for ask in asks]
+    figures = Run(faster, POLICIES[name], replicas).play()
+    print(f"{name}, load {load:g}, {replicas} replicas, {len(asks)} requests:", figures, flush=True)
+    return figures
+
+
 def main() -> int:
     """Runs the benchmark; the exit code says whether every bar was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first 1,500 requests")
+    parser.add_argument("--quick", action="store_true", help="the first 1,000 requests, at the trace's rate")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/traces/mooncake"), help=f"folder with {FILE}")
     arguments = parser.parse_args()
     if not (arguments.data / FILE).is_file():
         print(f"{arguments.data / FILE} is not there; name its folder with --data.")
         return 2
     report = Report("prefix_balance", seed=SEED, quick=arguments.quick)
-    asks = read(arguments.data / FILE, 1500 if arguments.quick else None)
-    policies: tuple[PolicyName, ...] = ("predicted_ttft", "round_robin", "least_requests")
-    by_policy: dict[str, dict[str, Any]] = {}
-    for policy in policies:
-        by_policy[policy] = play(asks, policy).figures()
-        print(policy, by_policy[policy], flush=True)
-    best, aware = oracle(asks, TOTAL_BLOCKS), by_policy["predicted_ttft"]
+    asks = read(arguments.data / FILE, 1_000 if arguments.quick else None)
+    by_policy = {name: played(asks, name) for name in POLICIES}
+    aware = by_policy["predicted_ttft"]
     report.figures = {
         "requests": len(asks),
-        "total_blocks": TOTAL_BLOCKS,
-        "oracle_hit_rate": best,
+        "blocks_of_each_replica": BLOCKS,
         "endless_cache_hit_rate": oracle(asks, 300_000),
         "by_policy": by_policy,
         "over_predicted_ttft": {
@@ -280,8 +238,18 @@ def main() -> int:
             for policy, figures in by_policy.items()
         },
     }
-    print({key: value for key, value in report.figures.items() if key != "by_policy"})
-    report.require("hit rate / that of one cache with all blocks", aware["hit_rate"] / best, at_least=HITS_OF_ORACLE)
+    if not arguments.quick:
+        part = asks[:PART]
+        report.figures["part"] = PART
+        report.figures["by_load"] = {
+            load: {name: played(part, name, load=load) for name in POLICIES} for load in sorted((*LOADS, 1.0))
+        }
+        report.figures["by_replicas"] = {
+            replicas: played(part, "predicted_ttft", replicas=replicas) for replicas in (2, 8)
+        }
+        prefix_balance_plot.plot(report.figures, RESULTS / "prefix_balance.svg")
+    hits = aware["hit_rate_over_oracle"]
+    report.require("hit rate / that of one cache with all blocks", hits, at_least=HITS_OF_ORACLE)
     report.require("max/mean load", aware["max_over_mean_load"], at_most=MOST_UNEVEN)
     return report.finish()
 
