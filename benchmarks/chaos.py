@@ -56,6 +56,8 @@ HEALTH = {
 """A tenth of all times, as the trouble comes ten times as fast."""
 MOST_WAIT_S = 15.0
 """Of a request that no engine is there for."""
+HARSH_PAUSE_S = 0.5, 2.0
+"""Between two troubles of the engines, where the gateway is left with its own times."""
 ENGINE_PAUSE_S = 2.0, 5.0
 """Between two troubles of the engines, whose starts are put off longer each time that they die young."""
 MUST_BE_ZERO = (
@@ -76,14 +78,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS} seconds")
     parser.add_argument("--seconds", type=float, help=f"of trouble, in place of {SECONDS}")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--harsh", action="store_true", help="twice the trouble for the engines, and every setting as it comes"
+    )
     arguments = parser.parse_args()
-    report = Report("chaos", seed=arguments.seed, quick=arguments.quick)
+    report = Report("chaos_harsh" if arguments.harsh else "chaos", seed=arguments.seed, quick=arguments.quick)
     seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
-    judge(report, uvloop.run(trouble(arguments.seed, seconds)), seconds)
+    judge(report, uvloop.run(trouble(arguments.seed, seconds, harsh=arguments.harsh)), seconds)
     return report.finish()
 
 
-async def trouble(seed: int, seconds: float) -> Run:
+async def trouble(seed: int, seconds: float, *, harsh: bool) -> Run:
     """All of it, from the start of the servers to the ledger that they leave."""
     run = Run()
     upstreams = [Upstream(), Upstream()]
@@ -91,12 +96,13 @@ async def trouble(seed: int, seconds: float) -> Run:
         key, environment = Key(), dict[str, str]()
         organisations = {"callers": Organisation({"key": key}, limits={"usd_total": 1000.0})}
         config = Path(folder) / "maitred.yaml"
-        config.write_text(json.dumps(_config(upstreams, declared(organisations, environment), folder)))
+        config.write_text(json.dumps(_config(upstreams, declared(organisations, environment), folder, harsh)))
         try:
             for upstream in upstreams:
                 await upstream.start(SOUND)
             with serving("--config", str(config), settings={"store.folder": folder}, environment=environment) as server:
-                await _troubled(run, server, upstreams, key.secret, random.Random(seed), seconds)
+                pause_s = HARSH_PAUSE_S if harsh else ENGINE_PAUSE_S
+                await _troubled(run, server, upstreams, key.secret, random.Random(seed), seconds, pause_s)
                 run.exit_code = await asyncio.to_thread(server.stop)
         finally:
             for upstream in upstreams:
@@ -105,28 +111,37 @@ async def trouble(seed: int, seconds: float) -> Run:
     return run
 
 
-def _config(upstreams: Sequence[Upstream], tenants: dict[str, Any], folder: str) -> dict[str, Any]:
+def _config(upstreams: Sequence[Upstream], tenants: dict[str, Any], folder: str, harsh: bool) -> dict[str, Any]:
     servers = [
-        {"name": f"server-{number}", "url": f"{upstream.url}/v1", "dialect": "sglang", **TIMES}
+        {"name": f"server-{number}", "url": f"{upstream.url}/v1", "dialect": "sglang", **({} if harsh else TIMES)}
         for number, upstream in enumerate(upstreams)
     ]
+    softened: dict[str, Any] = {
+        "engine_link": {"silence_timeout_s": 2.0},
+        "health": HEALTH,
+        "dispatch": {"max_wait_s": {"standard": MOST_WAIT_S}},
+    }
     return {
         "log": {"level": "error"},
         "store": {"folder": folder},
         "server": {"allow_unauthenticated": True},  # to look at the metrics
         "model": {"path": str(BUNDLED_MODEL), "replicas": ENGINES, "served_name": MODEL},
         "engine": {"kv_memory_bytes": "96MiB"},
-        "engine_link": {"silence_timeout_s": 2.0},
         "models": {UPSTREAM_MODEL: {"upstreams": servers}},
-        "health": HEALTH,
-        "dispatch": {"max_wait_s": {"standard": MOST_WAIT_S}},
+        **({} if harsh else softened),
         "admission": {"prices": {"*": PRICE}},
         "tenants": tenants,
     }
 
 
 async def _troubled(
-    run: Run, server: ServerProcess, upstreams: Sequence[Upstream], key: str, rng: random.Random, seconds: float
+    run: Run,
+    server: ServerProcess,
+    upstreams: Sequence[Upstream],
+    key: str,
+    rng: random.Random,
+    seconds: float,
+    pause_s: tuple[float, float],
 ) -> None:
     """Calm, then load with trouble, then the wait until nothing is held."""
     client = Client(server.url, patience_s=LIMIT_S)
@@ -135,7 +150,7 @@ async def _troubled(
         undisturbed(client, key, own_questions()), undisturbed(client, key, upstream_questions())
     )
     engines = EngineTrouble(server.process.pid)
-    hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds, ENGINE_PAUSE_S)
+    hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds, pause_s)
     hit_upstreams = schedule(rng, UPSTREAM_KINDS, len(upstreams), seconds)
     load = Load(client, key, seconds)
     async with Follower(server.url) as follower:

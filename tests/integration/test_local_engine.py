@@ -106,6 +106,19 @@ async def test_while_it_starts_it_says_for_how_long():
         assert engine.link.ready
 
 
+@pytest.mark.parametrize(
+    ("served", "asked_s"), [([], [5.0]), ([True, True], [5.0, 1.0, 1.0]), ([True] * 9, [5.0, 1, 1, 1, 0.5])]
+)
+async def test_a_long_pause_before_a_new_start_ends_when_nobody_else_serves(served, asked_s):
+    pauses, serving = Pauses(), iter(served)
+    backoff = Backoff(first_s=8.5)
+    engine = LocalEngine(
+        scripted({"fault": "die"}), sleep=pauses, backoff=backoff, others_serve=lambda: next(serving, False)
+    )
+    await engine._rest(backoff.wait_s(0))
+    assert pauses.asked_s == asked_s
+
+
 async def test_a_killed_engine_fails_every_stream_at_once_and_comes_back():
     pauses = Pauses(hold=True)
     async with LocalEngine(scripted(STALLS), sleep=pauses, backoff=Backoff(first_s=3)) as engine:

@@ -14,7 +14,7 @@ import msgspec
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant
+from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
 from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.work import Work
 from maitred.app.escalation import Escalated, Judge, may_escalate, with_scores
@@ -23,6 +23,7 @@ from maitred.app.generation import Generation
 from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
+from maitred.app.movable import Movable
 from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
 from maitred.app.relay import Relay
@@ -155,6 +156,20 @@ class Pipeline:
             plan = self._plan(target, reading, principal, tally)
         except DEGRADABLE as refusal:
             plan = await self._degraded(target, reading, principal, tally, refusal)
+        # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
+        leaving = self._leaving(plan.target, ask, principal) if plan.target is target else None
+        if leaving is None:
+            async with self._work(plan, principal, tally) as answer:
+                yield answer
+            return
+        plan = replace(plan, errand=replace(plan.errand, movable=True))
+        here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
+        async with Movable(partial(here, principal, tally), partial(there, principal, tally), tally) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _work(self, plan: _Plan, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
+        """What is planned: admitted, queued, answered."""
         tally.forecast = plan.place
         # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
         # not finished and gives up its place; only then is settled what has not been settled.
@@ -175,8 +190,29 @@ class Pipeline:
                     tally,
                     self._clock,
                     grant,
-                    partial=ask.partial,
+                    partial=plan.reading.ask.partial,
                 )
+
+    @asynccontextmanager
+    async def _elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
+        """The work at the model that a waiting request is sent to; raises what stands against it there."""
+        there = self._router.way(variant.ask, principal).first()
+        plan = self._plan(there, await self._read(there, variant.ask, tally), principal, tally)
+        async with self._work(plan, principal, tally) as answer:
+            tally.degraded = list(variant.degraded)
+            yield answer
+
+    def _leaving(self, target: Target, ask: Ask, principal: Principal) -> Variant | None:
+        """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
+        to = self._ladders.get(target.pool, _NO_LADDER).overflow_to
+        if to is None or not ask.degradable:
+            return None
+        variant = overflowing(ask, to)
+        try:
+            self._router.way(variant.ask, principal).first()
+        except MaitredError:
+            return None
+        return variant
 
     async def _read(self, target: Target, ask: Ask, tally: Tally) -> AnyReading:
         """What the request is to a model."""
@@ -240,6 +276,10 @@ class Pipeline:
         """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
 
         async def attempt(variant: Variant) -> _Plan:
+            if variant.overflows:
+                leaving = self._leaving(target, reading.ask, principal)
+                if (plan := await self._relieved(target, reading, principal, tally, leaving is not None)) is not None:
+                    return plan
             ask, there = variant.ask, target
             if ask.model != reading.ask.model:
                 there = self._router.way(ask, principal).first()
@@ -254,8 +294,20 @@ class Pipeline:
             tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
             tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
             raise
-        tally.degraded = list(variant.degraded)
+        tally.degraded = [] if plan.reading is reading else list(variant.degraded)
         return plan
+
+    async def _relieved(
+        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, movable: bool
+    ) -> _Plan | None:
+        """The whole request here after all, where others that wait leave in its place."""
+        errand = replace(_errand(principal, tally, reading, self._length(reading)), movable=movable)
+        if not await self._dispatchers[target.pool].relieve(errand):
+            return None
+        try:
+            return self._plan(target, reading, principal, tally)
+        except DEGRADABLE:
+            return None
 
     def _relayed(
         self,

@@ -143,10 +143,11 @@ async def _serve(config: Config, command: Command | None) -> int:
         gate = Gate(config.server.max_in_flight)
         links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name, _ in engines}
         accounts = AccountsView(stores, access, admission, alarm, links)
+        ladders = _ladders(config, local)
         queues = {
             name: Dispatcher(
                 *(name, of_model, config.dispatch, clock),
-                placement=_placement(config, of_model),
+                placement=_placement(config, of_model, overflows=Ladder(ladders.get(name, ())).overflow_to is not None),
                 wanted=partial(on_demand.wanted, name),
             )
             for name, of_model in posts.items()
@@ -172,10 +173,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             router,
             dispatchers,
             admission,
-            {
-                name: Ladder(steps, skipped=metrics.requests.degradation_skipped)
-                for name, steps in _ladders(config, local).items()
-            },
+            {name: Ladder(steps, skipped=metrics.requests.degradation_skipped) for name, steps in ladders.items()},
             clock,
             max_choices=config.model.max_choices,
             least_itl_s=config.dispatch.least_itl_s,
@@ -271,9 +269,9 @@ def _engines(config: Config, command: Command, model: SameModel, clock: Clock) -
     return engines
 
 
-def _placement(config: Config, posts: Sequence[AnyPost]) -> Placement | None:
-    """Which of several replicas takes a request. With one, nothing has to be followed."""
-    if len(posts) == 1:
+def _placement(config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> Placement | None:
+    """Which of several replicas takes a request, and what their caches hold. One alone need not be followed."""
+    if len(posts) == 1 and not overflows:
         return None
     placement = Placement(Balancer(config.routing.balance, config.dispatch.service.weights, random.random))
     for post in posts:

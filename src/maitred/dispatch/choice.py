@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from maitred.core.balance import Candidate, Inquiry, Placement
 from maitred.core.ports import StepTimes
+from maitred.dispatch.errand import Errand
 from maitred.dispatch.outlook import Outlook
 from maitred.dispatch.reports import Reports, Word
 from maitred.dispatch.station import Station
@@ -48,6 +49,12 @@ class Choice:
             for station, word in zip(stations, words, strict=True)
         ]
         return named[self._placement.choose(inquiry, candidates).name]
+
+    def held(self, errand: Errand) -> int:
+        """Leading tokens of its prompts that one of the replicas holds, as far as that is followed."""
+        if self._placement is None:
+            return 0
+        return max(self._placement.held(errand.principal_org, errand.prompts).values(), default=0)
 
     def released(self, ticket: Ticket, station: Station) -> None:
         """A request was released to that replica."""

@@ -54,6 +54,30 @@ class ReportsConfig(Struct, frozen=True, kw_only=True):
     half_s: Annotated[_Seconds, Meta(description="After every so much more it counts half of what it did.")] = 5.0
 
 
+class OverflowConfig(Struct, frozen=True, kw_only=True):
+    """Until when requests are sent elsewhere; see [degradation](degradation.md#who-leaves)."""
+
+    back_below: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Once a request was predicted to miss its objective, those that may leave do so until the rest "
+            "is predicted to take no more than this part of it. 1: only as many as have to.",
+        ),
+    ] = 0.7
+    back_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="When predictions have been below that part for so long, requests stay here again until one is "
+            "predicted to miss its objective.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 5.0
+
+
 class DispatchConfig(Struct, frozen=True, kw_only=True):
     """In which order requests wait, how many and how long, and who has a share of its own."""
 
@@ -106,6 +130,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    overflow: OverflowConfig = OverflowConfig()
     least_itl_s: Annotated[
         float,
         Meta(

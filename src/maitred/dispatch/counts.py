@@ -36,6 +36,8 @@ class Counts:
         """By the code of the error, whether before or after they waited."""
         self.left_waiting = 0
         """Requests whose callers left while they waited."""
+        self.moved = 0
+        """Requests that were sent to another model while they waited."""
         self.wasted_tokens = 0
         """Output tokens of requests that did not come to their end."""
 

@@ -18,6 +18,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
+from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
 from maitred.dispatch.state import DispatchState, state_of
 from maitred.dispatch.ticket import State, Ticket
@@ -25,7 +26,9 @@ from maitred.dispatch.ticket import State, Ticket
 __all__ = ["Dispatcher", "Errand", "Post", "Seat"]
 
 _TICK_S = 0.1
-"""How late a deadline may be noticed while nothing else happens."""
+"""How late a deadline may be noticed while nothing else happens, and how often it is looked who should leave."""
+_ANSWER_S = 2.0
+"""For those who are asked to leave: what they need elsewhere is a matter of milliseconds."""
 
 
 class Dispatcher:
@@ -61,6 +64,7 @@ class Dispatcher:
         self._recoveries = config.recoveries
         self._draw = draw
         self._gatekeeper = Gatekeeper(self.floor, config, draw, wanted)
+        self._relief = Relief(self.floor, config, self.floor.choice.held)
         self._clock = clock
         self._seats: dict[Ticket, Seat] = {}
         self._by_id: dict[str, list[Ticket]] = {}
@@ -84,6 +88,21 @@ class Dispatcher:
     def seat(self, errand: Errand) -> Seat:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
         return Seat(self, self.floor.ticket(errand))
+
+    async def relieve(self, errand: Errand) -> bool:
+        """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
+
+        Returns:
+            Whether anybody was asked; then `check` may say something else now.
+        """
+        asked = self._ask_to_leave(self._relief.before(errand, self._clock.monotonic_s()))
+        if asked:
+            await asyncio.wait(asked, timeout=_ANSWER_S)
+        return bool(asked)
+
+    def look(self) -> None:
+        """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
+        self._ask_to_leave(self._relief.among(self._clock.monotonic_s()))
 
     def place_of(self, request_id: str, organisation: str) -> Place | None:
         """Where a waiting request of this organisation stands; None if none of that id waits."""
@@ -122,6 +141,7 @@ class Dispatcher:
             await asyncio.sleep(_TICK_S)
             if self._seats:
                 self.turn()
+            self.look()
 
     # --- what seats tell ---
 
@@ -131,6 +151,7 @@ class Dispatcher:
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
         self.floor.join(ticket, self._clock.monotonic_s())
+        self._relief.joined(ticket)
         self._wait(seat)
 
     def elsewhere(self, seat: Seat) -> bool:
@@ -152,7 +173,7 @@ class Dispatcher:
         ticket = seat.ticket
         self._forget(ticket)
         lost = isinstance(error, ReplicaLost | ReplicaUnavailable)
-        self.floor.leave(ticket, self._clock.monotonic_s(), finished=error is None, lost=lost)
+        self.floor.leave(ticket, self._clock.monotonic_s(), finished=error is None, lost=lost, moved=seat.moved)
         self._ask_for_turn()
 
     def first_token(self, ticket: Ticket) -> None:
@@ -181,6 +202,11 @@ class Dispatcher:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self.turn)
 
+    def _ask_to_leave(self, tickets: Sequence[Ticket]) -> list[asyncio.Future[None]]:
+        for ticket in tickets:
+            self._relief.left(ticket)
+        return [self._seats[ticket].ask_to_leave() for ticket in tickets]
+
     def _wait(self, seat: Seat) -> None:
         """It waits from now on."""
         ticket = seat.ticket
@@ -192,6 +218,8 @@ class Dispatcher:
         """It does not wait any more. Returns its seat if it did."""
         seat = self._seats.pop(ticket, None)
         if seat is not None:
+            self._relief.left(ticket)
+            seat.stay()
             same = self._by_id[ticket.errand.id]
             same.remove(ticket)
             if not same:

@@ -32,6 +32,8 @@ class Errand:
     """Monotonic, as all times here."""
     deadline_s: float | None = None
     """When its first token must be there; None: by the default of its class, if there is one."""
+    movable: bool = False
+    """Whether it can be sent to another model while it waits (see `Seat.granted`)."""
     session: str | None = None
     """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
 

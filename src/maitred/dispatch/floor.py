@@ -62,8 +62,8 @@ class Floor:
         self.weights = config.service.weights
         self.outlook = Outlook(OutputLengths(config.output_quantile, config.unknown_output_share), self.weights)
         self.reports = Reports(config.reports)
-        self._choice = Choice(placement, self.outlook, self.reports)
-        self.allotment = Allotment(config, self._choice)
+        self.choice = Choice(placement, self.outlook, self.reports)
+        self.allotment = Allotment(config, self.choice)
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
         self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, played=config.line.policy == "fair")
         self.counts = Counts()
@@ -198,7 +198,7 @@ class Floor:
             self.outlook.slack()
         return changed
 
-    def leave(self, ticket: Ticket, now_s: float, *, finished: bool, lost: bool = False) -> None:
+    def leave(self, ticket: Ticket, now_s: float, *, finished: bool, lost: bool = False, moved: bool = False) -> None:
         """It leaves, wherever it is, and gives back what it holds. A second time changes nothing.
 
         Args:
@@ -206,6 +206,7 @@ class Floor:
             now_s: Now.
             finished: Whether it came to its end by itself.
             lost: Whether it was the replica that failed it.
+            moved: Whether it waits elsewhere from now on.
         """
         state, ticket.state = ticket.state, State.GONE
         ticket.failure = None  # it may hold the frames that it was raised through, and these hold the ticket
@@ -213,7 +214,10 @@ class Floor:
             self._refund(ticket)
             ticket.room.remove(ticket, now_s)
             self.forecaster.changed()
-            self.counts.left_waiting += 1
+            if moved:
+                self.counts.moved += 1
+            else:
+                self.counts.left_waiting += 1
         elif state is State.RELEASED:
             self._let_go(ticket, lost=lost)
             self._refund(ticket)
@@ -285,7 +289,7 @@ class Floor:
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota)
         self.allotment.take(ticket, quota)
-        self._choice.released(ticket, station)
+        self.choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None
         self.forecaster.changed()
         if ticket.returns:
@@ -355,7 +359,7 @@ class Floor:
                 ticket
                 for tickets in room.tenants.values()
                 for ticket in tickets
-                if hopeless or now_s - ticket.joined_s > longest.get(ticket.flow.priority, float("inf"))
+                if hopeless or _cold_s(ticket, now_s) > longest.get(ticket.flow.priority, float("inf"))
             ]
             for ticket in over:
                 self._fail(ticket, self.unavailable(), now_s)
@@ -385,3 +389,8 @@ class Floor:
     def retry_after_s(self) -> float:
         """When a replica is expected to be ready, if none is."""
         return min((s.retry_after_s for s in self.stations if s.retry_after_s is not None), default=1.0)
+
+
+def _cold_s(ticket: Ticket, now_s: float) -> float:
+    """For how long it has waited with no replica ready: now, and before it went to one that has failed it since."""
+    return ticket.waited_ms.get(WaitCause.COLD_START, 0.0) / 1000 + now_s - ticket.joined_s

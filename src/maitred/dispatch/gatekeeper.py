@@ -76,7 +76,7 @@ class Gatekeeper:
                     now_s,
                 )
         # A wait is not certain; what was promised should be kept mostly.
-        late_s = place.ttft_s + (floor.outlook.caution.factor - 1.0) * place.wait_s
+        late_s = floor.outlook.cautious_s(place)
         if ticket.first_token_by_s is not None and now_s + late_s > ticket.first_token_by_s:
             allowed_s = max(0.0, ticket.first_token_by_s - now_s)
             raise self._refusal(

@@ -18,6 +18,8 @@ from maitred.fairness.entry import Ahead
 _GOLDEN = 0.6180339887
 """Multiples of it, modulo 1, are spread evenly however many there are."""
 Left = tuple[list[tuple[float, str]], list[tuple[float, str]]]
+_SURE = 0.5
+"""A measured rate that is trusted by so much can send requests elsewhere."""
 _FOLLOW = 0.05
 """Weight of the newest request in what is typical."""
 
@@ -66,11 +68,19 @@ class Outlook:
 
     def per_s(self, stations: Sequence[Station]) -> float | None:
         """Service per second of all that are ready together."""
+        return self._served.per_s(self._computed_per_s(stations))
+
+    def is_sure(self, stations: Sequence[Station]) -> bool:
+        """Whether the rate is more than a first impression: what a crowd begins with is not how it goes on."""
+        return self._served.trust >= _SURE or self._computed_per_s(stations) is not None
+
+    def _computed_per_s(self, stations: Sequence[Station]) -> float | None:
+        """By the models of their steps; None: they have measured none."""
         computed = sum(
             computed_rate(station.load.times, self._typical, self._places(station), self.weights) or 0.0
             for station in stations
         )
-        return self._served.per_s(computed or None)
+        return computed or None
 
     def steps_per_s(self, stations: Sequence[Station]) -> float | None:
         """Steps per second of one of them, when they are full."""
@@ -222,6 +232,10 @@ class Outlook:
         """What is said to the caller."""
         wait_s *= self._wait.factor(now_s)
         return Place(position, wait_s, wait_s + self.corrected_prefill_s(prefill_s, now_s))
+
+    def cautious_s(self, place: Place) -> float:
+        """A predicted time to the first token with what is added because a wait is not certain."""
+        return place.ttft_s + (self.caution.factor - 1.0) * place.wait_s
 
     def corrected_prefill_s(self, prefill_s: float, now_s: float) -> float:
         """A predicted prefill as it is believed now."""

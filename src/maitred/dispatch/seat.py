@@ -13,17 +13,33 @@ if TYPE_CHECKING:
     from maitred.dispatch.dispatcher import Dispatcher
 
 
+class AskedToLeave(Exception):
+    """It would be served sooner elsewhere, and should say whether it goes: `Seat.move` or `Seat.stay`.
+
+    Args:
+        seat: It keeps its place here until then, and can be granted meanwhile.
+    """
+
+    def __init__(self, seat: "Seat") -> None:
+        super().__init__()
+        self.seat = seat
+
+
 class Seat:
     """One request's. Made by `Dispatcher.seat`; entering joins the line, leaving gives everything back.
 
     Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "ticket")
+    __slots__ = ("_asked", "_dispatcher", "_waiter", "moved", "ticket")
 
     def __init__(self, dispatcher: "Dispatcher", ticket: Ticket) -> None:
         self._dispatcher = dispatcher
         self._waiter: asyncio.Future[None] | None = None
+        self._asked: asyncio.Future[None] | None = None
+        """Somebody wants to know whether it goes."""
+        self.moved = False
+        """Whether it has gone elsewhere."""
         self.ticket = ticket
 
     async def __aenter__(self) -> "Seat":
@@ -43,9 +59,12 @@ class Seat:
         Raises:
             DeadlineExceeded: The deadline passed, or nothing can be ready by then any more.
             ReplicaUnavailable: None has been ready for longer than its class waits.
+            AskedToLeave: It should go elsewhere (of an errand that is `movable`, once at most). It can be asked again.
         """
         ticket = self.ticket
         while ticket.state is State.WAITING:
+            if self._asked is not None and not self._asked.done():
+                raise AskedToLeave(self)
             if self._waiter is not None:
                 raise RuntimeError("Another task waits for this seat already.")
             self._waiter = asyncio.get_running_loop().create_future()
@@ -63,6 +82,24 @@ class Seat:
         """Its state has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def ask_to_leave(self) -> asyncio.Future[None]:
+        """Asks it to go elsewhere; the result is there when it has gone, or will not."""
+        self._asked = asyncio.get_running_loop().create_future()
+        self.wake()
+        return self._asked
+
+    def stay(self) -> None:
+        """It was asked to leave, and does not; also when it does not wait any more."""
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(None)
+
+    def move(self) -> bool:
+        """It was asked to leave, and leaves its context next, if it still waits; returns whether it does."""
+        self.moved = self.ticket.state is State.WAITING
+        if not self.moved:
+            self.stay()
+        return self.moved
 
     @property
     def elsewhere(self) -> bool:

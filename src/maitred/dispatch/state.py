@@ -35,6 +35,7 @@ class DispatchState:
     trust: Mapping[str, float]
     refusals: Mapping[str, int]
     left_waiting: int
+    moved: int
     wasted_tokens: int
     service_per_s: float
     predictions: int
@@ -85,6 +86,7 @@ def state_of(floor: Floor, now_s: float) -> DispatchState:
         },
         refusals=counts.refusals,
         left_waiting=counts.left_waiting,
+        moved=counts.moved,
         wasted_tokens=counts.wasted_tokens,
         service_per_s=outlook.per_s(ready) or 0.0,
         predictions=outlook.calibration.compared,

@@ -33,6 +33,11 @@ from maitred.wire.address import parse_address
 SOONEST_S = 1.0
 """Least that `predicted_ready_s` promises: a start that takes longer than the last one is still a start."""
 
+ALONE_S = 5.0
+"""Longest pause before a new start while no other engine serves the model: then callers wait for this one."""
+_LOOK_S = 1.0
+"""How soon it is noticed that none does any more."""
+
 EXIT_REPORT_S = 1.0
 """Between the end of the connection and the exit of a process that died."""
 
@@ -82,7 +87,8 @@ class LocalEngine:
         expected_start_s: What a start is expected to take before one has been measured.
         backoff: When to start again after a death.
         silence_timeout_s: When an engine that says nothing is ended and started again; None: never.
-        others_serve: Whether other engines serve the model now, so that a first start that fails is tried again too.
+        others_serve: Whether other engines serve the model now, so that a first start that fails is tried again too,
+            and a pause before a new start may be long.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
 
@@ -174,7 +180,7 @@ class LocalEngine:
                 wait_s = self._backoff.wait_s(ready_s)
                 _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)
                 self._ready_at_s = self._clock.monotonic_s() + wait_s + self._start_s
-                await self._sleep(wait_s)
+                await self._rest(wait_s)
                 self.restarts += 1
         except Exception as error:
             if first_start.done():
@@ -183,6 +189,14 @@ class LocalEngine:
             first_start.exception()  # marked as seen: `started` need not be awaited
         finally:
             first_start.cancel()
+
+    async def _rest(self, wait_s: float) -> None:
+        """Lets the back-off pass; not all of it while nobody else serves."""
+        pause_s = min(wait_s, ALONE_S)
+        while pause_s > 0:
+            await self._sleep(pause_s)
+            wait_s -= pause_s
+            pause_s = min(wait_s, _LOOK_S) if self._others_serve() else 0.0
 
     async def _live(self, first_start: asyncio.Future[None]) -> tuple[float, str]:
         """One life of the engine, from start to death.

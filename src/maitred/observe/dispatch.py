@@ -92,6 +92,11 @@ class DispatchState(Protocol):
         ...
 
     @property
+    def moved(self) -> int:
+        """Requests that were sent to another model while they waited."""
+        ...
+
+    @property
     def wasted_tokens(self) -> int:
         """Output of requests that did not come to their end."""
         ...
@@ -129,6 +134,10 @@ _GAUGES: Mapping[str, tuple[str, Callable[[DispatchState], float]]] = {
     ),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[DispatchState], float]]] = {
+    "maitred_dispatch_moved": (
+        "Requests that were sent to another model while they waited.",
+        lambda state: state.moved,
+    ),
     "maitred_dispatch_left_waiting": (
         "Requests whose callers left while they waited.",
         lambda state: state.left_waiting,

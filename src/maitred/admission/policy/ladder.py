@@ -38,6 +38,8 @@ class Variant(msgspec.Struct, frozen=True):
     """To be served instead."""
     degraded: tuple[str, ...] = ()
     """What was taken, as `maitred.core.answer.Tally.degraded` says it."""
+    overflows: bool = False
+    """Whether it goes to a provider; others that wait may go in its place."""
 
 
 class Ladder:
@@ -57,6 +59,11 @@ class Ladder:
     ) -> None:
         self._steps = tuple(steps)
         self._skipped = skipped
+
+    @property
+    def overflow_to(self) -> str | None:
+        """The model that requests may be sent to while they wait; None: there is no such step."""
+        return next((step.to for step in self._steps if step.step == "overflow"), None)
 
     async def first_that_fits(
         self, ask: Ask, most_tokens: int, refusal: MaitredError, attempt: Callable[[Variant], Awaitable[T]]
@@ -94,7 +101,7 @@ class Ladder:
         tried = {(ask.model, ask.max_tokens)}
         for step in self._steps:
             if step.step == "overflow" and step.to is not None:
-                yield step.step, Variant(msgspec.structs.replace(ask, model=step.to), (f"overflow={step.to}",))
+                yield step.step, overflowing(ask, step.to)
                 continue
             alone, above = _applied(step, ask, most_tokens), _applied(step, above, most_tokens)
             before = len(tried)
@@ -104,6 +111,11 @@ class Ladder:
                     yield step.step, Variant(less, degraded=_taken(ask, less))
             if len(tried) == before:
                 self._skipped(step.step, NOTHING_TO_TAKE)
+
+
+def overflowing(ask: Ask, to: str) -> Variant:
+    """The whole request at another model."""
+    return Variant(msgspec.structs.replace(ask, model=to), (f"overflow={to}",), overflows=True)
 
 
 def _applied(step: DegradationStep, ask: Ask, most_tokens: int) -> Ask:

@@ -59,8 +59,12 @@ class Pace:
         measured = self._done / self._time_s
         if computed is None:
             return measured
-        trust = min(1.0, self._time_s / _SETTLED_S)
-        return trust * measured + (1 - trust) * computed
+        return self.trust * measured + (1 - self.trust) * computed
+
+    @property
+    def trust(self) -> float:
+        """How far the measure is believed, from 0 to 1."""
+        return min(1.0, self._time_s / _SETTLED_S)
 
 
 @dataclass(frozen=True, slots=True)
