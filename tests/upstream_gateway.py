@@ -60,6 +60,7 @@ class UpstreamGateway:
     ledger: PaperLedger
     admission: Admission
     rollouts: Rollouts
+    trials: Trials
     dispatchers: Sequence[Dispatcher] = ()
     tallies: list[Tally] = field(default_factory=list)
 
@@ -154,12 +155,23 @@ async def upstream_gateway(
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=30) as client:
             system = UpstreamGateway(
-                *(url_of(listener), client, text_model, upstream, gate, dispatcher, ledger, admission, rollouts),
+                *(
+                    url_of(listener),
+                    client,
+                    text_model,
+                    upstream,
+                    gate,
+                    dispatcher,
+                    ledger,
+                    admission,
+                    rollouts,
+                    trials,
+                ),
                 [*dispatchers.values()],
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts)]
+            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts, trials.shadows)]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:

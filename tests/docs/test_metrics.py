@@ -15,6 +15,7 @@ from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
 from maitred.observe.metrics import EngineState, Metrics
 from maitred.observe.residency import ResidencyState, ResidentState
+from maitred.observe.rollouts import RolloutsState
 from maitred.observe.upstreams import UpstreamState
 from tests.dispatch_desk import Desk
 
@@ -42,6 +43,9 @@ def rendered():
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
         lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, 9, 8, 1, 2.0, 0, 0, 2.0)}),
         Replicas({"m": Desk().dispatcher}, SystemClock()).all,
+        lambda: RolloutsState(
+            {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
+        ),
     )
     tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
     tally.refused_by = "tokens_per_minute"

@@ -1,19 +1,23 @@
 """Rollouts from outside: a gateway before two versions of a model that servers of others run."""
 
 import asyncio
+import json
+from collections import Counter
 
 import httpx
 import pytest
 
+from maitred.app.shadows import CopyEnd
 from maitred.core.answer import Outcome
 from maitred.core.errors import Conflict
+from maitred.core.limits import Limit, LimitKind
 from maitred.core.rollout import Phase
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.config import RoutingConfig
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
-from maitred.testing.scripted_openai import Fault, FaultKind, scripted_openai
+from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
 from maitred.wire.admin.requests import WeighRollout
-from tests.integration.test_routing import SOUND, ask, broken, model, text
+from tests.integration.test_routing import CHAT, SOUND, ask, broken, model, text
 from tests.integration.test_upstream_faults import TEXT
 from tests.upstream_gateway import upstream_gateway
 
@@ -24,7 +28,7 @@ def rollout(**settings):
     )
 
 
-async def sides(system, count=40):
+async def sides(system, count=24):
     """Which version each of so many sessions gets."""
     headers = [(await ask(system, "chat", {"x-session-id": f"s{i}"})).headers for i in range(count)]
     return [each["x-maitred-rollout"].removeprefix("chat=") for each in headers]
@@ -93,7 +97,7 @@ async def test_whoever_may_use_one_version_only_gets_that_one():
 
 
 async def test_requests_in_flight_finish_where_they_are():
-    slow = SOUND.__class__(ttft=SOUND.ttft, itl=SOUND.itl.__class__(mean_s=0.05))
+    slow = Script(ttft=SOUND.ttft, itl=Times(mean_s=0.05))
     with scripted_openai(SOUND) as one, scripted_openai(slow) as other:
         models = {"v1": model(one), "v2": model(other)}
         async with upstream_gateway("", models=models, routing=rollout(weight=1.0)) as system:
@@ -133,3 +137,77 @@ async def test_a_canary_that_fails_is_aborted_and_no_caller_has_noticed():
             assert {tally.outcome for tally in system.tallies} == {Outcome.FINISHED}
             assert (await ask(system, "chat")).headers["x-maitred-rollout"] == "chat=stable"
             await system.wait_until(lambda: system.nothing_left)
+
+
+def wrong(share):
+    """A canary some of whose answers have another word in them."""
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    chunk["choices"] = [{"index": 0, "delta": {"content": " but"}, "finish_reason": None}]
+    return Script(
+        ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=FaultKind.EVENT, share=share, text=json.dumps(chunk))]
+    )
+
+
+def copies(system):
+    return {end: count for (_, end), count in system.trials.shadows.ends.items()}
+
+
+async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
+    few = Limit(id="few", subject="*", kind=LimitKind.REQUESTS_PER_MINUTE, value=20)
+    with scripted_openai(SOUND) as one, scripted_openai(SOUND) as other:
+        models = {"v1": model(one), "v2": model(other)}
+        async with upstream_gateway("", models=models, routing=rollout(shadow=1.0), limited=[few]) as system:
+            for _ in range(10):
+                assert text(await ask(system, "chat", temperature=0)) == TEXT
+            streamed = await ask(system, "chat", temperature=0, stream=True)
+            assert streamed.text.rstrip().endswith("[DONE]")
+            await ask(system, "chat")
+            await system.wait_until(lambda: system.trials.shadows.under_way == 0)
+            assert copies(system) == {CopyEnd.AGREED: 11, CopyEnd.ANSWERED: 1}, "what was sampled is not compared"
+            assert len(system.tallies) == 12, "copies are no requests"
+            for number in range(8):
+                assert (await ask(system, "chat")).status_code == 200, f"the limit of the callers, request {number}"
+            assert (await ask(system, "chat")).status_code == 429
+            await system.wait_until(lambda: system.trials.shadows.under_way == 0 and system.nothing_left)
+            accounts = Counter((event.model, event.organisation, event.rollout) for event in system.ledger.events)
+            assert accounts == {("v1", "anonymous", "chat=stable"): 20, ("v2", "operators", "chat=canary"): 20}
+            assert system.rollouts.all()[0].canary_requests == 20
+
+
+async def test_a_canary_with_other_answers_is_aborted_before_anybody_has_seen_one():
+    with scripted_openai(SOUND) as one, scripted_openai(wrong(0.5)) as other:
+        models = {"v1": model(one), "v2": model(other)}
+        async with upstream_gateway("", models=models, routing=rollout(shadow=1.0, trial=EAGER)) as system:
+            for _ in range(20):
+                answers = await asyncio.gather(*(ask(system, "chat", temperature=0) for _ in range(5)))
+                assert {text(answer) for answer in answers} == {TEXT}
+                if (body := system.rollouts.all()[0]).phase is Phase.ABORTED:
+                    break
+            assert (body.phase, body.faults, body.shadow) == (Phase.ABORTED, ["disagreement"], 0.0)
+
+
+async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_copies():
+    settings = rollout(shadow=1.0, shadow_limit=2)
+    with scripted_openai(SOUND) as one, scripted_openai(broken(FaultKind.SILENT)) as hung:
+        models = {"v1": model(one), "v2": model(hung)}
+        async with upstream_gateway("", models=models, routing=settings) as system:
+            for _ in range(5):
+                assert text(await ask(system, "chat", temperature=0)) == TEXT
+            assert system.trials.shadows.under_way == 2
+            assert copies(system) == {CopyEnd.SKIPPED: 3}
+            assert not system.nothing_left
+        assert system.trials.shadows.under_way == 0
+        assert system.nothing_left
+        assert {event.outcome for event in system.ledger.events if event.model == "v2"} == {Outcome.CANCELLED}
+
+
+async def test_a_caller_who_leaves_takes_its_copy_along():
+    slow = Script(ttft=Times(mean_s=5.0), itl=SOUND.itl)
+    body = {"model": "chat", **CHAT, "temperature": 0}
+    with scripted_openai(slow) as one, scripted_openai(slow) as other:
+        models = {"v1": model(one), "v2": model(other)}
+        async with upstream_gateway("", models=models, routing=rollout(shadow=1.0)) as system:
+            with pytest.raises(httpx.ReadTimeout):
+                await system.client.post("/v1/chat/completions", json=body, timeout=0.4)
+            await system.wait_until(lambda: system.trials.shadows.under_way == 0 and system.nothing_left)
+            assert copies(system) == {CopyEnd.DROPPED: 1}

@@ -139,7 +139,8 @@ class Pipeline:
             return
         answers = self._begin(principal, tally, ask, way)
         # Where a new version is tried behind the name, the trial wants to know how it went.
-        async with answers if self._trials is None else self._trials.watched(answers, way, tally) as answer:
+        trials = self._trials
+        async with answers if trials is None else trials.watched(answers, way, ask, tally, self._serve) as answer:
             yield answer
 
     def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:

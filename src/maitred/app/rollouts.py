@@ -16,6 +16,7 @@ import msgspec
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.rollout import Phase, RolloutState
+from maitred.observe.rollouts import RolloutsState
 from maitred.routing.pools.names import Names
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 from maitred.routing.rollout.faults import rollout_faults
@@ -126,6 +127,23 @@ class Rollouts:
         self._names.rollouts = self._live.main
         self._say(decided)
         self._news.set()
+
+    def state(self, copies: Mapping[tuple[str, str], int]) -> RolloutsState:
+        """For metrics.
+
+        Args:
+            copies: Rollout and end -> copies.
+        """
+        live = self._live.items()
+        return RolloutsState(
+            weight={name: rollout.state.weight for name, rollout in live},
+            requests={(name, version): n for name, rollout in live for version, n in rollout.requests.items()},
+            evidence={
+                (name, fault): share for name, rollout in live for fault, share in rollout.trial.evidence().items()
+            },
+            copies=copies,
+            decisions=self.decisions,
+        )
 
     # --- what operators say ---
 

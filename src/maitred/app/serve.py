@@ -159,6 +159,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         router = Router(catalog, routes_of(config, catalog), live)
         rollouts = Rollouts(stores.rollouts, live, router.names, clock)
         await rollouts.open(config.routing.rollouts)
+        trials = Trials(live, rollouts, clock)
         metrics = Metrics(
             lambda: gate.inside,
             lambda: {where: _state_of(engine) for where, engine in engines.items()},
@@ -167,6 +168,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             upstreams.states,
             on_demand.state,
             replicas.all,
+            lambda: rollouts.state(trials.shadows.ends),
         )
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
@@ -179,7 +181,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             least_itl_s=config.dispatch.least_itl_s,
             retries=Retrying(config.dispatch.retries, retry_budget, clock),
             schemas=schemas,
-            trials=Trials(live, rollouts, clock),
+            trials=trials,
         )
         edge = build(
             config.server,
@@ -208,6 +210,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             for name, dispatcher in queues.items():
                 await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
             await background.enter_async_context(on_demand.running(queues))
+            await background.enter_async_context(running(trials.shadows.run(), "shadows"))
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())

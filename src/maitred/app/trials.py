@@ -5,12 +5,13 @@ made of it says nothing, for it came late through no fault of its own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from maitred.app.rollouts import Rollouts
+from maitred.app.shadows import Copy, Serve, Shadows
 from maitred.app.succession import Succession
-from maitred.core.answer import Answer, Tally
+from maitred.core.answer import Answer, Ask, Part, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import (
     CallerError,
@@ -42,21 +43,29 @@ class Trials:
         live: The rollouts.
         rollouts: Does what a trial says.
         clock: The time.
+
+    Attributes:
+        shadows: The copies. Its `run` must be running, or there are none.
     """
 
     def __init__(self, live: LiveRollouts, rollouts: Rollouts, clock: Clock) -> None:
         self._live = live
         self._rollouts = rollouts
         self._clock = clock
+        self.shadows = Shadows(clock, self._compared)
 
     @asynccontextmanager
-    async def watched(self, answers: Succession, way: Way, tally: Tally) -> AsyncIterator[Answer]:
+    async def watched(
+        self, answers: Succession, way: Way, ask: Ask, tally: Tally, serve: Serve
+    ) -> AsyncIterator[Answer]:
         """The same answer; its trial is told how it went.
 
         Args:
             answers: The answer, not entered.
             way: Where it may go.
-            tally: What is known of the request.
+            ask: The request.
+            tally: What is known of it.
+            serve: Starts the work at a model, for a copy.
         """
         arm = way.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
@@ -70,28 +79,42 @@ class Trials:
 
         entry = Entry(arm.version, tally.started_s, so_far)
         rollout.enter(entry)
+        copy: Copy | None = None
         try:
             async with answers as answer:
-                yield answer
-        except asyncio.CancelledError as cancelled:
-            ours = bool(cancelled.args) and isinstance(cancelled.args[0], MaitredError)
+                # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
+                if way.copy_to is not None and tally.arm == arm and rollout.split.shadows(tally.request_id):
+                    copy = self.shadows.begin(rollout, ask, tally, way.copy_to, serve)
+                yield answer if copy is None else _overheard(answer, copy.heard)
+        except (asyncio.CancelledError, GeneratorExit) as left:
+            ours = bool(left.args) and isinstance(left.args[0], MaitredError)
             entry.end(None if ours else so_far(self._clock.monotonic_s()))
-            raise
-        except GeneratorExit:
-            entry.end(so_far(self._clock.monotonic_s()))
+            if copy is not None:
+                copy.drop()
             raise
         except Exception as error:
             entry.end(_judged(answers.first_failure or error))
+            if copy is not None:
+                copy.failed()
             raise
         else:
             seen = so_far(self._clock.monotonic_s())
             whole = not (seen.failed or seen.refused)
             entry.end(_with_tokens(seen, tally.completion_tokens) if whole else seen)
+            if copy is not None:
+                copy.whole() if whole else copy.failed()
         finally:
-            self._look(rollout)
+            self._rollouts.follow(rollout, rollout.advance(self._clock.monotonic_s()))
 
-    def _look(self, rollout: LiveRollout) -> None:
-        self._rollouts.follow(rollout, rollout.advance(self._clock.monotonic_s()))
+    def _compared(self, rollout: LiveRollout, seen: Observation) -> None:
+        self._rollouts.follow(rollout, rollout.compared(seen))
+
+
+async def _overheard(answer: Answer, heard: Callable[[list[Part]], None]) -> AsyncIterator[list[Part]]:
+    """The same answer, of which somebody else hears."""
+    async for parts in answer:
+        heard(parts)
+        yield parts
 
 
 def seen_of(arm: Arm, answers: Succession, tally: Tally, now_s: float) -> Observation:

@@ -21,6 +21,7 @@ from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
+from maitred.observe.rollouts import RolloutMetrics, RolloutsState
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -283,6 +284,7 @@ class Metrics:
         upstreams: UpstreamStates = dict,
         residency: Callable[[], ResidencyState] = ResidencyState,
         replicas: ReplicaStates = tuple,
+        rollouts: Callable[[], RolloutsState] = RolloutsState,
     ) -> None:
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -293,6 +295,7 @@ class Metrics:
         self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(ResidencyMetrics(residency))
         self._registry.register(ReplicaMetrics(replicas))
+        self._registry.register(RolloutMetrics(rollouts))
         self._registry.register(Accounts(accounts))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)

@@ -25,9 +25,11 @@ class LiveRollout:
         config: Its settings.
         split: How requests are shared.
         trial: What was seen.
+        requests: Version -> requests that have ended on trial, of all trials.
     """
 
     def __init__(self, state: RolloutState) -> None:
+        self.requests = dict.fromkeys(Version, 0)
         self._follow(state)
         self._begin_trial()
 
@@ -45,7 +47,11 @@ class LiveRollout:
 
     def _begin_trial(self) -> None:
         self.trial = Trial(self.config.trial.rules(compares=self.state.shadow > 0))
-        self._lane = Lane(self.trial.observe, self.config.trial.patience_s)
+        self._lane = Lane(self._observe, self.config.trial.patience_s)
+
+    def _observe(self, version: Version, seen: Observation) -> None:
+        self.requests[version] += 1
+        self.trial.observe(version, seen)
 
     @property
     def on_trial(self) -> bool:

@@ -1,0 +1,57 @@
+"""Metrics of rollouts. Read at a scrape."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsState:
+    """All of them, as this gateway sees them."""
+
+    weight: Mapping[str, float] = field(default_factory=dict)
+    """By name."""
+    requests: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By name and version: those on trial that have ended."""
+    evidence: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By name and fault."""
+    copies: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By name and end."""
+    decisions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By name and phase."""
+
+
+class RolloutMetrics(Collector):
+    """Reads them when somebody scrapes."""
+
+    def __init__(self, state: Callable[[], RolloutsState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        state = self._state()
+        weight = GaugeMetricFamily(
+            "maitred_rollout_weight", "Share of the keys that the canary serves.", labels=["rollout"]
+        )
+        for name, share in state.weight.items():
+            weight.add_metric([name], share)
+        evidence = GaugeMetricFamily(
+            "maitred_rollout_evidence",
+            "How strongly a fault of the canary is suspected; 1 is enough for an abort.",
+            labels=["rollout", "fault"],
+        )
+        for names, share in state.evidence.items():
+            evidence.add_metric(names, share)
+        yield weight
+        yield evidence
+        for metric, text, label, counts in (
+            ("maitred_rollout_requests", "Requests on trial that have ended.", "version", state.requests),
+            ("maitred_rollout_copies", "Copies for the canary that have ended, or were not made.", "end", state.copies),
+            ("maitred_rollout_decisions", "Decisions on this gateway, by what came of them.", "phase", state.decisions),
+        ):
+            counter = CounterMetricFamily(metric, text, labels=["rollout", label])
+            for names, count in counts.items():
+                counter.add_metric(names, count)
+            yield counter
