@@ -68,33 +68,33 @@ async def restarted(engine, times):
             await asyncio.sleep(0.01)
 
 
-async def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_serves_and_leaves_nothing_behind(short_folder, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     async with LocalEngine(scripted()) as engine:
         await engine.started()
-        (folder,) = tmp_path.iterdir()
+        (folder,) = short_folder.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         assert engine.link.card().name == "scripted"
         assert await answer(engine) == [5, 6, 7, 5]
         assert engine.predicted_ready_s() == 0
         pid = engine.pid
     assert not psutil.pid_exists(pid)
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_folder.iterdir()) == []
     assert engine.restarts == 0
     assert engine.link.open_streams == 0
 
 
-async def test_what_a_killed_gateway_left_is_swept_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_what_a_killed_gateway_left_is_swept_up(short_folder, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     beyond_all_pids = (1 << 22) + 1
-    orphaned = tmp_path / f"maitred-{beyond_all_pids}-{'0' * 16}"
-    alive = tmp_path / f"maitred-{os.getpid()}-{'0' * 16}"
-    foreign = tmp_path / "maitred-notes"
+    orphaned = short_folder / f"maitred-{beyond_all_pids}-{'0' * 16}"
+    alive = short_folder / f"maitred-{os.getpid()}-{'0' * 16}"
+    foreign = short_folder / "maitred-notes"
     for folder in (orphaned, alive, foreign):
         folder.mkdir()
     async with LocalEngine(scripted()):
         assert not orphaned.exists()
-    assert sorted(tmp_path.iterdir()) == sorted([alive, foreign])
+    assert sorted(short_folder.iterdir()) == sorted([alive, foreign])
 
 
 async def test_while_it_starts_it_says_for_how_long():
@@ -256,8 +256,8 @@ asyncio.run(main())
 """
 
 
-def test_the_engine_does_not_outlive_a_killed_parent(tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+def test_the_engine_does_not_outlive_a_killed_parent(short_folder):
+    environment = {**os.environ, "TMPDIR": str(short_folder)}
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment, cwd=Path.cwd()
     ) as owner:

@@ -292,3 +292,6 @@ async def test_a_caller_may_leave_in_the_middle_of_a_statement(store_config: Sto
                 await asking
             assert time.monotonic() - started_s < 1
             assert await _version(database) == 0
+    # What closes a connection may end a moment after its caller.
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others or not (await asyncio.wait(others, timeout=5))[1]

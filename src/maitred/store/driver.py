@@ -67,6 +67,8 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "connect")
     def prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's, and each has its own.
+        driver = connection.driver_connection
+        driver.stop = _once(driver.stop)
         # The driver begins no transactions by itself: left alone, it would begin none for a SELECT.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -102,6 +104,24 @@ async def in_one_go(connection: AsyncConnection, work: Callable[[sqlite3.Connect
 async def _in_its_thread(driver: Any, work: Callable[[sqlite3.Connection], T]) -> T:  # noqa: ANN401 - aiosqlite's
     done: T = await driver._execute(work, driver._connection)  # its own methods are one statement each
     return done
+
+
+def _once(stop: Callable[[], T]) -> Callable[[], T | None]:
+    """For aiosqlite, whose thread ends when it is told to for the first time, and never answers who tells it again.
+
+    Where a caller leaves while its connection is being closed, both the closing and SQLAlchemy's breaking off tell it:
+    the closing would wait for good, and a program that ends would wait for the closing.
+    """
+    stopped = False
+
+    def stop_once() -> T | None:
+        nonlocal stopped
+        if stopped:
+            return None
+        stopped = True
+        return stop()
+
+    return stop_once
 
 
 def _json() -> dict[str, Any]:
