@@ -19,8 +19,8 @@ help: ## List the commands.
 serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://127.0.0.1:8000.
 	@exec $(BIN)/maitred serve $(ARGS)
 
-test: .venv/dev.stamp ## Run the tests.
-	@$(BIN)/pytest -m "not gpu and not external" $(ARGS)
+test: .venv/dev.stamp ## Run the tests, on all cores; ARGS="-n 0" runs them one after the other.
+	@$(BIN)/pytest -m "not gpu and not external" --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import rules, tests.
 	@$(BIN)/ruff format --check .

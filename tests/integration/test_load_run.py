@@ -103,7 +103,8 @@ async def test_a_user_reads_thinks_and_asks_on_with_the_conversation_so_far(serv
 async def test_a_server_that_pauses_cannot_hide_it():
     """What was due during a pause has waited since then, whenever the tester got to send it."""
     with scripted_openai(Script(ttft=Times(mean_s=0.02), pauses=[Pause(at_s=3.0, for_s=1.0)])) as server:
-        due_s = [number * 0.05 for number in range(100)]  # the server's time began before, on a busy machine long before
+        # The server's time began before the run's, on a busy machine long before.
+        due_s = [number * 0.05 for number in range(100)]
         data = await run(spec(server.url, clients=Clients(max_open=4)), questions(*due_s))
     waits_s = sorted(record.arrivals_s[0] - record.intended_s for record in data.records)
     assert waits_s[-1] > 0.8
