@@ -159,9 +159,11 @@ def main() -> int:
 
 async def run(report: Report, folder: Path, seconds: float, seed: int) -> None:
     """All of it."""
-    with serving("--config", configured(folder, places=len(MODELS))) as server:
+    # The second server knows from the first how long loads take, as after any restart.
+    kept = {"MAITRED__STORE__FOLDER": str(folder / "data")}
+    with serving("--config", configured(folder, places=len(MODELS)), environment=kept) as server:
         right = await _undisturbed(server)
-    with serving("--config", configured(folder, places=PLACES)) as server:
+    with serving("--config", configured(folder, places=PLACES), environment=kept) as server:
         async with _client() as client:
             alternating = Caller(client, server.url)
             first = await _played(server, alternating, alternating.alternate(seconds))

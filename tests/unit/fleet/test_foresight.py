@@ -46,6 +46,19 @@ def test_the_longer_a_pause_the_sooner_its_end_is_the_models():
     assert said[-1] < 6.0 < said[0]
 
 
+def test_a_load_that_is_late_is_said_to_take_longer_the_later_it_is_and_so_are_those_after_it():
+    one = machine([1, 1], 1, loads_s=[12.0, 4.0], turn_loads=0.0, guess_s=4.0)
+    one.call("a")
+    one.tick()
+    one.until(one.now_s + 2.0)
+    assert asked(one, "a") == pytest.approx(2.0, abs=TICK_S)
+    one.until(one.now_s + 2.0)
+    punctual_s = asked(one, "b") - asked(one, "a")
+    one.until(one.now_s + 4.0)
+    assert asked(one, "a") == pytest.approx(0.4 + 0.5 * 4.0, abs=TICK_S)
+    assert asked(one, "b") - asked(one, "a") > 2 * punctual_s
+
+
 def errors_of(traffic, seeds=24):
     """Of the waits that were foreseen, or turned out, to be long, in parts of what they turned out to be."""
     errors = []

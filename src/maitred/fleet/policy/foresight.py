@@ -12,8 +12,9 @@ from maitred.fleet.policy.resident import Demand, Phase, Resident
 from maitred.fleet.policy.residents import Demands, Residents
 
 _IDLE = Demand()
-_OVERDUE = 0.1
-"""Part of its usual time that a load which takes longer than usual is said to take still."""
+_OVERDUE, _LATE = 0.1, 0.5
+"""A load that takes longer than usual is said to take this part of its usual time still, and this part of what it is
+late by: whatever slows it will not end because we look."""
 _NEVER = 1e-9
 """Chances per second below which a model is said to stay to the end of its turn."""
 
@@ -34,13 +35,16 @@ def ready_in_s(residents: Residents, name: str, now_s: float, demands: Demands) 
         return 0.0
     free = residents.budget_bytes - residents.taken_bytes
     at_s = now_s
+    pace = 1.0
     leaving: list[tuple[float, int]] = []
     for one in residents.all.values():
         goes_s: float | None = None
         if one.phase is Phase.LEAVING:
             goes_s = max(now_s, one.since_s + residents.unload.seconds)
         elif one.phase is Phase.LOADING:
-            at_s = max(one.since_s + one.load.seconds, now_s + _OVERDUE * one.load.seconds)
+            at_s = _ends_s(one, now_s)
+            # What slows this load slows those after it.
+            pace = max(1.0, (at_s - one.since_s) / one.load.seconds)
             if one is target:
                 return at_s - now_s
             goes_s = None if one.pinned else at_s + _stays_s(residents, one) + residents.unload.seconds
@@ -53,12 +57,18 @@ def ready_in_s(residents: Residents, name: str, now_s: float, demands: Demands) 
         while free < one.memory_bytes and leaving:
             goes_s, memory_bytes = leaving.pop(0)
             at_s, free = max(at_s, goes_s), free + memory_bytes
-        at_s = max(at_s, one.not_before_s) + one.load.seconds
+        at_s = max(at_s, one.not_before_s) + pace * one.load.seconds
         if one is target:
             break
         free -= one.memory_bytes
         leaving.append((at_s + _stays_s(residents, one) + residents.unload.seconds, one.memory_bytes))
     return at_s - now_s
+
+
+def _ends_s(one: Resident, now_s: float) -> float:
+    """When the load of a model that is being loaded should be complete."""
+    late_s = now_s - one.since_s - one.load.seconds
+    return now_s + max(-late_s, _OVERDUE * one.load.seconds + _LATE * max(0.0, late_s))
 
 
 def _line(residents: Residents, target: Resident, now_s: float, demands: Demands) -> list[Resident]:
