@@ -26,7 +26,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
     found.set_ylabel("prompt tokens found, over one cache")
     found.set_ylim(0, 1.05)
     waited.set_ylabel("time to first token, mean, s")
-    waited.set_yscale("log")
+    waited.set_ylim(bottom=0)
     for axis in (found, waited):
         axis.set_xticks(list(loads), [f"{load:g}×" for load in loads])
         axis.minorticks_off()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fair_summary
+from benchmarks import fair_summary, routing_summary
 from benchmarks.report import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
@@ -26,8 +26,8 @@ def main() -> int:
 
 def render() -> str:
     """All figures, as Markdown."""
-    fair = fair_summary.render()
-    return "\n".join([_users(), _loads(), *fair, _throughput(), _rest(), _accounts(), _retries(), _tester()])
+    fair, routing = fair_summary.render(), routing_summary.render()
+    return "\n".join([_users(), _loads(), *fair, _throughput(), _rest(), routing, _accounts(), _retries(), _tester()])
 
 
 def _load(name: str) -> dict[str, Any]:

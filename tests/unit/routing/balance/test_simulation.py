@@ -74,14 +74,14 @@ class Replica:
         return cached, first_s - now_s, self.runs[-1][1]
 
 
-def play(policy, seed, *, sessions=160, turns=6, bound=1.2):
+def play(policy, seed, *, sessions=160, turns=6, bound=1.2, price=4.0):
     chance = random.Random(seed)
     replicas = {name: Replica(name) for name in "abcd"}
     oracle = Lru(CAPACITY * len(replicas))
     index = PrefixIndex(BLOCK)
     for name in replicas:
         index.join(name, CAPACITY)
-    balance = Balancer(BalanceConfig(policy=policy, bound=bound), WEIGHTS, chance.random)
+    balance = Balancer(BalanceConfig(policy=policy, bound=bound, recompute_price=price), WEIGHTS, chance.random)
     systems = [[chance.randrange(50_000) for _ in range(640)] for _ in range(8)]
     now_s, arrivals = 0.0, []
     for number in range(sessions):
@@ -118,6 +118,12 @@ def play(policy, seed, *, sessions=160, turns=6, bound=1.2):
         "uneven": max(served) / (sum(served) / len(served)),
         "ttft_s": sum(ttfts) / len(ttfts),
     }
+
+
+def test_who_counts_what_its_work_takes_from_others_finds_more_and_waits_no_longer():
+    own_only, priced = play("predicted_ttft", 3, price=1.0), play("predicted_ttft", 3)
+    assert priced["of oracle"] > 1.03 * own_only["of oracle"]
+    assert priced["ttft_s"] <= own_only["ttft_s"]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
