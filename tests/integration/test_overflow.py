@@ -1,6 +1,6 @@
 """Hybrid overflow from outside: an own model that is too slow for its load, and a provider beside it; real HTTP.
 
-A third of the requests begin like a conversation that was served here before, the others like none.
+A sixth of the requests begins like a conversation that was served here before, the others like none.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def crowd(system, **headers):
     await asyncio.gather(*(ask(system, KNOWN + f"Which of {number}?", f"before-{number}") for number in range(48)))
     system.ledger.events.clear()
     wish = {"x-maitred-ttft-ms": str(OBJECTIVE_MS), **headers}
-    texts = [fresh(number) if number % 3 else KNOWN + f"And {number}?" for number in range(REQUESTS)]
+    texts = [fresh(number) if number % 6 else KNOWN + f"And {number}?" for number in range(REQUESTS)]
     answers = await asyncio.gather(*(ask(system, text, number, wish) for number, text in enumerate(texts)))
     await system.wait_until(lambda: system.nothing_left)
     return answers
@@ -77,9 +77,8 @@ async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exa
             assert Counter(answer.status_code for answer in answers) == {200: REQUESTS}
             away = sent_away(answers)
             assert 4 <= len(away) <= REQUESTS - 12
-            assert sum(number % 3 == 0 for number in away) <= len(away) / 6, (
-                "the conversations that are known here stay"
-            )
+            known = sum(number % 6 == 0 for number in away)
+            assert known <= len(away) / 8, "the conversations that are known here stay"
             moved = system.dispatcher.state().moved
             assert moved > 0
             lines = Counter((event.request_id, event.model, event.outcome) for event in system.ledger.events)

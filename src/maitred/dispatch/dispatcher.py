@@ -93,12 +93,13 @@ class Dispatcher:
         """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
 
         Returns:
-            Whether anybody was asked; then `check` may say something else now.
+            Whether anybody was, for this request or for others of its kind; then `check` may say something else now.
         """
-        asked = self._ask_to_leave(self._relief.before(errand, self._clock.monotonic_s()))
-        if asked:
-            await asyncio.wait(asked, timeout=_ANSWER_S)
-        return bool(asked)
+        self._ask_to_leave(self._relief.before(errand, self._clock.monotonic_s()))
+        answers = [answer for ticket in self._relief.leaving(errand) if (answer := self._seats[ticket].answer)]
+        if answers:
+            await asyncio.wait(answers, timeout=_ANSWER_S)
+        return bool(answers)
 
     def look(self) -> None:
         """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
@@ -202,10 +203,14 @@ class Dispatcher:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self.turn)
 
-    def _ask_to_leave(self, tickets: Sequence[Ticket]) -> list[asyncio.Future[None]]:
+    def stays(self, ticket: Ticket) -> None:
+        """See `Seat`."""
+        self._relief.left(ticket)
+
+    def _ask_to_leave(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
-            self._relief.left(ticket)
-        return [self._seats[ticket].ask_to_leave() for ticket in tickets]
+            self._relief.asked(ticket)
+            self._seats[ticket].ask_to_leave()
 
     def _wait(self, seat: Seat) -> None:
         """It waits from now on."""
@@ -219,7 +224,7 @@ class Dispatcher:
         seat = self._seats.pop(ticket, None)
         if seat is not None:
             self._relief.left(ticket)
-            seat.stay()
+            seat.answered()
             same = self._by_id[ticket.errand.id]
             same.remove(ticket)
             if not same:

@@ -37,6 +37,8 @@ class Relief:
         self._held = held
         self._shared = config.line.policy == "fair"
         self._movable: dict[Group, dict[Ticket, None]] = {}
+        self._asked: dict[Group, dict[Ticket, None]] = {}
+        """Those that were asked, wait still, and have not said that they stay."""
         self._pressures: dict[Group, Pressure] = {}
 
     def joined(self, ticket: Ticket) -> None:
@@ -45,13 +47,18 @@ class Relief:
             self._movable.setdefault(self._group_of(ticket), {})[ticket] = None
 
     def left(self, ticket: Ticket) -> None:
-        """It does not wait any more, or was asked: nobody is asked twice."""
-        group = self._group_of(ticket)
-        of_group = self._movable.get(group)
-        if of_group is not None:
-            of_group.pop(ticket, None)
-            if not of_group:
-                del self._movable[group]
+        """It does not wait any more, or stays."""
+        _remove(self._movable, self._group_of(ticket), ticket)
+        _remove(self._asked, self._group_of(ticket), ticket)
+
+    def asked(self, ticket: Ticket) -> None:
+        """It is asked to leave, and not a second time."""
+        _remove(self._movable, self._group_of(ticket), ticket)
+        self._asked.setdefault(self._group_of(ticket), {})[ticket] = None
+
+    def leaving(self, errand: Errand) -> list[Ticket]:
+        """Those of the group of a request that were asked and have not answered yet."""
+        return list(self._asked.get(self._group_of(self._floor.ticket(errand)), ()))
 
     def before(self, errand: Errand, now_s: float) -> list[Ticket]:
         """Who should leave so that a new request can wait that would be refused now.
@@ -70,7 +77,7 @@ class Relief:
         if errand.movable:
             tickets = [*tickets, ticket]
         service = ticket.service + sum(waiting.service for waiting in self._waiting(group))
-        chosen = self._leavers(tickets, surplus(service, wait_s, late_s))
+        chosen = self._leavers(group, tickets, surplus(service, wait_s, late_s))
         return [] if ticket in chosen else chosen
 
     def among(self, now_s: float) -> list[Ticket]:
@@ -102,9 +109,15 @@ class Relief:
             return []
         late_s += (1.0 - pressure.allowed) * self._objective_s(last)
         service = sum(waiting.service for waiting in self._waiting(group))
-        return self._leavers(tickets, surplus(service, wait_s, late_s)) or [last]
+        chosen = self._leavers(group, tickets, surplus(service, wait_s, late_s))
+        return chosen or ([] if self._asked.get(group) else [last])
 
-    def _leavers(self, tickets: list[Ticket], service: float) -> list[Ticket]:
+    def _leavers(self, group: Group, tickets: list[Ticket], service: float) -> list[Ticket]:
+        """Who leaves beside those that are about to."""
+        about_to = [ticket.service for ticket in self._asked.get(group, ())]
+        if about_to and sum(about_to) >= service:
+            return []
+        service -= sum(about_to)
         candidates = [
             Candidate(ticket.errand.prompt_tokens, self._held(ticket.errand), ticket.service, ticket.errand.arrived_s)
             for ticket in tickets
@@ -153,3 +166,11 @@ class Relief:
 def _due_s(ticket: Ticket) -> float:
     """What orders the requests of a group: until when they can wait, or since when they do."""
     return ticket.arrived_s if ticket.first_token_by_s is None else ticket.first_token_by_s
+
+
+def _remove(groups: dict[Group, dict[Ticket, None]], group: Group, ticket: Ticket) -> None:
+    of_group = groups.get(group)
+    if of_group is not None:
+        of_group.pop(ticket, None)
+        if not of_group:
+            del groups[group]

@@ -31,13 +31,13 @@ class Seat:
     Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
     """
 
-    __slots__ = ("_asked", "_dispatcher", "_waiter", "moved", "ticket")
+    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "ticket")
 
     def __init__(self, dispatcher: "Dispatcher", ticket: Ticket) -> None:
         self._dispatcher = dispatcher
         self._waiter: asyncio.Future[None] | None = None
-        self._asked: asyncio.Future[None] | None = None
-        """Somebody wants to know whether it goes."""
+        self.answer: asyncio.Future[None] | None = None
+        """Done when it has gone elsewhere, or will not; None: it was not asked."""
         self.moved = False
         """Whether it has gone elsewhere."""
         self.ticket = ticket
@@ -63,7 +63,7 @@ class Seat:
         """
         ticket = self.ticket
         while ticket.state is State.WAITING:
-            if self._asked is not None and not self._asked.done():
+            if self.answer is not None and not self.answer.done():
                 raise AskedToLeave(self)
             if self._waiter is not None:
                 raise RuntimeError("Another task waits for this seat already.")
@@ -83,16 +83,20 @@ class Seat:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def ask_to_leave(self) -> asyncio.Future[None]:
-        """Asks it to go elsewhere; the result is there when it has gone, or will not."""
-        self._asked = asyncio.get_running_loop().create_future()
+    def ask_to_leave(self) -> None:
+        """Asks it to go elsewhere; see `answer`."""
+        self.answer = asyncio.get_running_loop().create_future()
         self.wake()
-        return self._asked
 
     def stay(self) -> None:
         """It was asked to leave, and does not; also when it does not wait any more."""
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(None)
+        self._dispatcher.stays(self.ticket)
+        self.answered()
+
+    def answered(self) -> None:
+        """Whoever has asked need not wait for an answer any more."""
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result(None)
 
     def move(self) -> bool:
         """It was asked to leave, and leaves its context next, if it still waits; returns whether it does."""

@@ -53,7 +53,7 @@ async def waiting(desk, stack, *errands):
 
 
 def asked(seats):
-    return [name for name, seat in seats.items() if seat._asked is not None]
+    return [name for name, seat in seats.items() if seat.answer is not None]
 
 
 def left_of(desk, errand_):
@@ -163,7 +163,7 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     new = movable(3, within_s=2.0, may=False)
     relieving = asyncio.create_task(desk.dispatcher.relieve(new))
     await asyncio.sleep(0)
-    seat = next(seat for seat in seats.values() if seat._asked is not None)
+    seat = next(seat for seat in seats.values() if seat.answer is not None)
     with pytest.raises(AskedToLeave):
         await seat.granted()
     seat.stay()
@@ -177,12 +177,25 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     granted.cancel()
 
 
+async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
+    desk = pressed_desk(Held(**{"1": 0.9, "2": 0.2, "3": 0.5, "4": 0.95, "5": 0.95}))
+    await fill(desk, stack)
+    seats = await waiting(desk, stack, *(movable(number) for number in (1, 2, 3)))
+    relieving = [asyncio.create_task(desk.dispatcher.relieve(movable(number))) for number in (4, 5)]
+    await asyncio.sleep(0)
+    assert asked(seats) == ["req-2"], "one is enough, and the second new request waits for its answer too"
+    assert not any(task.done() for task in relieving)
+    await seats["req-2"].__aexit__(None, None, None)
+    assert await asyncio.gather(*relieving) == [True, True]
+    assert desk.dispatcher._relief._asked == {}
+
+
 async def test_who_is_granted_meanwhile_does_not_move(stack):
     desk = pressed_desk()
     seats = await waiting(desk, stack, movable(1))
-    answer = seats["req-1"].ask_to_leave()
+    seats["req-1"].ask_to_leave()
     desk.dispatcher.turn()
-    assert answer.done()
+    assert seats["req-1"].answer.done()
     assert not seats["req-1"].move()
     assert (await seats["req-1"].granted()).name == "post-0"
     assert desk.floor.running == 1
