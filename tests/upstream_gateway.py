@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
+from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
@@ -100,6 +101,7 @@ async def upstream_gateway(
     schemas: Schemas | None = None,
     reports: ReportsConfig = ReportsConfig(),  # noqa: B008 - frozen
     balance: BalanceConfig | None = None,
+    dispatching: DispatchConfig = DispatchConfig(),  # noqa: B008 - frozen
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -117,6 +119,7 @@ async def upstream_gateway(
         schemas: Puts answers to their schemas.
         reports: How long what the servers say of their load is believed.
         balance: Which of several servers takes a request; None: the one with the most room.
+        dispatching: How requests wait, and for whom.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -133,7 +136,7 @@ async def upstream_gateway(
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
         dispatchers = {
             name: Dispatcher(
-                *(name, posts, DispatchConfig(reports=reports), clock),
+                *(name, posts, replace(dispatching, reports=reports), clock),
                 placement=None if balance is None else Placement(Balancer(balance, ServiceWeights(), random.random)),
             )
             for name, posts in upstreams.posts().items()

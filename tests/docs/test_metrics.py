@@ -51,6 +51,7 @@ def rendered():
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
+    tally.hedged = "second"
     tally.fallbacks.append("general=big")
     tally.failed.append(Failed("m", "schema", Usage(1, 1), replaced=True))
     tally.chosen = Chosen("auto", "big", "large", 0.9)

@@ -31,6 +31,8 @@ def account_headers(tally: Tally, *, explain: bool) -> list[Header]:
     headers += escalated_headers(tally.failed)
     if tally.arm is not None:
         headers.append((b"x-maitred-rollout", _UNFIT.sub(b"?", str(tally.arm).encode("utf-8"))))
+    if tally.hedged:
+        headers.append((b"x-maitred-hedged", tally.hedged.encode("ascii")))
     if tally.chosen is not None and tally.model:
         headers.append((b"x-maitred-model", _UNFIT.sub(b"?", tally.model.encode("utf-8"))))
     if explain:

@@ -9,15 +9,15 @@ noted has gone to the client, and is not generated again. Where an answer must f
 grammar follows from the output too, so nothing more than this needs to be kept for it.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
+from maitred.app.hedging import Head
 from maitred.app.merge import merged
 from maitred.core.ports import Replica, TokenStream
 from maitred.core.request import Delta, FinishReason, Request
-from maitred.dispatch.seat import Seat
 
 
 class Transcript:
@@ -87,7 +87,11 @@ class Attempt:
     def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[Delta]]]) -> None:
         self.streams = streams
         self._prompts = list(streams)
-        self._batches = batches
+        self._batches = Head(batches)
+
+    async def begun(self) -> None:
+        """Waits for the first news, and leaves it there."""
+        await self._batches.begun()
 
     async def news(self) -> tuple[int, list[Delta]]:
         """The number of a prompt, and what came of its answer.
@@ -102,8 +106,15 @@ class Attempt:
 
 
 @asynccontextmanager
-async def attempt(replica: Replica, requests: dict[int, Request], seat: Seat) -> AsyncIterator[Attempt]:
+async def attempt(
+    replica: Replica, requests: dict[int, Request], submitted: Callable[[], None]
+) -> AsyncIterator[Attempt]:
     """Submits requests; leaving cancels what has not ended.
+
+    Args:
+        replica: To whom.
+        requests: By the number of the prompt.
+        submitted: Called after each.
 
     Raises:
         ReplicaUnavailable: The replica is not ready.
@@ -112,6 +123,6 @@ async def attempt(replica: Replica, requests: dict[int, Request], seat: Seat) ->
         streams = {}
         for prompt, request in requests.items():
             streams[prompt] = await running.enter_async_context(replica.generate(request))
-            seat.submitted()
+            submitted()
         batches = await running.enter_async_context(merged(list(streams.values())))
         yield Attempt(streams, batches)

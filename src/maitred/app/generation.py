@@ -12,6 +12,7 @@ from typing import Self
 from maitred.admission.grant import Grant
 from maitred.app.choice import Choice
 from maitred.app.continuation import Attempt, Transcript, attempt
+from maitred.app.hedging import opened
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
@@ -129,9 +130,13 @@ class Generation:
             tally.place, tally.released_s = None, now_s
             tally.waited_ms = dict(self._seat.waited_ms)
         self._grant.served_by(post.name)
-        return await self._at_replica.enter_async_context(
-            attempt(post.replica, self._transcript.left(now_s), self._seat)
+        left = self._transcript.left(now_s)
+        server, answer = await opened(
+            *(self._seat, post, lambda post, submitted: attempt(post.replica, left, submitted)),
+            *(self._at_replica, tally),
         )
+        self._grant.served_by(server.name)
+        return answer
 
     async def _go_on_elsewhere(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a replica that has failed, and waits for another one.

@@ -9,11 +9,12 @@ there and in the ledger, so a stream that breaks off, however late, never looks 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 from maitred.admission.grant import Grant
+from maitred.app.hedging import Head, opened
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
 from maitred.core.answer import Outcome, Part, Tally
@@ -140,9 +141,16 @@ class Relay:
         self._grant.served_by(post.name)
         if not self._attempts.failures:
             await self._running.enter_async_context(self._at_server)
-        stream = await self._at_server.enter_async_context(post.replica.relay(self._request))
-        self._seat.submitted()
-        return aiter(stream)
+        server, stream = await opened(self._seat, post, self._open, self._at_server, tally)
+        self._grant.served_by(server.name)
+        return stream
+
+    @asynccontextmanager
+    async def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> AsyncIterator[Head[Batch]]:
+        """Sends it to a server."""
+        async with post.replica.relay(self._request) as stream:
+            submitted()
+            yield Head(aiter(stream))
 
     async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.

@@ -221,6 +221,8 @@ class Tally:
     """How often it went on at another replica because its own had failed."""
     continued: int = 0
     """Of these, how often in the middle of an answer whose text another server was given to go on with."""
+    hedged: str = ""
+    """Which of two replicas, ``first`` or ``second``, began to answer first; empty: it was sent to one."""
     outcome: Outcome | None = None
     stalled: bool = False
     """Whether it was cancelled because its client had stopped reading."""

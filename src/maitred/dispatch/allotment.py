@@ -80,6 +80,17 @@ class Allotment:
             return self._choice.of(ticket, open_ones, now_s)
         return WaitCause.SLOTS if slots else WaitCause.KV_FULL
 
+    def spare_for(self, ticket: Ticket, others: Sequence[Station], now_s: float) -> Station | None:
+        """A further replica for a request that has one, of what is free beyond the headroom; None: none has room."""
+        if len(self.quotas.all) > 1 and not ticket.cost.within(self.quotas.room(ticket.room.quota, total_of(others))):
+            return None
+        roomy = [
+            station
+            for station in untried(ticket, others)
+            if ticket.cost.within(station.free.minus(_kept(station.total, self.headroom, [station])))
+        ]
+        return self._choice.of(ticket, roomy, now_s) if roomy else None
+
     def below_share(
         self, room: Room, quota: Quota, ready: Sequence[Station], now_s: float
     ) -> tuple[Ticket, Station] | None:

@@ -78,6 +78,38 @@ class OverflowConfig(Struct, frozen=True, kw_only=True):
     ] = 5.0
 
 
+class HedgingConfig(Struct, frozen=True, kw_only=True):
+    """Sending small interactive requests to a second replica when the first is late."""
+
+    models: Annotated[
+        list[str],
+        Meta(
+            description="Names of the models for which it is done, as below `models` or as ours is served. None: off."
+        ),
+    ] = []
+    share: Annotated[
+        float, Meta(gt=0, le=0.5, description="Part of these requests that may be sent twice, at most.")
+    ] = 0.05
+    quantile: Annotated[
+        float,
+        Meta(
+            ge=0.5,
+            le=0.999,
+            description="A request is late once this part of the last 256 has had its first token in less time.",
+        ),
+    ] = 0.95
+    least_s: Annotated[float, Meta(gt=0, description="None is late before this.", extra={"unit": "seconds"})] = 0.05
+    most_tokens: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Prompt and longest answer together of what counts as small; an answer whose request names no "
+            "length is as long as `admission.default_output_tokens`, or as the window.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 2_048
+
+
 class DispatchConfig(Struct, frozen=True, kw_only=True):
     """In which order requests wait, how many and how long, and who has a share of its own."""
 
@@ -198,6 +230,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
             "the tenant's budget, `server.retry_share`.",
         ),
     ] = 2
+    hedging: HedgingConfig = HedgingConfig()
 
     def first_token_within_s(self, flow: Flow) -> float | None:
         """By when the first token must come of a request that does not say it; None: whenever."""

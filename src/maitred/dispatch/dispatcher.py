@@ -18,10 +18,12 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
+from maitred.dispatch.policy.hedging import Hedging
 from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
+from maitred.dispatch.spare import Spare
 from maitred.dispatch.state import DispatchState, state_of
-from maitred.dispatch.ticket import State, Ticket
+from maitred.dispatch.ticket import Grip, State, Ticket
 
 __all__ = ["Dispatcher", "Errand", "Post", "Seat"]
 
@@ -62,6 +64,7 @@ class Dispatcher:
         self.model = model
         self.floor = Floor(posts, config, placement)
         self._recoveries = config.recoveries
+        self._hedging = Hedging(config.hedging, model)
         self._draw = draw
         self._gatekeeper = Gatekeeper(self.floor, config, draw, wanted)
         self._relief = Relief(self.floor, config, self.floor.choice.held)
@@ -179,7 +182,30 @@ class Dispatcher:
 
     def first_token(self, ticket: Ticket) -> None:
         """See `Seat`."""
-        self.floor.first_token(ticket, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        if self._hedging.is_for(ticket.errand) and not ticket.returns:
+            self._hedging.answered(now_s - ticket.released_s)
+        self.floor.first_token(ticket, now_s)
+
+    def hedge_after_s(self, ticket: Ticket) -> float | None:
+        """See `Seat`."""
+        if len(self.floor.stations) == 1 or ticket.returns or not self._hedging.is_for(ticket.errand):
+            return None
+        self._hedging.released()
+        return self._hedging.after_s
+
+    def spare(self, ticket: Ticket) -> Spare | None:
+        """See `Seat`."""
+        grip = self.floor.spare(ticket, self._clock.monotonic_s()) if self._hedging.affordable else None
+        if grip is None:
+            return None
+        self._hedging.spend()
+        return Spare(self, ticket, grip)
+
+    def settle(self, ticket: Ticket, spare: Grip, *, won: bool) -> None:
+        """See `Spare`."""
+        self.floor.settle(ticket, spare, won=won)
+        self._ask_for_turn()
 
     # --- turns ---
 

@@ -170,6 +170,34 @@ class Floor:
         assert ticket.grip is not None
         return any(station is not ticket.grip.station for station in untried(ticket, self.refresh(now_s)))
 
+    def spare(self, ticket: Ticket, now_s: float) -> Grip | None:
+        """Takes the credits of a second replica for a released request of which nothing has come.
+
+        Only what is free and wanted by nobody: while anybody waits, there is none.
+        """
+        if ticket.state is not State.RELEASED or ticket.grip is None or ticket.grip.begun or self.waiting:
+            return None
+        others = [station for station in self.refresh(now_s) if station is not ticket.grip.station]
+        station = self.allotment.spare_for(ticket, others, now_s)
+        if station is None:
+            return None
+        grip = Grip(station, station.hold(ticket.costs, now_s), ticket.grip.quota, now_s)
+        self.allotment.take(ticket, grip.quota)
+        self.choice.released(ticket, station)
+        self.forecaster.changed()
+        return grip
+
+    def settle(self, ticket: Ticket, spare: Grip, *, won: bool) -> None:
+        """Of two replicas that a request holds, one is given up: if the second has won, the first."""
+        assert ticket.grip is not None
+        loser = spare
+        if won:
+            ticket.grip, loser = spare, ticket.grip
+            ticket.predicted = None  # it was said of the other one
+        loser.station.release(loser.hold)
+        self.allotment.give(ticket, loser.quota)
+        self.forecaster.changed()
+
     def turn(self, now_s: float) -> list[Ticket]:
         """Releases whom there are credits for, and fails whose time is over. Returns both.
 
@@ -256,7 +284,7 @@ class Floor:
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """Its first token came."""
         if ticket.grip is not None and ticket.state is State.RELEASED:
-            ticket.grip.station.first_token(now_s - ticket.released_s)
+            ticket.grip.station.first_token(now_s - ticket.grip.since_s)
             self.outlook.first_token(ticket, now_s)
 
     # --- how ---
@@ -287,7 +315,7 @@ class Floor:
         ticket.room.take(ticket, now_s)
         ticket.state = State.RELEASED
         ticket.released_s = now_s
-        ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota)
+        ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s)
         self.allotment.take(ticket, quota)
         self.choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from maitred.core.place import Place
 from maitred.dispatch.errand import AnyPost
+from maitred.dispatch.spare import Spare
 from maitred.dispatch.ticket import State, Ticket
 
 if TYPE_CHECKING:
@@ -104,6 +105,17 @@ class Seat:
         if not self.moved:
             self.stay()
         return self.moved
+
+    def hedge_after_s(self) -> float | None:
+        """How long to wait for the granted replica before a `spare` one is asked as well; None: whatever it takes.
+
+        To be asked once, when the request is sent.
+        """
+        return self._dispatcher.hedge_after_s(self.ticket)
+
+    def spare(self) -> Spare | None:
+        """A second replica, from now until its `settle`; None: the budget has none, or none has room."""
+        return self._dispatcher.spare(self.ticket)
 
     @property
     def elsewhere(self) -> bool:

@@ -41,12 +41,13 @@ class State(Enum):
 class Grip:
     """What a released request holds."""
 
-    __slots__ = ("begun", "hold", "quota", "station")
+    __slots__ = ("begun", "hold", "quota", "since_s", "station")
 
-    def __init__(self, station: Station, hold: Hold, quota: Quota) -> None:
+    def __init__(self, station: Station, hold: Hold, quota: Quota, since_s: float) -> None:
         self.station = station
         self.hold = hold
         self.quota = quota
+        self.since_s = since_s
         self.begun = False
         """Whether something came of it from there."""
 

@@ -91,6 +91,12 @@ class RequestMetrics:
             ["model", "reason", "result"],
             registry=registry,
         )
+        self._hedges = Counter(
+            "maitred_hedges",
+            "Requests that were sent to a second replica because the first was late, and who answered.",
+            ["model", "answered"],
+            registry=registry,
+        )
         self._recoveries = Counter(
             "maitred_recoveries",
             "Times that a request went on at another replica because its own had failed.",
@@ -150,6 +156,8 @@ class RequestMetrics:
             self._escalations.labels(failed.model, failed.reason, "replaced" if failed.replaced else "given").inc()
             if failed.replaced:
                 self._count_tokens(failed.model, failed.usage)
+        if tally.hedged:
+            self._hedges.labels(tally.model, tally.hedged).inc()
         if tally.recoveries:
             self._recoveries.labels(tally.model).inc(tally.recoveries)
         if tally.continued:

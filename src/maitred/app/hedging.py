@@ -1,0 +1,118 @@
+"""The beginning of an answer, by whichever of two replicas is the first to give one.
+
+A second one is asked only where the first is late and another has room at this moment (see `dispatch.policy.hedging`).
+As soon as one has begun, the other is left, which ends the work there; so all that is ever done twice is the beginning.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Generic, Protocol, Self, TypeVar
+
+from maitred.core.answer import Tally
+from maitred.dispatch.errand import AnyPost
+from maitred.dispatch.seat import Seat
+from maitred.dispatch.spare import Spare
+
+T = TypeVar("T")
+
+
+class Beginning(Protocol):
+    """An answer whose first part can be waited for without being taken."""
+
+    async def begun(self) -> None:
+        """Waits for it."""
+        ...
+
+
+B = TypeVar("B", bound=Beginning)
+Open = Callable[[AnyPost, Callable[[], None]], AbstractAsyncContextManager[B]]
+"""Sends the request to a replica, and says so after each submission; leaving the context ends the work there."""
+_Runner = asyncio.Task[tuple[B, AsyncExitStack]]
+
+
+class Head(Generic[T]):
+    """An iterator that implements `Beginning`."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._first: list[T] = []
+
+    async def begun(self) -> None:
+        """See `Beginning`. Also returns where there is nothing at all."""
+        async for item in self._items:
+            self._first.append(item)
+            return
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return self._first.pop() if self._first else await anext(self._items)
+
+
+async def opened(
+    seat: Seat, post: AnyPost, open_at: Open[B], running: AsyncExitStack, tally: Tally
+) -> tuple[AnyPost, B]:
+    """Sends a request to the replica that it was granted, and to another one if that is late.
+
+    Args:
+        seat: Its place.
+        post: The replica.
+        open_at: Sends it.
+        running: Holds what was opened.
+        tally: Is told of a second replica.
+
+    Returns:
+        Who answers, and the answer.
+    """
+    after_s = seat.hedge_after_s()
+    if after_s is None:
+        return post, await running.enter_async_context(open_at(post, seat.submitted))
+    spare: Spare | None = None
+    won: _Runner[B] | None = None
+    runners = [first := asyncio.create_task(_run(open_at, post, seat.submitted), name="first replica")]
+    try:
+        await asyncio.wait(runners, timeout=after_s)
+        if not first.done() and (spare := seat.spare()) is not None:
+            runners.append(asyncio.create_task(_run(open_at, spare.post, spare.submitted), name="second replica"))
+        won = await _first_of(runners)
+        if won is None:
+            raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
+        answer, at_replica = won.result()
+        await running.enter_async_context(at_replica)
+    finally:
+        await _leave([runner for runner in runners if runner is not won])
+        if spare is not None:
+            tally.hedged = "second" if won is runners[-1] else "first"
+            spare.settle(won=won is runners[-1])
+    return (spare.post if spare is not None and won is runners[-1] else post), answer
+
+
+async def _run(open_at: Open[B], post: AnyPost, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        answer = await stack.enter_async_context(open_at(post, submitted))
+        await answer.begun()
+        return answer, stack.pop_all()
+
+
+async def _first_of(runners: list[_Runner[B]]) -> _Runner[B] | None:
+    """The first that begins to answer; None: all have failed."""
+    running = {*runners}
+    while running:
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for runner in runners:
+            if runner in done and runner.exception() is None:
+                return runner
+    return None
+
+
+async def _leave(runners: list[_Runner[B]]) -> None:
+    """Ends the work of those that were not the first."""
+    for runner in runners:
+        runner.cancel()
+    if runners:
+        await asyncio.wait(runners)
+    for runner in runners:
+        if not runner.cancelled() and runner.exception() is None:
+            await runner.result()[1].aclose()

@@ -1,0 +1,72 @@
+"""When a request that waits for its first token is sent to a second replica as well.
+
+Of many replicas one is slow now and then, for reasons that nobody sees. A request that has waited longer than nearly
+all of its kind is likely to be there, and a second copy elsewhere is likely to be sooner; sent so late, few copies are
+needed (J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013, where it is called a hedged request).
+
+What is learnt is the time from a request's release to its first token, whoever gave it. So a replica that is always
+slow moves the quantile and is not hedged against: that is the balancer's to see. A budget bounds the copies: every
+small request adds a part of one, so in any number of requests there are never more than that part of them.
+
+Pure: times are arguments.
+"""
+
+import math
+from collections import deque
+
+from maitred.core.flow import PriorityClass
+from maitred.dispatch.config import HedgingConfig
+from maitred.dispatch.errand import Errand
+
+_REMEMBERED = 256
+_LEAST_SAMPLES = 20
+"""Before so many times are known, none of them is called long."""
+_MOST_SAVED = 5.0
+"""Copies that can be saved up, so that a quiet hour does not pay for a burst of them."""
+
+
+class Hedging:
+    """Of one model.
+
+    Args:
+        config: The settings.
+        model: Its name.
+    """
+
+    def __init__(self, config: HedgingConfig, model: str) -> None:
+        self._config = config
+        self._on = model in config.models
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._saved = 0.0
+
+    def is_for(self, errand: Errand) -> bool:
+        """Whether it is on, and the request small and urgent enough."""
+        if not self._on or errand.flow.priority is not PriorityClass.INTERACTIVE:
+            return False
+        return errand.prompt_tokens + errand.max_tokens * errand.choices <= self._config.most_tokens
+
+    def released(self) -> None:
+        """Such a request was sent to a replica."""
+        self._saved = min(_MOST_SAVED, self._saved + self._config.share)
+
+    def answered(self, after_s: float) -> None:
+        """The first token of such a request came so long after its release."""
+        self._seconds.append(after_s)
+
+    @property
+    def after_s(self) -> float | None:
+        """How long after its release a request is late; None: nobody knows yet."""
+        if len(self._seconds) < _LEAST_SAMPLES:
+            return None
+        ordered = sorted(self._seconds)
+        place = min(len(ordered) - 1, math.ceil(self._config.quantile * len(ordered)) - 1)
+        return max(self._config.least_s, ordered[place])
+
+    @property
+    def affordable(self) -> bool:
+        """Whether the budget has a copy left. To the rounding of twenty twentieths."""
+        return self._saved >= 1.0 - 1e-9
+
+    def spend(self) -> None:
+        """A copy was sent."""
+        self._saved -= 1.0
