@@ -84,3 +84,17 @@ def test_faults_are_told(tmp_path, upstream, text):
     assert text in message
     assert "pass@" not in message
     assert "sk-very-secret" not in message
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])
+def test_answers_go_on_by_their_text_where_the_server_can(tmp_path, dialect):
+    upstream = f"{{url: 'http://127.0.0.1:1/v1', dialect: {dialect}}}"
+    loaded = read(tmp_path, f"models: {{far: {{continuation: reprompt, upstreams: [{upstream}]}}}}")
+    assert loaded.config.models["far"].reprompts
+
+
+@pytest.mark.parametrize("how", ["dialect: generic", "dialect: openai", "kind: anthropic"])
+def test_and_nowhere_else(tmp_path, how):
+    upstream = f"{{url: 'http://127.0.0.1:1/v1', {how}}}"
+    with pytest.raises(ConfigInvalid, match="Those that are: vllm, sglang, llamacpp"):
+        read(tmp_path, f"models: {{far: {{continuation: reprompt, upstreams: [{upstream}]}}}}")

@@ -329,6 +329,29 @@ async def test_who_has_begun_waits_for_a_replica_as_long_as_its_class_does_and_n
     desk.assert_empty()
 
 
+async def test_who_is_lost_again_and_again_waits_no_longer_in_all_than_its_class_does():
+    desk = Desk(max_wait_s={PriorityClass.STANDARD: 10.0})
+    async with desk.seat(1) as seat:
+        for _ in range(2):
+            await seat.granted()
+            desk.replica.set_up(False)
+            assert seat.again(prompts=[0])
+            desk.dispatcher.turn()
+            desk.clock.now_s += 4.0
+            desk.dispatcher.turn()
+            desk.replica.set_up(True)
+            desk.dispatcher.turn()
+        await seat.granted()
+        desk.replica.set_up(False)
+        assert seat.again(prompts=[0])
+        desk.dispatcher.turn()
+        desk.clock.now_s += 3.0
+        desk.dispatcher.turn()
+        with pytest.raises(ReplicaUnavailable):
+            await seat.granted()
+    desk.assert_empty()
+
+
 async def test_the_emptier_of_two_replicas_is_chosen():
     desk = Desk(replicas=2)
     async with AsyncExitStack() as stack:
