@@ -7,42 +7,37 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
+from maitred.admission.policy.ladder import Ladder, Variant
 from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.work import Work
-from maitred.app.escalation import Escalated, Judge, may_escalate, with_scores
-from maitred.app.flows import flow_of
+from maitred.app.escalation import Escalated, Judge, may_escalate
 from maitred.app.generation import Generation
-from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
 from maitred.app.movable import Movable
+from maitred.app.planning import AnyReading, Plan, Planner
 from maitred.app.prompts import Vocabulary, tokens_of
 from maitred.app.reading import Reading
 from maitred.app.relay import Relay
 from maitred.app.retrying import Retrying
 from maitred.app.router import Router
 from maitred.app.succession import Succession
-from maitred.app.text_reading import TextReading, read_text
+from maitred.app.text_reading import TextReading
 from maitred.app.trials import Trials
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
-    MaitredError,
-    Overloaded,
     ResourceNotFound,
-    TooExpensive,
 )
-from maitred.core.money import usd_of
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.relay import TextRequest
@@ -51,28 +46,9 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import TextModel
 from maitred.routing.escalation.schemas import Schemas
 from maitred.routing.pools.routes import Target, Way
 from maitred.text.tokenizer import Tokenizer
-
-_NO_LADDER = Ladder(())
-
-AnyReading = Reading | TextReading
-"""For a replica that takes tokens, or for one that takes text."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is to be done for a request."""
-
-    target: Target
-    reading: AnyReading
-    errand: Errand
-    place: Place
-    """What is predicted."""
-    instead_of: MaitredError | None = None
-    """Why another model than the one that was asked for; None: it is that one."""
 
 
 def draw_seed() -> int:
@@ -114,11 +90,10 @@ class Pipeline:
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
-        self._ladders = ladders or {}
+        self._planner = Planner(router, dispatchers, admission, ladders or {}, max_choices)
         self._admission = admission
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
-        self._max_choices = max_choices
         self._least_itl_s = least_itl_s
         self._schemas = schemas
         self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
@@ -150,15 +125,11 @@ class Pipeline:
     @asynccontextmanager
     async def _serve(self, ask: Ask, principal: Principal, tally: Tally, target: Target) -> AsyncIterator[Answer]:
         """The answer of one model."""
-        # Can it do what is asked, does that fit the window, and may it cost as much?
-        reading = await self._read(target, ask, tally)
-        # When would its turn come? Who would be served too late may get less, or is told so now.
-        try:
-            plan = self._plan(target, reading, principal, tally)
-        except DEGRADABLE as refusal:
-            plan = await self._degraded(target, reading, principal, tally, refusal)
+        # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
+        # so now.
+        plan = await self._planner.plan(target, ask, principal, tally)
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
-        leaving = self._leaving(plan.target, ask, principal) if plan.target is target else None
+        leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
         if leaving is None:
             async with self._work(plan, principal, tally) as answer:
                 yield answer
@@ -169,7 +140,7 @@ class Pipeline:
             yield answer
 
     @asynccontextmanager
-    async def _work(self, plan: _Plan, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
+    async def _work(self, plan: Plan, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
         """What is planned: admitted, queued, answered."""
         tally.forecast = plan.place
         # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
@@ -197,65 +168,12 @@ class Pipeline:
     @asynccontextmanager
     async def _elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
         """The work at the model that a waiting request is sent to; raises what stands against it there."""
-        there = self._router.way(variant.ask, principal).first()
-        plan = self._plan(there, await self._read(there, variant.ask, tally), principal, tally)
+        plan = await self._planner.elsewhere(variant, principal, tally)
         async with self._work(plan, principal, tally) as answer:
             tally.degraded = list(variant.degraded)
             yield answer
 
-    def _leaving(self, target: Target, ask: Ask, principal: Principal) -> Variant | None:
-        """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
-        to = self._ladders.get(target.pool, _NO_LADDER).overflow_to
-        if to is None or not ask.degradable:
-            return None
-        variant = overflowing(ask, to)
-        try:
-            self._router.way(variant.ask, principal).first()
-        except MaitredError:
-            return None
-        return variant
-
-    async def _read(self, target: Target, ask: Ask, tally: Tally) -> AnyReading:
-        """What the request is to a model."""
-        model = self._router.model(target)
-        tally.model = target.name
-        if isinstance(model, TextModel):
-            text = await read_text(model, ask, self._max_choices)
-            tally.prompt_tokens = text.prompt_tokens
-            self._check_cost(text, target)
-            return text
-        card, ask = model.card(), with_scores(ask)
-        check_generates(card, model.name)
-        check_needs(ask)
-        check_sampling(card, ask, self._max_choices)
-        check_size(card, model.tokenizer, ask)
-        prompts = await tokens_of(model, ask.prompts)
-        rooms = [check_fits(card, prompt, ask) for prompt in prompts]
-        tally.prompt_tokens = sum(map(len, prompts))
-        reading = Reading(model, card, ask, prompts, rooms)
-        self._check_cost(reading, target)
-        return reading
-
-    def _check_cost(self, reading: AnyReading, target: Target) -> None:
-        """Raises TooExpensive if it may cost more than its caller allows."""
-        most_usd = reading.ask.most_usd
-        if most_usd is None:
-            return
-        output_tokens = self._length(reading) * reading.choice_count
-        usd = usd_of(self._admission.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
-        if usd > most_usd:
-            raise TooExpensive(
-                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
-                f"Lower {reading.ask.max_tokens_param}, or allow more."
-            )
-
-    def _plan(self, target: Target, reading: AnyReading, principal: Principal, tally: Tally) -> _Plan:
-        """How it would wait; raises what refuses it for the load."""
-        errand = _errand(principal, tally, reading, self._length(reading))
-        tally.priority = errand.flow.priority
-        return _Plan(target, reading, errand, self._dispatchers[target.pool].check(errand))
-
-    async def _admitted(self, plan: _Plan, principal: Principal, tally: Tally, running: AsyncExitStack) -> Grant:
+    async def _admitted(self, plan: Plan, principal: Principal, tally: Tally, running: AsyncExitStack) -> Grant:
         """Takes what it needs from its caller's limits."""
         work = _work(principal, tally, plan.reading)
         try:
@@ -265,50 +183,6 @@ class Pipeline:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
-
-    def _length(self, reading: AnyReading) -> int:
-        """Most tokens of a choice, before any limit has had a look at it."""
-        room = max(reading.rooms)
-        return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
-
-    async def _degraded(
-        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
-    ) -> _Plan:
-        """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
-
-        async def attempt(variant: Variant) -> _Plan:
-            if variant.overflows:
-                leaving = self._leaving(target, reading.ask, principal)
-                if (plan := await self._relieved(target, reading, principal, tally, leaving is not None)) is not None:
-                    return plan
-            ask, there = variant.ask, target
-            if ask.model != reading.ask.model:
-                there = self._router.way(ask, principal).first()
-            plan = self._plan(there, await self._read(there, ask, tally), principal, tally)
-            return plan if there is target else replace(plan, instead_of=refusal)
-
-        ladder = self._ladders.get(target.pool, _NO_LADDER)
-        try:
-            variant, plan = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
-        except MaitredError:
-            # An attempt may have been at another model.
-            tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
-            tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
-            raise
-        tally.degraded = [] if plan.reading is reading else list(variant.degraded)
-        return plan
-
-    async def _relieved(
-        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, movable: bool
-    ) -> _Plan | None:
-        """The whole request here after all, where others that wait leave in its place."""
-        errand = replace(_errand(principal, tally, reading, self._length(reading)), movable=movable)
-        if not await self._dispatchers[target.pool].relieve(errand):
-            return None
-        try:
-            return self._plan(target, reading, principal, tally)
-        except DEGRADABLE:
-            return None
 
     def _relayed(
         self,
@@ -429,24 +303,6 @@ def _text_request(reading: TextReading, target: Target, grant: Grant, *, scored:
         scored=scored,
         model=target.model,
         chat="messages" in reading.fields,
-    )
-
-
-def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens: int) -> Errand:
-    """The request as the queue sees it."""
-    ask = reading.ask
-    wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
-    return Errand(
-        id=tally.request_id,
-        principal_org=principal.tenants[-1],
-        flow=flow_of(principal, ask),
-        prompt_tokens=reading.prompt_tokens,
-        prompts=reading.prompts,
-        max_tokens=max_tokens,
-        choices=reading.choice_count,
-        arrived_s=tally.started_s,
-        deadline_s=tally.started_s + min(wishes) if wishes else None,
-        session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
     )
 
 

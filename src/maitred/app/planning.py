@@ -1,0 +1,202 @@
+"""What is to be done for a request, before anything is done: at which model, as what, and when its turn would come.
+
+Who would be served too late may get less than it asked for, where the model's ladder has a step that helps; otherwise
+it is told so now. Nothing is held by a plan, and nothing has to be given back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from maitred.admission.admission import Admission
+from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
+from maitred.app.escalation import with_scores
+from maitred.app.flows import flow_of
+from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
+from maitred.app.prompts import tokens_of
+from maitred.app.reading import Reading
+from maitred.app.router import Router
+from maitred.app.text_reading import TextReading, read_text
+from maitred.core.answer import Ask, Tally
+from maitred.core.errors import MaitredError, Overloaded, TooExpensive
+from maitred.core.money import usd_of
+from maitred.core.place import Place
+from maitred.core.tenancy import Principal
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import Errand
+from maitred.routing.catalog import TextModel
+from maitred.routing.pools.routes import Target
+
+_NO_LADDER = Ladder(())
+
+AnyReading = Reading | TextReading
+"""For a replica that takes tokens, or for one that takes text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done for a request."""
+
+    target: Target
+    reading: AnyReading
+    errand: Errand
+    place: Place
+    """What is predicted."""
+    instead_of: MaitredError | None = None
+    """Why another model than the one that was asked for; None: it is that one."""
+
+
+class Planner:
+    """Makes the plans of one pipeline.
+
+    Args:
+        router: What is served, under which names.
+        dispatchers: For each model of the catalog, the queue before its replicas.
+        admission: What tokens cost, and how long answers are by default.
+        ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
+        max_choices: Largest `n`, if the replica would take more.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        dispatchers: Mapping[str, Dispatcher],
+        admission: Admission,
+        ladders: Mapping[str, Ladder],
+        max_choices: int,
+    ) -> None:
+        self._router = router
+        self._dispatchers = dispatchers
+        self._admission = admission
+        self._ladders = ladders
+        self._max_choices = max_choices
+
+    async def plan(self, target: Target, ask: Ask, principal: Principal, tally: Tally) -> Plan:
+        """What is to be done at a model, or with less, or at another one.
+
+        Raises:
+            MaitredError: What stands against it.
+        """
+        reading = await self._read(target, ask, tally)
+        try:
+            return self._queued(target, reading, principal, tally)
+        except DEGRADABLE as refusal:
+            return await self._degraded(target, reading, principal, tally, refusal)
+
+    async def elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> Plan:
+        """What is to be done for a waiting request at the model that it is sent to; raises what stands against it."""
+        there = self._router.way(variant.ask, principal).first()
+        return self._queued(there, await self._read(there, variant.ask, tally), principal, tally)
+
+    def leaving(self, target: Target, ask: Ask, principal: Principal) -> Variant | None:
+        """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
+        to = self._ladders.get(target.pool, _NO_LADDER).overflow_to
+        if to is None or not ask.degradable:
+            return None
+        variant = overflowing(ask, to)
+        try:
+            self._router.way(variant.ask, principal).first()
+        except MaitredError:
+            return None
+        return variant
+
+    async def _read(self, target: Target, ask: Ask, tally: Tally) -> AnyReading:
+        """What the request is to a model, if it can do what is asked, it fits, and may cost as much."""
+        model = self._router.model(target)
+        tally.model = target.name
+        if isinstance(model, TextModel):
+            text = await read_text(model, ask, self._max_choices)
+            tally.prompt_tokens = text.prompt_tokens
+            self._check_cost(text, target)
+            return text
+        card, ask = model.card(), with_scores(ask)
+        check_generates(card, model.name)
+        check_needs(ask)
+        check_sampling(card, ask, self._max_choices)
+        check_size(card, model.tokenizer, ask)
+        prompts = await tokens_of(model, ask.prompts)
+        rooms = [check_fits(card, prompt, ask) for prompt in prompts]
+        tally.prompt_tokens = sum(map(len, prompts))
+        reading = Reading(model, card, ask, prompts, rooms)
+        self._check_cost(reading, target)
+        return reading
+
+    def _check_cost(self, reading: AnyReading, target: Target) -> None:
+        """Raises TooExpensive if it may cost more than its caller allows."""
+        most_usd = reading.ask.most_usd
+        if most_usd is None:
+            return
+        output_tokens = self._length(reading) * reading.choice_count
+        usd = usd_of(self._admission.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
+        if usd > most_usd:
+            raise TooExpensive(
+                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
+                f"Lower {reading.ask.max_tokens_param}, or allow more."
+            )
+
+    def _queued(self, target: Target, reading: AnyReading, principal: Principal, tally: Tally) -> Plan:
+        """How it would wait; raises what refuses it for the load."""
+        errand = _errand(principal, tally, reading, self._length(reading))
+        tally.priority = errand.flow.priority
+        return Plan(target, reading, errand, self._dispatchers[target.pool].check(errand))
+
+    def _length(self, reading: AnyReading) -> int:
+        """Most tokens of a choice, before any limit has had a look at it."""
+        room = max(reading.rooms)
+        return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
+
+    async def _degraded(
+        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
+    ) -> Plan:
+        """The same with less, where the model's ladder has a step that helps; otherwise raises the refusal."""
+
+        async def attempt(variant: Variant) -> Plan:
+            if variant.overflows:
+                leaving = self.leaving(target, reading.ask, principal)
+                if (plan := await self._relieved(target, reading, principal, tally, leaving is not None)) is not None:
+                    return plan
+            ask, there = variant.ask, target
+            if ask.model != reading.ask.model:
+                there = self._router.way(ask, principal).first()
+            plan = self._queued(there, await self._read(there, ask, tally), principal, tally)
+            return plan if there is target else replace(plan, instead_of=refusal)
+
+        ladder = self._ladders.get(target.pool, _NO_LADDER)
+        try:
+            variant, plan = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
+        except MaitredError:
+            # An attempt may have been at another model.
+            tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
+            tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
+            raise
+        tally.degraded = [] if plan.reading is reading else list(variant.degraded)
+        return plan
+
+    async def _relieved(
+        self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, movable: bool
+    ) -> Plan | None:
+        """The whole request here after all, where others that wait leave in its place."""
+        errand = replace(_errand(principal, tally, reading, self._length(reading)), movable=movable)
+        if not await self._dispatchers[target.pool].relieve(errand):
+            return None
+        try:
+            return self._queued(target, reading, principal, tally)
+        except DEGRADABLE:
+            return None
+
+
+def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens: int) -> Errand:
+    """The request as the queue sees it."""
+    ask = reading.ask
+    wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+    return Errand(
+        id=tally.request_id,
+        principal_org=principal.tenants[-1],
+        flow=flow_of(principal, ask),
+        prompt_tokens=reading.prompt_tokens,
+        prompts=reading.prompts,
+        max_tokens=max_tokens,
+        choices=reading.choice_count,
+        arrived_s=tally.started_s,
+        deadline_s=tally.started_s + min(wishes) if wishes else None,
+        session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
+    )
