@@ -196,11 +196,9 @@ class Shadows:
                     parts += some
         except (Refused, CallerError):
             return CopyEnd.SKIPPED, None
-        except TimeoutError:
-            # What waited all the time says nothing of the canary.
+        except (TimeoutError, MaitredError):
+            # What was never sent says nothing of the canary: it waited, or came while a failure was got over.
             return (CopyEnd.SKIPPED, None) if tally.released_s is None else (CopyEnd.FAILED, failed)
-        except MaitredError:
-            return CopyEnd.FAILED, failed
         seen = Observation(tokens=tally.completion_tokens, copied=True)
         trial, greedy = rollout.config.trial, ask.sampling.temperature == 0
         similarity = trial.similarity if greedy else trial.sampled_similarity
