@@ -135,6 +135,7 @@ def test_both_models_are_listed(client):
 
 
 def test_prompt_tokens_alone_are_counted(server):
+    post(server, input="one")  # so that there is something to count from
     before = server.metrics()
     post(server, input=[[2, 4, 3], [2, 5, 5, 3]])
     after = server.metrics()

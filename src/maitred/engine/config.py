@@ -165,7 +165,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     pooling: Annotated[
-        PoolingMode | Literal["auto"] | None,
+        Literal[PoolingMode, "auto"] | None,
         Meta(
             description="Compute embeddings with a model that generates: its last rows are pooled in this way. `auto` "
             "does as the model's files say (`1_Pooling/config.json`), or takes the last token. Null: models that were "

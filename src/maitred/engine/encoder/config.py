@@ -34,7 +34,7 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     pooling: Annotated[
-        PoolingMode | Literal["auto"],
+        Literal[PoolingMode, "auto"],
         Meta(
             description="How the rows of a text become its vector. `auto` does as the model's files say "
             "(`1_Pooling/config.json`), or takes the mean of an encoder and the last token of a decoder."
