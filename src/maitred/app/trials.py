@@ -118,15 +118,21 @@ async def _overheard(answer: Answer, heard: Callable[[list[Part]], None]) -> Asy
 
 
 def seen_of(arm: Arm, answers: Succession, tally: Tally, now_s: float) -> Observation:
-    """What is seen of a request at a time: who waits for its first token has waited so long at least."""
+    """What is seen of a request at a time: who waits for its first token has waited so long at least.
+
+    The wait in the queue here is left out. How much room there is at a version depends on who came to which when, and
+    of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
+    """
     if tally.arm != arm:
         return _judged(answers.first_failure) or Observation(failed=True)
     if any(not step.startswith(_SAME_MODEL) for step in tally.degraded):
         return Observation(refused=True)  # another model answers, for want of room at this one
+    # A replica that lost the request has cost its caller the time until then.
+    begun_s = tally.started_s if tally.recoveries else tally.released_s
     first_s = now_s if tally.first_token_s is None else tally.first_token_s
     between = tally.completion_tokens - 1
     itl_s = sum(tally.gaps_s) / between if tally.gaps_s and between > 0 else None
-    return Observation(ttft_s=first_s - tally.started_s, itl_s=itl_s)
+    return Observation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
 
 
 def _judged(failure: BaseException | None) -> Observation | None:
