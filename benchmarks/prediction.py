@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.simulated import Simulation, capacity
+from benchmarks.simulated_gateway import Simulation, capacity
 from maitred.dispatch.ticket import Ticket
 from maitred.fairness.config import LineConfig
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
+from benchmarks.simulated_replicas import Clock
 from maitred.core.errors import Refused
 from maitred.core.flow import Flow, Share
 from maitred.core.ports import LoadReport, ModelCard, StepTimes
@@ -47,21 +48,6 @@ TENANTS, PROMPT_TOKENS, OUTPUT_TOKENS = 5, (40, 80), (60, 140)
 WAY_S = 0.001
 """From the engine to the gateway."""
 OWNER = "gateway"
-
-
-class SimulatedClock:
-    """Stands still until somebody moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        """Now."""
-        return self.now_s
-
-    def wall_s(self) -> float:
-        """Now."""
-        return self.now_s
 
 
 class NoModel:
@@ -130,7 +116,7 @@ class Simulation:
         self._objective_s = objective_s
         self._jitter = jitter
         self._numbers = count()
-        self._clock = SimulatedClock()
+        self._clock = Clock()
         self._model = NoModel()
         scheduler = Scheduler(
             BlockPool(BLOCKS),
