@@ -8,7 +8,6 @@ nobody had asked. Once it has left it does not come back: what has been sent to 
 import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import fields
 from types import TracebackType
 from typing import Self
 
@@ -62,7 +61,7 @@ class Movable:
         try:
             batches = aiter(await there.enter_async_context(self._elsewhere()))
         except MaitredError:
-            self._restore(before)
+            self._tally.go_back(before)
             seat.stay()
             return
         leaving = DeadlineUnmeetable("It waits for another model now.")
@@ -71,8 +70,4 @@ class Movable:
             await there.__aexit__(type(leaving), leaving, None)
         else:
             await there.__aexit__(type(leaving), leaving, None)
-            self._restore(before)
-
-    def _restore(self, before: Tally) -> None:
-        for field in fields(Tally):
-            setattr(self._tally, field.name, getattr(before, field.name))
+            self._tally.go_back(before)

@@ -247,7 +247,7 @@ class Tally:
         return known
 
     def go_back(self, known: "Tally") -> None:
-        """The model that was asked after `escalate` has given nothing."""
+        """All is as it was known to be: the other model that was asked has given nothing."""
         for each in fields(self):
             setattr(self, each.name, getattr(known, each.name))
 
