@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from maitred.core.flow import ONE_FLOW, Flow
+from maitred.core.grammar import Grammar
 
 
 class FinishReason(StrEnum):
@@ -82,6 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Further token ids that end the answer, beside the model's own."""
     n: int = 1
     """Choices to generate from the one prompt."""
+    grammar: Grammar | None = None
+    """What every choice has to be a word of; None: anything."""
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
