@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.kernels.linear import Linear, make_linear
+from maitred.engine.kernels.linear import Linear, Unchanged, make_linear
 from maitred.engine.models.config import ModelConfig
 
 
@@ -172,7 +172,7 @@ def _assemble(checkpoint: Checkpoint, config: ModelConfig, *, head: bool) -> Wei
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if not head:
         checkpoint.ignore("lm_head.weight")
-        return Weights(embedding, layers, final_norm, _unchanged)
+        return Weights(embedding, layers, final_norm, Unchanged())
     return Weights(embedding, layers, final_norm, _head(checkpoint, config, embedding))
 
 
@@ -181,10 +181,6 @@ def _head(checkpoint: Checkpoint, config: ModelConfig, embedding: Tensor) -> Lin
         checkpoint.ignore("lm_head.weight")
         return make_linear(embedding.to(checkpoint.dtype))
     return make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
-
-
-def _unchanged(rows: Tensor) -> Tensor:
-    return rows
 
 
 def _layer(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> LayerWeights:

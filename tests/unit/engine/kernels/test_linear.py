@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from maitred.engine.kernels.linear import PackedLinear, PlainLinear, make_linear
+from maitred.engine.kernels.linear import KINDS, PackedLinear, PlainLinear, Unchanged, make_linear
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 
@@ -47,3 +47,29 @@ def test_fp32_on_the_cpu_is_packed_and_other_types_are_not(weight):
 def test_a_packing_that_computes_something_else_is_not_used(weight, monkeypatch):
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, rows: torch.zeros(len(rows), 96))
     assert isinstance(make_linear(weight), PlainLinear)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("form", [PlainLinear, pytest.param(PackedLinear, marks=needs_mkl)])
+def test_is_the_same_after_it_was_taken_apart(weight, form, bias):
+    linear, rows = form(weight, torch.randn(96) if bias else None), torch.randn(33, 200)
+    again = KINDS[linear.kind].of(linear.tensors())
+    elsewhere = KINDS[linear.kind].of({name: _moved(tensor) for name, tensor in linear.tensors().items()})
+    assert torch.equal(again(rows), linear(rows))
+    assert torch.equal(elsewhere(rows), linear(rows))
+
+
+@needs_mkl
+def test_packed_memory_at_a_fitting_address_is_not_copied(weight):
+    parts = PackedLinear(weight).tensors()
+    assert PackedLinear.of(parts).tensors()["packed"].data_ptr() == parts["packed"].data_ptr()
+
+
+def test_a_missing_head_changes_nothing(weight):
+    assert KINDS["unchanged"].of(Unchanged().tensors())(weight) is weight
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The same at an address that nothing fits."""
+    room = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype)
+    return room[1:].view(tensor.shape).copy_(tensor)

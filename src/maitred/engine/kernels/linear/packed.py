@@ -1,0 +1,131 @@
+"""fp32 products on a CPU with a weight in MKL's own layout.
+
+Torch's own product repacks an fp32 weight in every call, which costs more than the product itself for the few rows of
+a decode step. MKL can keep the packed form instead (``cblas_sgemm_pack`` and ``cblas_sgemm_compute``, in the manual
+under "BLAS-like Extensions"). Packed once for many rows, it serves any number of them: up to twice as fast, and a row's
+result is the same to the last bit whatever rows are computed beside it. Figures: ``docs/design/0002-cpu-kernels.md``.
+
+Torch wraps these two functions, but hides the packed weight in a tensor without storage. So they are called as what
+they are, C functions in the library that torch has loaded: the packed weight is then plain memory, which can be written
+to a file and mapped.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maitred.engine.kernels.linear.form import Linear, PlainLinear
+
+_PACKED_FOR_ROWS = 512
+"""MKL chooses the layout by this row count. Layouts for few rows are slow with many; the reverse costs nothing."""
+_ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 162
+"""MKL's own numbers (``mkl_cblas.h``)."""
+_PLACE_BYTES = 1 << 21
+"""Where in its memory MKL puts the weight depends on the address: the same again only at multiples of this."""
+
+
+class PackedLinear:
+    """MKL's product with a weight in MKL's own layout; it keeps no other copy of the weight.
+
+    Args:
+        weight: fp32 ``[out, in]`` on the CPU.
+        bias: ``[out]``
+    """
+
+    __slots__ = ("_address", "_bias", "_compute", "_packed", "_shape")
+    kind: ClassVar[str] = "packed"
+    alignment: ClassVar[int] = _PLACE_BYTES
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        outputs, inputs = weight.shape
+        weight = weight.contiguous()
+        mkl = _mkl()
+        words = mkl.cblas_sgemm_pack_get_size(_SECOND_MATRIX, _PACKED_FOR_ROWS, outputs, inputs) // 4
+        packed = _place(words)
+        mkl.cblas_sgemm_pack(
+            *(_ROW_MAJOR, _SECOND_MATRIX, _TRANSPOSED, _PACKED_FOR_ROWS, outputs, inputs),
+            *(1.0, weight.data_ptr(), inputs, packed.data_ptr()),
+        )
+        self._hold(packed, outputs, inputs, bias)
+
+    def _hold(self, packed: Tensor, outputs: int, inputs: int, bias: Tensor | None) -> None:
+        self._packed, self._shape, self._bias = packed, (outputs, inputs), bias
+        self._address = packed.data_ptr()
+        self._compute = _mkl().cblas_sgemm_compute
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``[T, in]`` -> ``[T, out]``."""
+        count, (outputs, inputs) = len(rows), self._shape
+        rows = rows.contiguous()
+        product = rows.new_empty(count, outputs) if self._bias is None else self._bias.repeat(count, 1)
+        if count:
+            self._compute(
+                *(_ROW_MAJOR, _AS_IS, _PACKED, count, outputs, inputs, rows.data_ptr(), inputs),
+                *(self._address, inputs, 0.0 if self._bias is None else 1.0, product.data_ptr(), outputs),
+            )
+        return product
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""
+        tensors = {"packed": self._packed, "shape": torch.tensor(self._shape)}
+        return tensors if self._bias is None else tensors | {"bias": self._bias}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """See `Linear`."""
+        packed = tensors["packed"]
+        if packed.data_ptr() % cls.alignment:
+            packed = _place(len(packed)).copy_(packed)
+        outputs, inputs = tensors["shape"].tolist()
+        linear = cls.__new__(cls)
+        linear._hold(packed, outputs, inputs, tensors.get("bias"))
+        return linear
+
+
+def can_pack() -> bool:
+    """Whether this torch brings MKL along, and lets others call it."""
+    return _mkl() is not None
+
+
+def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether it gives the same result as torch's own product.
+
+    MKL promises a packed weight only for the row count that it was packed for. That one layout serves all counts is
+    what it does, not what it says, so each weight is tried before it is relied on.
+    """
+    generator = torch.Generator().manual_seed(0)
+    plain = PlainLinear(weight, bias)
+    for count in (1, 3, 33):
+        rows = torch.randn(count, weight.shape[1], generator=generator)
+        if not torch.allclose(packed(rows), plain(rows), atol=1e-3, rtol=1e-3):
+            return False
+    return True
+
+
+@cache
+def _mkl() -> Any:  # noqa: ANN401 - a library's functions have no types
+    """MKL with its functions declared; None if it cannot be had."""
+    try:
+        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        size, pack, compute = (getattr(library, f"cblas_sgemm_{name}") for name in ("pack_get_size", "pack", "compute"))
+    except (OSError, AttributeError, StopIteration):
+        return None
+    number, real, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+    size.argtypes, size.restype = [number] * 4, ctypes.c_size_t
+    pack.argtypes, pack.restype = [*[number] * 6, real, address, number, address], None
+    compute.argtypes, compute.restype = [*[number] * 6, address, number, address, number, real, address, number], None
+    return library
+
+
+def _place(words: int) -> Tensor:
+    """fp32 zeros at an address that MKL will find its weight at again; pages that stay zero take no memory."""
+    step = _PLACE_BYTES // 4
+    room = torch.from_numpy(np.zeros(words + step, np.float32))
+    first = -(room.data_ptr() // 4) % step
+    return room[first : first + words]
