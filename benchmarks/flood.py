@@ -193,7 +193,11 @@ async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, l
 
 
 def plan(everybody: Sequence[Sort], situation: str, can: Capacity, size: Size, number: int) -> list[Visit]:
-    """Who comes when; the light tenants' requests are the same in every situation of a round."""
+    """Who comes when.
+
+    The light tenants' requests are the same in every situation of a round, but for their words: those of the situation
+    before are in the prefix cache.
+    """
     light_rate = LIGHT_PART * SHARE * can.requests_per_s
     polite_rate = POLITE_UTILISATION * can.requests_per_s - len(LIGHT) * light_rate
     heavy_rate = polite_rate if situation == "polite" else FLOOD_SHARES * SHARE * can.requests_per_s
@@ -201,7 +205,8 @@ def plan(everybody: Sequence[Sort], situation: str, can: Capacity, size: Size, n
         visit
         for sort in everybody
         for visit in poisson(
-            sort, heavy_rate if sort.name == HEAVY else light_rate, size.seconds, f"{SEED}:{number}:{sort.name}"
+            *(sort, heavy_rate if sort.name == HEAVY else light_rate, size.seconds, f"{SEED}:{number}:{sort.name}"),
+            words=f"{SEED}:{number}:{sort.name}:{situation}",
         )
     ]
 

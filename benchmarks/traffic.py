@@ -96,12 +96,12 @@ class Visit:
         return self.tokens * inside / len(pieces)
 
 
-def visit(sort: Sort, rng: random.Random, due_s: float) -> Visit:
-    """One request of this sort, drawn."""
+def visit(sort: Sort, rng: random.Random, due_s: float, words: random.Random | None = None) -> Visit:
+    """One request of this sort, drawn; its words from a sequence of their own, if there is one."""
     prompt_tokens, output_tokens = rng.randint(*sort.prompt), rng.randint(*sort.output)
     body: dict[str, object] = {
         "model": MODEL,
-        "prompt": rng.choices(PLAIN_TOKENS, k=prompt_tokens),
+        "prompt": (words or rng).choices(PLAIN_TOKENS, k=prompt_tokens),
         "max_tokens": output_tokens,
         "ignore_eos": True,
         "seed": rng.getrandbits(32),
@@ -114,11 +114,20 @@ def visit(sort: Sort, rng: random.Random, due_s: float) -> Visit:
     return Visit(sort.name, due_s, prompt_tokens, output_tokens, call, Reply(id_))
 
 
-def poisson(sort: Sort, rate_per_s: float, seconds: float, seed: str) -> list[Visit]:
-    """Requests at random moments; the same ones for the same seed."""
+def poisson(sort: Sort, rate_per_s: float, seconds: float, seed: str, words: str | None = None) -> list[Visit]:
+    """Requests at random moments; the same ones for the same seed.
+
+    Args:
+        sort: Of caller.
+        rate_per_s: Of them all.
+        seconds: For so long.
+        seed: Of moments and lengths, and of words unless
+        words: is another, for what must not be in the prefix cache already.
+    """
     rng, visits, at_s = random.Random(seed), [], 0.0
+    wording = None if words is None else random.Random(words)
     while (at_s := at_s + rng.expovariate(rate_per_s)) < seconds:
-        visits.append(visit(sort, rng, at_s))
+        visits.append(visit(sort, rng, at_s, wording))
     return visits
 
 

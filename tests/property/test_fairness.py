@@ -1,6 +1,7 @@
 """The fair line does, in whatever order things happen, what a slow model does that looks at everything each time."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -171,11 +172,18 @@ class Model:
             self.charge(flow, service)
 
     def over_service(self, flow: Flow) -> float:
+        return self._lead(flow, lambda spot: spot.waiting or spot.running)
+
+    def lead(self, flow: Flow) -> float:
+        return self._lead(flow, lambda spot: spot.waiting)
+
+    def _lead(self, flow: Flow, over: Callable[[Spot], int]) -> float:
         leaf = next(iter(self.taken[flow]))
         lead = 0.0
         for depth in range(len(leaf), 1, -1):
-            active = [spot.counter for spot in self.siblings(leaf[: depth - 1]) if spot.waiting or spot.running]
-            lead += max(0.0, self.spots[leaf[:depth]].counter - min(active))
+            counters = [spot.counter for spot in self.siblings(leaf[: depth - 1]) if over(spot)]
+            if counters:
+                lead += max(0.0, self.spots[leaf[:depth]].counter - min(counters))
         return lead
 
     def done(self, flow: Flow, leaf: tuple[Any, ...] | None = None) -> None:
@@ -263,6 +271,7 @@ class Both:
         assert len(self.line) == len(self.model.waiting)
         for flow in self.model.taken:
             assert self.line.over_service(flow) == self.model.over_service(flow)
+            assert self.line.lead(flow) == self.model.lead(flow)
 
     def check_waiting(self) -> None:
         assert sorted(entry.value for entry in self.line) == sorted(entry.value for entry in self.model.waiting)

@@ -1,9 +1,7 @@
 """Who may have which place: the parts of the replicas, the headroom, and what is free now."""
 
 from collections.abc import Sequence
-from math import inf
 
-from maitred.core.flow import Share
 from maitred.core.request import WaitCause
 from maitred.dispatch.choice import Choice
 from maitred.dispatch.config import DispatchConfig
@@ -52,7 +50,7 @@ class Allotment:
     ) -> Station | WaitCause:
         """The replica for it, of those that have room; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
-        guest = not above_share and self._may_be_guest(ticket)
+        guest = self._may_be_guest(ticket)
         if len(self.quotas.all) > 1:
             whole = self.quotas.limit(quota, total_of(ready))
             limit = whole.minus(_kept(whole, headroom, ready))
@@ -91,13 +89,13 @@ class Allotment:
         ]
         return self._choice.of(ticket, roomy, now_s) if roomy else None
 
-    def below_share(
+    def before_turn(
         self, room: Room, quota: Quota, ready: Sequence[Station], now_s: float
     ) -> tuple[Ticket, Station] | None:
-        """Whom the headroom is for: the most urgent of those who hold least, and a replica for it.
+        """Who goes before a head that has to wait: the most urgent of those who hold least, and a replica for it.
 
-        The head of the line may not use the headroom. Whoever may is not taken more than one request before its turn,
-        so that the bound of the fair line grows by that and no more.
+        The head may not use the headroom, and nobody gives way to it as a guest. Whoever may is not taken more than one
+        request before its turn, so that the bound of the fair line grows by that and no more.
         """
         if not any(station.free.slots + station.guest_places > 0 for station in ready):
             return None
@@ -111,13 +109,12 @@ class Allotment:
                 self.holdings.held_by(tenant) / tenant.weight,
                 ticket.errand.arrived_s,
             )
-            if (best is None or key < best_key) and self.may_lead(
-                ticket, self.above_share(ticket, quota, ready, now_s)
-            ):
+            if (best is None or key < best_key) and self.may_lead(ticket):
                 best, best_key = ticket, key
         if best is None:
             return None
-        station = self.station_for(best, quota, ready, now_s, above_share=False)
+        above = self.above_share(best, quota, ready, now_s)
+        station = self.station_for(best, quota, ready, now_s, above_share=above)
         return None if isinstance(station, WaitCause) else (best, station)
 
     def free(self, ticket: Ticket, ready: Sequence[Station], *, above_share: bool) -> Cost:
@@ -127,7 +124,7 @@ class Allotment:
         free = sum_of([station.free for station in ready])
         if above_share:
             free = free.minus(_kept(total, self.headroom, ready))
-        elif self._may_be_guest(ticket):
+        if self._may_be_guest(ticket):
             free = free.plus(Cost(sum(station.guest_places for station in ready), 0))
         if len(self.quotas.all) > 1:
             free = free.at_most(self.quotas.room(quota, total))
@@ -144,17 +141,11 @@ class Allotment:
             return 0
         return sum(station.guest_places for station in ready)
 
-    def fair_places(self, tenant: Share, quota: Quota, places: int, now_s: float) -> float:
-        """So many of the places are a tenant's share, beyond which it is no guest; infinite where nothing is kept."""
-        if not self.headroom or quota is not self.quotas.common:
-            return inf
-        return self.holdings.share_of(tenant, places, now_s)
-
-    def may_lead(self, ticket: Ticket, above_share: bool) -> bool:
+    def may_lead(self, ticket: Ticket) -> bool:
         """Whether it may be taken before its turn, into the headroom or as a guest."""
-        if above_share or ticket.room.quota is not self.quotas.common:
+        if ticket.room.quota is not self.quotas.common:
             return False
-        lead = ticket.room.line.over_service(ticket.errand.flow)
+        lead = ticket.room.line.lead(ticket.errand.flow)
         return lead * ticket.tenant.weight <= ticket.service
 
     def above_share(self, ticket: Ticket, quota: Quota, ready: Sequence[Station], now_s: float) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maitred.core.flow import Share
-from maitred.dispatch.allotment import Allotment, total_of
+from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.race import MOST_AHEAD, MOST_TENANTS, Joins, Runner, Turn, until_turn
 from maitred.dispatch.room import Room
@@ -48,9 +48,7 @@ class Contest:
         self._room = room
         self._outlook = outlook
         self._allotment = allotment
-        self._places = total_of(ready).slots
         self._guests = allotment.guests_of(room.quota, ready)
-        self._now_s = now_s
         self._index: dict[str, int] = {}
         self._runners: list[Runner] = []
         self._played: dict[tuple[str, int, int], Turn] = {}
@@ -119,7 +117,6 @@ class Contest:
                 steps,
                 joins_per_step,
                 self._allotment.holdings.held_by(tenant),
-                self._allotment.fair_places(tenant, self._room.quota, self._places, self._now_s),
             )
         )
 

@@ -297,7 +297,7 @@ class Floor:
             above = not ticket.returns and self.allotment.above_share(ticket, quota, ready, now_s)
             station = self.allotment.station_for(ticket, quota, ready, now_s, above_share=above)
             if isinstance(station, WaitCause):
-                light = self.allotment.below_share(room, quota, ready, now_s) if above else None
+                light = self.allotment.before_turn(room, quota, ready, now_s) if above else None
                 if light is None:
                     return ticket.tenant.id, station
                 ticket, station = light

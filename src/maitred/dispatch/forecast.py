@@ -70,7 +70,7 @@ class Forecaster:
         above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
         free = allotment.free(ticket, ready, above_share=above)
         wait = AT_ONCE
-        leads = not ahead.entries or (allotment.headroom > 0 and allotment.may_lead(ticket, above))
+        leads = not ahead.entries or (allotment.headroom > 0 and allotment.may_lead(ticket))
         if not leads or not ticket.cost.within(free):
             if self._left is None:
                 self._left = self._outlook.left(self.at_work)

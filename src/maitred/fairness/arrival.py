@@ -80,6 +80,10 @@ class ArrivalLine(Generic[T]):
         """Nobody is owed anything."""
         return 0.0
 
+    def lead(self, flow: Flow) -> float:
+        """The same."""
+        return 0.0
+
     def waiting_in(self, priority: PriorityClass) -> int:
         """How many wait that joined with this class."""
         return self._waiting[priority]

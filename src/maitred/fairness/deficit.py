@@ -171,6 +171,10 @@ class DeficitLine(Generic[T]):
         turns = self._flows.get(_name(flow))
         return 0.0 if turns is None else max(0.0, -turns.deficit) / turns.worth * self._quantum
 
+    def lead(self, flow: Flow) -> float:
+        """The same: who runs has no turns."""
+        return self.over_service(flow)
+
     def waiting_in(self, priority: PriorityClass) -> int:
         """How many wait that joined with this class."""
         return self._waiting[priority]

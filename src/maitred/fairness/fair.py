@@ -30,7 +30,7 @@ classes at a time is charged to both in proportion, and the end counts for the c
 exact.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Generic, TypeVar
 
@@ -39,7 +39,7 @@ from maitred.fairness.config import LineConfig
 from maitred.fairness.entry import Ahead, Entry
 from maitred.fairness.estimate import before_siblings, in_leaf
 from maitred.fairness.locality import Locality
-from maitred.fairness.tree import Node, Siblings, Ticks
+from maitred.fairness.tree import Node, Ranking, Siblings, Ticks
 
 T = TypeVar("T")
 
@@ -185,14 +185,11 @@ class FairLine(Generic[T]):
 
     def over_service(self, flow: Flow) -> float:
         """The lead over the least served sibling that waits or runs, added up over the levels below the class."""
-        runs = self._runs.get(flow)
-        leaf = self._home(flow) if runs is None else next(iter(runs.leaves))
-        lead = 0.0
-        for node in leaf.path[:-1] if leaf is not None else ():
-            least = node.among.active.least()
-            if least is not None and node.counter > least.counter:
-                lead += node.counter - least.counter
-        return lead
+        return sum(_lead(node, node.among.active) for node in self._levels(flow))
+
+    def lead(self, flow: Flow) -> float:
+        """The lead over the least served sibling that waits, added up in the same way."""
+        return sum(_lead(node, node.among.queue) for node in self._levels(flow))
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """How many wait that joined with this class."""
@@ -233,6 +230,12 @@ class FairLine(Generic[T]):
             node = None if among is None else among.children.get(name)
             path.append((node, among, share.weight))
         return path
+
+    def _levels(self, flow: Flow) -> Sequence[Node]:
+        """The nodes of a flow from its leaf up to below the class; none if it is not known."""
+        runs = self._runs.get(flow)
+        leaf = self._home(flow) if runs is None else next(iter(runs.leaves))
+        return () if leaf is None else leaf.path[:-1]
 
     def _home(self, flow: Flow) -> Node | None:
         return self._trace(flow, flow.priority.rank)[-1][0]
@@ -289,6 +292,11 @@ class FairLine(Generic[T]):
         if not runs.total:
             del self._runs[flow]
         leaf.stop()
+
+
+def _lead(node: Node, siblings: Ranking) -> float:
+    least = siblings.least()
+    return 0.0 if least is None else max(0.0, node.counter - least.counter)
 
 
 def _due_s(entry: Entry[T]) -> float:

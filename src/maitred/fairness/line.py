@@ -73,7 +73,15 @@ class Line(Protocol[T]):
         ...
 
     def over_service(self, flow: Flow) -> float:
-        """By how much service per weight the flow leads the least served active one of its class; at least 0."""
+        """By how much service per weight the flow leads the least served active one of its class; at least 0.
+
+        That one may be a flow with one slow request that runs, which gets little because it asks for little: this is
+        for who gives way to whom among those that run.
+        """
+        ...
+
+    def lead(self, flow: Flow) -> float:
+        """The same over the least served one that waits: by how much it is not the flow's turn. 0 if nobody waits."""
         ...
 
     def waiting_in(self, priority: PriorityClass) -> int:

@@ -500,6 +500,58 @@ async def test_who_holds_few_places_is_sent_as_a_guest_when_all_are_taken():
     desk.assert_empty()
 
 
+async def test_a_burst_beyond_its_share_of_places_comes_as_guests_while_another_holds_more():
+    desk = Desk(headroom=0.25)
+    desk.replica.say(guest_places=4)
+    await Guest(desk, 0, "third").go()
+    flood = [Guest(desk, number, "flood") for number in range(1, 7)]
+    await turn()
+    assert [guest.post is not None for guest in flood] == [True] * 4 + [False] * 2
+    for guest in flood[:4]:
+        desk.replica.submit()
+        guest.seat.submitted()
+    desk.replica.say(running=4, free_sequences=0)
+    burst = []
+    for number in range(10, 14):
+        burst.append(Guest(desk, number, "light"))
+        await turn()
+    # Its share is a third of four places; but with one fewer the flood has as many as it with its third.
+    assert [guest.post is not None for guest in burst] == [True, True, True, False]
+    for guest in (*flood[:4], *burst[:3]):
+        await guest.go()
+    desk.replica.say(running=0, free_sequences=4)
+    await turn()
+    for guest in (*flood[4:], burst[3]):
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
+async def test_who_begins_to_wait_is_not_held_up_by_one_whose_only_request_runs_long():
+    desk = Desk(headroom=0.25)
+    desk.replica.say(guest_places=2)
+    slow = Guest(desk, 0, "slow")
+    await turn()
+    flood = [Guest(desk, number, "flood") for number in range(1, 6)]
+    await turn()
+    for guest in (slow, *flood[:3]):
+        desk.replica.submit()
+        guest.seat.submitted()
+        guest.seat.took(output_tokens=1 if guest is slow else 100_000)
+    desk.replica.say(running=4, free_sequences=0)
+    light = Guest(desk, 10, "light")
+    await turn()
+    assert light.post is not None
+    for guest in (slow, *flood[:3], light):
+        await guest.go()
+    desk.replica.say(running=0, free_sequences=4)
+    await turn()
+    for guest in flood[3:]:
+        await guest.go()
+        await turn()
+    desk.assert_empty()
+
+
 async def test_nobody_is_a_guest_of_those_who_hold_no_more():
     desk = Desk(headroom=0.25)
     desk.replica.say(guest_places=2)

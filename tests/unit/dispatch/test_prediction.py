@@ -96,13 +96,13 @@ def test_who_will_send_something_is_reckoned_with():
 
 
 def test_who_may_be_a_guest_needs_no_place():
-    # The flood has all places; the light tenant comes in beyond them when one of its own answers ends.
-    places = [(10.0, 1), (20.0, 0), (30.0, 0), (40.0, 0), (50.0, 0)]
-    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=4, fair=3.5)
-    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3, fair=3.5)
+    # They hold equally many; the light tenant comes in beyond the places when one of its own answers ends.
+    places = [(10.0, 1), (20.0, 1), (30.0, 1), (40.0, 0), (50.0, 0), (60.0, 0)]
+    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=3)
+    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
     assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
-    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 20, "no guests there"
+    assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
     assert until_turn([flood, light], 1, 0, places, 0, 2.0, guests=4).steps == 10, "as a guest beside the flood"
 
 

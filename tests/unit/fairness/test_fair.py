@@ -354,6 +354,29 @@ def test_over_service_adds_the_leads_of_all_levels(line):
     assert line.over_service(flow("stranger")) == 0.0
 
 
+def test_lead_is_over_those_that_wait(line):
+    slow, busy, back = flow("slow"), flow("busy"), flow("back")
+    crowd(line, slow, 1)
+    line.take(line.head(0.0), 0.0)
+    crowd(line, busy, 3)
+    line.take(line.head(0.0), 0.0)
+    line.charge(busy, 900.0)
+    crowd(line, back, 1)
+    # Lifted to the one that waits, it is far ahead of the one whose only request runs, and yet it is its turn.
+    assert line.over_service(back) == 900.0
+    assert line.lead(back) == 0.0
+    line.charge(back, 40.0)
+    assert line.lead(back) == 40.0
+    assert line.lead(flow("stranger")) == 0.0
+
+
+def test_nobody_leads_where_nobody_waits(line):
+    crowd(line, flow("only"), 1)
+    line.take(line.head(0.0), 0.0)
+    line.charge(flow("only"), 10.0)
+    assert line.lead(flow("only")) == 0.0
+
+
 def test_idle_flows_are_forgotten(line):
     keeps_waiting = flow("steady")
     crowd(line, keeps_waiting, 3000)

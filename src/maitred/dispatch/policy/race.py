@@ -41,8 +41,6 @@ class Runner:
     """Requests that it will send."""
     held: int = 0
     """Places that it has."""
-    fair: float = math.inf
-    """Of all places, those that are its share."""
 
 
 class Turn(NamedTuple):
@@ -157,9 +155,9 @@ class _Race:
             return head
         if self._free <= self._least_free:
             return None
-        if not self._above(head):
-            return head if self._may_be_guest(head) else None
-        light = [k for k, count in enumerate(self._waiting) if count >= 1.0 and not self._above(k) and self._leads(k)]
+        if self._may_be_guest(head):
+            return head
+        light = [k for k, count in enumerate(self._waiting) if count >= 1.0 and self._leads(k)]
         lightest = min(light, key=lambda k: self._held[k] / self._runners[k].weight, default=None)
         return lightest if lightest is not None and self._may_be_guest(lightest) else None
 
@@ -185,18 +183,12 @@ class _Race:
         """Where one is lifted to that begins to wait."""
         return min(counter for k, counter in enumerate(self._counters) if self._waiting[k] >= 1.0 and k != newcomer)
 
-    def _above(self, k: int) -> bool:
-        """Whether one more would be more than its share."""
-        return self._held[k] > 0 and self._held[k] + 1 > self._runners[k].fair
-
     def _leads(self, k: int) -> bool:
         """Whether it may come before its turn."""
         runner = self._runners[k]
-        active = (
-            c for c, held, waits in zip(self._counters, self._held, self._waiting, strict=True) if held or waits >= 1.0
-        )
+        waiting = (counter for counter, count in zip(self._counters, self._waiting, strict=True) if count >= 1.0)
         service = runner.prompt_service + self._output * runner.steps
-        return (self._counters[k] - min(active)) * runner.weight <= service
+        return (self._counters[k] - min(waiting)) * runner.weight <= service
 
     def _may_be_guest(self, k: int) -> bool:
         """Whether another tenant has so many places that it gives way."""
