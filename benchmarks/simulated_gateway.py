@@ -60,10 +60,10 @@ class NoModel:
     def __init__(self) -> None:
         self.work = StepWork()
 
-    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.Runner`."""
         self.work = StepWork.of(plan)
-        return [5] * len(plan.sampling), [None] * len(plan.sampling)
+        return [[5] for _ in plan.sampling], [None] * len(plan.sampling)
 
     def forget(self, sequence: Sequence) -> None:
         """See `maitred.engine.engine.Runner`."""

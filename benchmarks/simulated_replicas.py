@@ -41,10 +41,10 @@ class Paper:
     def __init__(self) -> None:
         self.step_s = 0.0
 
-    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.Runner`."""
         self.step_s = TIMES.of(plan.tokens, 0)
-        tokens = [0] * len(plan.sampling)
+        tokens = [[0] for _ in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence: Sequence) -> None:

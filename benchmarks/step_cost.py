@@ -115,7 +115,7 @@ class Bench:
         """Seconds of wall clock and of processor time of one step."""
         wall_s, processor_s = time.perf_counter(), time.thread_time()
         plan = self.scheduler.plan(self.now_s)
-        sampled = [1] * len(plan.sampling)
+        sampled = [[1] for _ in plan.sampling]
         self.scheduler.commit(plan, sampled)
         self.scheduler.measured(StepWork.of(plan), STEP_S)
         self.now_s += STEP_S

@@ -154,7 +154,7 @@ def play(trace: list[Arrival], line: LineConfig) -> Run:
             if not lines[client]:
                 since_s[client] = began_s
             lines[client].add(sequence.key)
-        for advance in scheduler.commit(plan, [0] * sum(chunk.samples for chunk in plan.chunks)):
+        for advance in scheduler.commit(plan, [[0] for _ in plan.sampling]):
             key = advance.sequence.key
             served[arrivals[key].client] += OUTPUT
             first_s.setdefault(key, now_s)

@@ -39,7 +39,7 @@ class CountingRunner:
         if self.permits is not None:
             self.permits.acquire()
         self.held |= {chunk.sequence.key for chunk in plan.chunks}
-        tokens = [(chunk.sequence.tokens[-1] + 1) % VOCAB_SIZE for chunk in plan.chunks if chunk.samples]
+        tokens = [[(chunk.sequence.tokens[-1] + 1) % VOCAB_SIZE] for chunk in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence):

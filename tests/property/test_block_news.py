@@ -30,7 +30,7 @@ class Succession:
     """The next token is one of three."""
 
     def execute(self, plan):
-        tokens = [1 + len(chunk.sequence.tokens) % 3 for chunk in plan.chunks if chunk.samples]
+        tokens = [[1 + len(chunk.sequence.tokens) % 3] for chunk in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence):

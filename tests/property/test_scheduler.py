@@ -93,6 +93,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cache = PaperCache()
         self.live: list[Sequence] = []
         self.paused: list[Sequence] = []
+        self.streams: set[int] = set()
+        """Have got a token since they were admitted."""
         self.added = 0
         self.produced = 0
 
@@ -154,6 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pause(self, data):
         sequence = data.draw(st.sampled_from(self.live))
         self.scheduler.pause(sequence)
+        self.streams.discard(sequence.key)
         if sequence not in self.paused:
             self.paused.append(sequence)
         assert sequence.table.blocks == []
@@ -187,9 +190,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not plan:
             return
         planned = {chunk.sequence.key for chunk in plan.chunks}
+        self.streams -= {sequence.key for sequence in plan.preempted}
         going_on = [s for s in running_before if s in self.live and s not in plan.preempted]
-        self.check_left_out([s for s in going_on if s.pending == 1 and s.key not in planned], planned)
-        prompts = [sequence.key for sequence in going_on if sequence.pending > 1]
+        self.check_left_out([s for s in going_on if s.key in self.streams and s.key not in planned], planned)
+        prompts = [sequence.key for sequence in going_on if sequence.key not in self.streams]
         assert not prompts or min(prompts) in planned, "the oldest prompt under way stands still"
         assert not going_on or planned & {sequence.key for sequence in going_on}
         assert not planned & {sequence.key for sequence in plan.preempted + self.paused}
@@ -201,29 +205,43 @@ class SchedulerMachine(RuleBasedStateMachine):
         for chunk in plan.chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.sequence.computed
+            assert chunk.end <= len(chunk.sequence.tokens) <= chunk.sequence.table.capacity_tokens
             self.cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens)
         for chunk in plan.chunks:
             self.cache.check(chunk.sequence, chunk.end, self.block_tokens)
-        assert all(chunk.samples for chunk in plan.decodes)
+        spare = self.step_tokens - plan.tokens
+        assert all(chunk.samples for chunk in plan.decodes) or spare <= 0, "there was room for what is pending"
 
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        tokens = [data.draw(st.integers(0, VOCABULARY - 1)) for _ in sampling]
-        advances = self.scheduler.commit(plan, tokens)
+        sampling = plan.sampling
+        sampled = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)) for _ in sampling]
+        before = [list(chunk.sequence.tokens) for chunk in sampling]
+        advances = self.scheduler.commit(plan, sampled)
 
-        assert [advance.token for advance in advances] == tokens
-        self.produced += len(tokens)
-        for chunk, advance in zip(sampling, advances, strict=True):
+        for chunk, old, tokens, advance in zip(sampling, before, sampled, advances, strict=True):
             sequence = advance.sequence
             assert sequence is chunk.sequence
-            params = sequence.sampling
-            if advance.token == EOS and not params.ignore_eos and sequence.output_tokens > params.min_tokens:
-                assert advance.finish is FinishReason.STOP
-            elif sequence.output_tokens == params.max_tokens:
-                assert advance.finish is FinishReason.LENGTH
+            assert sequence.tokens == old + advance.tokens
+            assert advance.tokens == tokens[: len(advance.tokens)]
+            assert len(advance.tokens) == len(tokens) or advance.finish is not None, "a token is lost"
+            self.produced += len(advance.tokens)
+            for position, token in enumerate(advance.tokens, len(old) - sequence.prompt_tokens):
+                last = position + 1 == sequence.output_tokens
+                self.check_end(sequence, token, position, advance.finish if last else None)
+            if advance.finish is None:
+                self.streams.add(sequence.key)
+                assert sequence.computed == chunk.end
             else:
-                assert advance.finish is None
-            if advance.finish is not None:
                 self.end(sequence)
+
+    def check_end(self, sequence, token, position, finish):
+        """Whether the answer had to end with this token."""
+        params = sequence.sampling
+        if token == EOS and not params.ignore_eos and position >= params.min_tokens:
+            assert finish is FinishReason.STOP
+        elif position + 1 == params.max_tokens:
+            assert finish is FinishReason.LENGTH
+        else:
+            assert finish is None
 
     def check_left_out(self, left_out, planned):
         """Streams stall only to give way to guests, each in its turn, and no tenant alone gives its last row."""
@@ -270,7 +288,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         steps = 0
         while self.live:
             plan = self.scheduler.plan(self.now_s)
-            advances = self.scheduler.commit(plan, [0 for chunk in plan.chunks if chunk.samples])
+            advances = self.scheduler.commit(plan, [[0] for chunk in plan.sampling])
             for sequence in plan.expired + [advance.sequence for advance in advances if advance.finish]:
                 self.live.remove(sequence)
             steps += 1

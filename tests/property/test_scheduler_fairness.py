@@ -77,7 +77,7 @@ class Machine:
         seconds = work.seconds(TIMES) * self.rng.uniform(1 - self.noise, 1 + self.noise)
         self.now_s += seconds
         self.steps += 1
-        for advance in self.scheduler.commit(plan, [1 for chunk in plan.chunks if chunk.samples]):
+        for advance in self.scheduler.commit(plan, [[1] for chunk in plan.sampling]):
             self.began.setdefault(advance.sequence, self.now_s)
             if advance.finish is not None:
                 self._end(advance.sequence, advance.finish)

@@ -168,9 +168,9 @@ class Generation:
         before = choice.tokens
         choice.take(delta)
         self._transcript.heard(prompt, delta)
-        self._tally.completion_tokens += choice.tokens - before
-        if delta.tokens:
-            self._seat.took(output_tokens=len(delta.tokens))
+        if choice.tokens > before:
+            self._tally.completion_tokens += choice.tokens - before
+            self._seat.took(output_tokens=choice.tokens - before)
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():
                 # Choices wait beside each other, so the longest wait is what the caller noticed.

@@ -24,8 +24,13 @@ from maitred.wire.frames import Output
 class Runner(Protocol):
     """Computes plans."""
 
-    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Computes the plan; a token (and log-probabilities, if asked for) for each chunk that samples, in order."""
+    def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
+        """Computes the plan.
+
+        Returns:
+            For each chunk that samples, in order: the tokens that follow it, at least one, and their log-probabilities
+            if these were asked for. A token may follow that was not sampled, because no other could.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -139,11 +144,12 @@ class Engine:
             return outputs
         tokens, logprobs = self._runner.execute(plan)
         advances = self._scheduler.commit(plan, tokens)
-        for advance, logprob in zip(advances, logprobs, strict=True):
-            sequence = advance.sequence
-            scores = None if logprob is None else [logprob]
-            first = sequence.output_tokens == 1
-            self._emit(outputs, sequence, _delta(sequence, [advance.token], advance.finish, scores, first=first))
+        for advance, scores in zip(advances, logprobs, strict=True):
+            sequence, added = advance.sequence, advance.tokens
+            if scores is not None and len(scores) > len(added):
+                scores = scores[: len(added)]
+            first = sequence.output_tokens == len(added)
+            self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first))
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s

@@ -44,7 +44,7 @@ class ModelRunner:
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
 
-    def execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.Runner`."""
         for chunk in plan.chunks:
             if chunk.sequence not in self._lanes:
@@ -56,7 +56,7 @@ class ModelRunner:
         result = self._sampler.sample(
             logits, [sequence.key for sequence in sampling], [sequence.output_tokens for sequence in sampling]
         )
-        return result.tokens, result.logprobs
+        return [[token] for token in result.tokens], [None if one is None else [one] for one in result.logprobs]
 
     def forget(self, sequence: Sequence) -> None:
         """See `maitred.engine.engine.Runner`."""
@@ -76,34 +76,35 @@ class ModelRunner:
         )
 
     def _batch(self, plan: StepPlan) -> ForwardBatch:
-        """Rows are the decodes', one each, then the prefill chunks', in order."""
-        decodes, prefills = plan.decodes, plan.prefills
-        tokens = [chunk.sequence.tokens[chunk.start] for chunk in decodes]
-        starts = np.fromiter((chunk.start for chunk in decodes), dtype=np.int64, count=len(decodes))
-        tables = self._lanes.tables(decodes)
-        newest = tables[np.arange(len(decodes)), starts // self._block_tokens].astype(np.int64)
+        """Rows are the decodes of one token, then all longer chunks, in order."""
+        singles = [chunk for chunk in plan.decodes if chunk.length == 1]
+        longer = plan.prefills
+        if len(singles) < len(plan.decodes):
+            longer = [chunk for chunk in plan.decodes if chunk.length > 1] + longer
+        tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
+        starts = np.fromiter((chunk.start for chunk in singles), dtype=np.int64, count=len(singles))
+        tables = self._lanes.tables(singles)
+        newest = tables[np.arange(len(singles)), starts // self._block_tokens].astype(np.int64)
         positions, slots = [starts], [self._slots(newest, starts)]
-        logit_rows = list(range(len(decodes)))
+        last_row = {chunk.sequence.key: row for row, chunk in enumerate(singles)}
         chunks = []
-        for chunk in prefills:
-            row = len(tokens)
-            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+        for chunk in longer:
             own = np.arange(chunk.start, chunk.end)
             blocks = np.asarray(chunk.sequence.table.blocks, dtype=np.int64)
             positions.append(own)
             slots.append(self._slots(blocks[own // self._block_tokens], own))
-            chunks.append(batch.Chunk(row, chunk.length, chunk.start, chunk.sequence.table.blocks))
-            if chunk.samples:
-                logit_rows.append(row + chunk.length - 1)
+            chunks.append(batch.Chunk(len(tokens), chunk.length, chunk.start, chunk.sequence.table.blocks))
+            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+            last_row[chunk.sequence.key] = len(tokens) - 1
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.from_numpy(np.concatenate(positions)),
             slots=torch.from_numpy(np.concatenate(slots)),
-            num_decodes=len(decodes),
+            num_decodes=len(singles),
             decode_tables=torch.from_numpy(tables),
             decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
             chunks=chunks,
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            logit_rows=torch.tensor([last_row[chunk.sequence.key] for chunk in plan.sampling], dtype=torch.int64),
         )
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

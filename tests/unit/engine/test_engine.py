@@ -22,7 +22,7 @@ class CountingRunner:
         self.executed += 1
         self.clock.now_s += self.step_s
         self.held |= {chunk.sequence.key for chunk in plan.chunks}
-        tokens = [chunk.sequence.tokens[-1] + 1 for chunk in plan.chunks if chunk.samples]
+        tokens = [[chunk.sequence.tokens[-1] + 1] for chunk in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence):

@@ -17,7 +17,7 @@ class SleepingRunner:
 
     def execute(self, plan):
         self.clock.now_s += STEP_S
-        tokens = [1 for chunk in plan.chunks if chunk.samples]
+        tokens = [[1] for chunk in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence):

@@ -28,9 +28,9 @@ class Account:
 class Accounts:
     """Charges flows for what their sequences get.
 
-    Sequences that decode get a token in every step. The line is told when that begins and when it ends, and charges for
-    all of them in one go: at a hundred running sequences the walks through the tree of tenants would be a good part of
-    the scheduler's time.
+    Sequences that decode get a token in every step, as a rule. The line is told when that begins and when it ends, and
+    charges for all of them in one go: at a hundred running sequences the walks through the tree of tenants would be a
+    good part of the scheduler's time.
 
     Args:
         line: What keeps the counters.
@@ -79,11 +79,11 @@ class Accounts:
         """It does not any more."""
         self._line.stream(sequence.account.flow, -self.weights.output)
 
-    def charge_outputs(self, first: Iterable[Sequence], left_out: list[Sequence]) -> None:
-        """Charges a token of the answer of each sequence that decodes.
+    def charge_outputs(self, further: Iterable[tuple[Sequence, int]], left_out: list[Sequence]) -> None:
+        """Charges a token of the answer of each sequence that decodes, and others by the piece.
 
         Args:
-            first: Got a token without having decoded before: the last of their prompts was computed.
+            further: Tokens beyond that one, or of sequences that have not decoded before.
             left_out: Decode, and got none in this step.
         """
         for sequence in left_out:
@@ -91,5 +91,5 @@ class Accounts:
         self._line.tick()
         for sequence in left_out:
             self.begin_decoding(sequence)
-        for sequence in first:
-            self._line.charge(sequence.account.flow, self.weights.output)
+        for sequence, tokens in further:
+            self._line.charge(sequence.account.flow, tokens * self.weights.output)

@@ -15,7 +15,7 @@ class Batch:
         itl_objective_s: Of those that do not bring one of their own.
 
     Attributes:
-        decoding: Have one token to compute.
+        decoding: Have nothing to compute but what their last step has added: one token, as a rule.
         prefilling: Have more.
         context_tokens: Of those that decode, as of the last plan.
         promised_blocks: That the sequences are still expected to take. Who got further than was expected takes what it
@@ -60,9 +60,9 @@ class Batch:
         else:
             self.prefilling[sequence.key] = sequence
 
-    def computed(self, sequence: Sequence) -> bool:
-        """A part of a prompt was computed; if it was the last one, the sequence decodes from now on, which is told."""
-        if sequence.pending != 1 or self.prefilling.pop(sequence.key, None) is None:
+    def sampled(self, sequence: Sequence) -> bool:
+        """A sequence got a token of its answer; if it did not decode before, it does from now on, which is told."""
+        if self.prefilling.pop(sequence.key, None) is None:
             return False
         self._decode(sequence)
         return True

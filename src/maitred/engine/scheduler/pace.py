@@ -51,7 +51,7 @@ class Pace:
         return min(self._step_tokens, self._meter.tokens_within(objective_s, decodes, batch.context_tokens))
 
     def budget(self, batch: Batch, decodes: int) -> PrefillBudget:
-        """What a step with so many decodes has for prompts: room in time only while somebody waits for its end."""
+        """What a step has for prompts beside so many tokens of decodes: room in time only while somebody waits."""
         objective_s = batch.itl_objective_s
         left = self._step_tokens - decodes
         if objective_s is None or not decodes:

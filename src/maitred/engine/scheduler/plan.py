@@ -31,7 +31,10 @@ class Chunk(Struct, gc=False):
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. `decodes` have one token each; `prefills` are longer chunks (or single tokens short of the end).
+    """One step.
+
+    `decodes` are of answers under way, one token each, or several where tokens were appended that no step has computed.
+    `prefills` are of prompts, and of what is computed again after a preemption.
 
     All KV of a step is written layer by layer before it is read, so a chunk may rely on blocks that another chunk of
     the same plan fills. This is how requests that arrive together share their common prefix.
@@ -51,13 +54,13 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Chunk]:
-        """The chunks that reach the newest token of their sequences: every decode, and where a prompt ends."""
-        return self.decodes + [chunk for chunk in self.prefills if chunk.samples]
+        """The chunks that reach the newest token of their sequences."""
+        return [chunk for chunk in self.chunks if chunk.samples]
 
     @property
     def tokens(self) -> int:
         """Tokens computed in the step; never more than the step budget."""
-        return len(self.decodes) + sum(chunk.length for chunk in self.prefills)
+        return sum([chunk.length for chunk in self.decodes + self.prefills])
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)

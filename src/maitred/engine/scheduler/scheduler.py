@@ -3,9 +3,10 @@
 Each step is planned afresh, in three passes over one budget of tokens (Yu et al., OSDI'22, for batching per iteration;
 Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSDI'24, for fairness by what was served):
 
-1. **Decodes** of the running sequences, one token each (`decodes`). A stream that has begun must not stall, so these
-   come first; the budget is at least the number of sequences, so all of them fit. Only where tenants that hold few
-   sequences have come as `guests` are others left out, in turn.
+1. **Decodes** of the running sequences (`decodes`): one token each, and where an answer was extended by tokens that no
+   step has computed, these too. A stream that has begun must not stall, so these come first; the budget is at least the
+   number of sequences, so one token of each fits. Only where tenants that hold few sequences have come as `guests` are
+   others left out, in turn.
 2. **Prompts under way**, whose prefill did not fit into an earlier step (`prompts`).
 3. **Admissions** from the line, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged: a
    newcomer whose flow is owed more than those of the prompts under way gets its tokens before them. What is left of the
@@ -54,10 +55,10 @@ from maitred.fairness.line import Line, LineConfig, make_line
 
 
 class Advance(Struct, gc=False):
-    """One new token of one sequence, and whether it was the last. A struct for the reasons of `Chunk`."""
+    """New tokens of one sequence, at least one, and whether it has ended with them. A struct as `Chunk` is."""
 
     sequence: Sequence
-    token: int
+    tokens: list[int]
     finish: FinishReason | None
 
 
@@ -102,6 +103,7 @@ class Scheduler:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
         self._by_class = line.policy in ("fair", "priority")
+        self._step_tokens = step_tokens
         self._service_unit = step_tokens * weights.prompt
         self.block_tokens = block_tokens
         self._window = window or BatchingWindow({}, 2)
@@ -259,7 +261,7 @@ class Scheduler:
         self._end_overdue(plan, now_s)
         state.room.call_back(now_s)
         slots = self._seat_guests()
-        plan_decodes(state, plan, now_s, rows=slots, service_unit=self._service_unit)
+        plan_decodes(state, plan, now_s, rows=slots, step_tokens=self._step_tokens, service_unit=self._service_unit)
         hold = None
         if plan.preempted:
             hold = WaitCause.KV_FULL
@@ -268,7 +270,7 @@ class Scheduler:
         planner = PromptPlanner(
             state,
             plan,
-            self._pace.budget(batch, len(plan.decodes)),
+            self._pace.budget(batch, plan.tokens),
             self._pace.times,
             slots=slots,
             by_class=self._by_class,
@@ -277,33 +279,36 @@ class Scheduler:
         planner.run(hold)
         return plan
 
-    def commit(self, plan: StepPlan, sampled: list[int]) -> list[Advance]:
+    def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[Advance]:
         """Books what a step computed.
 
         Args:
             plan: The latest plan, computed in full.
-            sampled: A token for each chunk of `plan.sampling`.
+            sampled: For each chunk of `plan.sampling` the tokens that follow it, at least one. What comes behind the
+                end of an answer is dropped.
 
         Returns:
-            One advance per sampled token, in the same order; finished sequences hold no blocks any more.
+            One advance for each of these chunks, in the same order; finished sequences hold no blocks any more.
         """
-        state, decodes = self._state, plan.decodes
-        sampling = [chunk.sequence for chunk in plan.sampling]
-        for chunk in plan.prefills:
-            chunk.sequence.computed = chunk.end
-        advances = [Advance(s, token, s.append(token)) for s, token in zip(sampling, sampled, strict=True)]
+        state, sampling = self._state, plan.sampling
+        streaming = len(sampling) - sum([chunk.samples for chunk in plan.prefills])
+        for chunk in plan.chunks:
+            chunk.sequence.computed = chunk.start + chunk.length
+        advances = [_advance(chunk.sequence, tokens) for chunk, tokens in zip(sampling, sampled, strict=True)]
         left_out: list[Sequence] = []
-        if len(decodes) < len(state.batch.decoding):
-            planned = {chunk.sequence.key for chunk in decodes}
-            left_out = [s for key, s in state.batch.decoding.items() if key not in planned]
-        state.accounts.charge_outputs(sampling[len(decodes) :], left_out)
+        if streaming < len(state.batch.decoding):
+            served = {chunk.sequence.key for chunk in sampling[:streaming]}
+            left_out = [s for key, s in state.batch.decoding.items() if key not in served]
+        further = [(a.sequence, len(a.tokens) - 1) for a in advances[:streaming] if len(a.tokens) > 1]
+        further += [(a.sequence, len(a.tokens)) for a in advances[streaming:]]
+        state.accounts.charge_outputs(further, left_out)
         ended = [advance.sequence for advance in advances if advance.finish is not None]
         for sequence in ended:
             state.end(sequence)
-        for chunk in plan.prefills:
-            state.computed(chunk.sequence)
+        for advance in advances[streaming:]:
+            state.sampled(advance.sequence)
         self._seat_guests()
-        self.counters.output_tokens += len(advances)
+        self.counters.output_tokens += sum([len(advance.tokens) for advance in advances])
         self.counters.finished += len(ended)
         return advances
 
@@ -331,3 +336,13 @@ class Scheduler:
     def _held_s(self, now_s: float) -> float:
         """Seconds for which nobody is admitted yet."""
         return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.room))
+
+
+def _advance(sequence: Sequence, tokens: list[int]) -> Advance:
+    """Appends tokens up to the end of the answer."""
+    finish = sequence.append(tokens[0])
+    kept = 1
+    while finish is None and kept < len(tokens):
+        finish = sequence.append(tokens[kept])
+        kept += 1
+    return Advance(sequence, tokens if kept == len(tokens) else tokens[:kept], finish)

@@ -18,9 +18,9 @@ preempted again nor makes others be."""
 class Sequence:
     """One choice of a request, as the scheduler tracks it.
 
-    Every token but the newest is *computed*: its KV is in the sequence's blocks. Prefill, decode and recomputation
-    after a preemption are one and the same operation, namely computing what is `pending`; a decode is the case of one
-    pending token.
+    The first tokens are *computed*: their KV is in the sequence's blocks. Prefill, decode and recomputation after a
+    preemption are one and the same operation, namely computing what is `pending`; a decode is the case of one pending
+    token, or a few more where an answer was extended by tokens that no step has computed.
 
     Args:
         key: Unique in the engine, rising with arrival.
@@ -128,9 +128,8 @@ class Sequence:
         return self.max_tokens if expected is None else min(self.max_tokens, max(expected, self.output_tokens + 1))
 
     def append(self, token: int) -> FinishReason | None:
-        """Adds the token that was sampled from all those before it; tells whether it is the last one."""
+        """Adds a token of the answer; tells whether it is the last one."""
         tokens = self.tokens
-        self.computed = len(tokens)
         output = len(tokens) - self.prompt_tokens
         if output:
             tokens.append(token)

@@ -97,13 +97,13 @@ class State:
         if sequence.key in self.batch.decoding:
             self.accounts.begin_decoding(sequence)
 
-    def computed(self, sequence: Sequence) -> None:
-        """A part of its prompt was computed."""
-        if self.batch.computed(sequence):
+    def sampled(self, sequence: Sequence) -> None:
+        """Got a token of its answer."""
+        if self.batch.sampled(sequence):
             self.accounts.begin_decoding(sequence)
 
     def grow(self, sequence: Sequence) -> None:
-        """Takes the next block; the pool has one."""
+        """Takes the blocks that its tokens need; the pool has them."""
         held = len(sequence.table.blocks)
         sequence.table.grow(len(sequence.tokens))
         fresh = sequence.table.blocks[held:]

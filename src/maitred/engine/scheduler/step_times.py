@@ -44,12 +44,15 @@ class StepWork:
     @classmethod
     def of(cls, plan: StepPlan) -> "StepWork":
         """The work of a plan."""
+        # Of a decode with several tokens the last one is as any decode's; those before it are rows of a prompt.
+        longer = [(chunk.start, chunk.length - 1) for chunk in plan.decodes if chunk.length > 1]
+        prompts = [(chunk.start, chunk.length) for chunk in plan.prefills]
         return cls(
             len(plan.decodes),
-            sum([chunk.start for chunk in plan.decodes]) + len(plan.decodes),
-            len(plan.prefills),
-            sum(chunk.length for chunk in plan.prefills),
-            sum(pairs_of(chunk.start, chunk.length) for chunk in plan.prefills),
+            sum([chunk.start + chunk.length for chunk in plan.decodes]),
+            len(prompts),
+            sum([length for _, length in prompts + longer]),
+            sum([pairs_of(start, length) for start, length in prompts + longer]),
         )
 
     def seconds(self, times: StepTimes) -> float:

@@ -53,7 +53,7 @@ def add(scheduler, tenant="a", *, prompt=4, output=4, priority=PriorityClass.STA
 
 def step(scheduler, now_s=0.0):
     plan = scheduler.plan(now_s)
-    return plan, scheduler.commit(plan, [1 for chunk in plan.chunks if chunk.samples])
+    return plan, scheduler.commit(plan, [[1] for chunk in plan.sampling])
 
 
 def run_until_idle(scheduler):

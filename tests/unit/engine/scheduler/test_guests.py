@@ -40,7 +40,7 @@ def add(scheduler, tenant, *, max_tokens=40, weight=1.0, priority=PriorityClass.
 
 def step(scheduler):
     plan = scheduler.plan(0.0)
-    scheduler.commit(plan, [1 for chunk in plan.chunks if chunk.samples])
+    scheduler.commit(plan, [[1] for chunk in plan.sampling])
     return {chunk.sequence.key for chunk in plan.chunks}
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -21,7 +23,7 @@ def make_request(prompt, *, max_tokens=4, n=1, **sampling):
 
 def run_step(scheduler, token=1, now_s=0.0):
     plan = scheduler.plan(now_s)
-    return plan, scheduler.commit(plan, [token for chunk in plan.chunks if chunk.samples])
+    return plan, scheduler.commit(plan, [[token] for chunk in plan.sampling])
 
 
 def run_until_idle(scheduler):
@@ -141,3 +143,59 @@ def test_choices_keep_one_prompt_between_them_until_they_differ():
     run_until_idle(scheduler)
     assert request.prompt == list(range(10))
     assert all(len(choice.tokens) == 12 for choice in choices)
+
+
+def decode_with(scheduler, tokens, *, prompt=range(3), **options):
+    """A sequence that got some tokens at the end of its prompt."""
+    (sequence,) = scheduler.add(make_request(prompt, **options), 0.0)
+    plan = scheduler.plan(0.0)
+    (advance,) = scheduler.commit(plan, [tokens])
+    return sequence, advance
+
+
+def test_tokens_that_no_step_has_computed_are_computed_together_in_the_next():
+    scheduler = make_scheduler()
+    sequence, advance = decode_with(scheduler, [10, 11, 12, 13, 14], max_tokens=20)
+    assert advance.tokens == [10, 11, 12, 13, 14]
+    assert (sequence.computed, sequence.pending) == (3, 5)
+    plan, advances = run_step(scheduler, token=15)
+    assert [(chunk.start, chunk.length) for chunk in plan.decodes] == [(3, 5)]
+    assert plan.prefills == []
+    assert len(sequence.table.blocks) == 2
+    assert advances[0].tokens == [15]
+    assert sequence.pending == 1
+    assert scheduler.counters.output_tokens == 6
+
+
+def test_a_step_that_has_no_room_for_all_of_them_gives_everybody_one():
+    scheduler = make_scheduler(max_sequences=4, step_tokens=8)
+    for prompt in (range(3), [5]):
+        scheduler.add(make_request(prompt, max_tokens=30), 0.0)
+    advances = scheduler.commit(scheduler.plan(0.0), [list(range(10, 20)), [10]])
+    long, short = (advance.sequence for advance in advances)
+    scheduler.add(make_request(range(20)), 0.0)
+    plan = scheduler.plan(0.0)
+    assert {chunk.sequence: chunk.length for chunk in plan.decodes} == {long: 7, short: 1}
+    (advance,) = scheduler.commit(plan, [[11]])
+    assert advance.sequence is short
+    plan = scheduler.plan(0.0)
+    assert {chunk.sequence: chunk.length for chunk in plan.decodes} == {long: 3, short: 1}
+    assert [chunk.length for chunk in plan.prefills] == [4], "and then the newcomer"
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept", "finish"),
+    [
+        ([1, 99, 2], [1, 99], FinishReason.STOP),
+        ([1, 50, 2], [1, 50], FinishReason.STOP),
+        ([1, 2, 3, 4, 5], [1, 2, 3, 4], FinishReason.LENGTH),
+        ([99], [99], FinishReason.STOP),
+    ],
+)
+def test_what_follows_the_end_is_dropped(sampled, kept, finish):
+    scheduler = make_scheduler()
+    sequence, advance = decode_with(scheduler, sampled, max_tokens=4, stop_token_ids=(50,))
+    assert (advance.tokens, advance.finish) == (kept, finish)
+    assert sequence.output_tokens == len(kept) == scheduler.counters.output_tokens
+    assert not scheduler.busy
+    assert scheduler.pool.idle == scheduler.pool.total

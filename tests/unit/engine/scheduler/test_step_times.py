@@ -48,6 +48,11 @@ def test_the_work_of_a_plan():
     assert StepWork.of(plan) == StepWork(2, 30, 1, 3, 5 + 6 + 7)
 
 
+def test_a_decode_of_several_tokens_is_one_behind_a_piece_of_a_prompt():
+    plan = StepPlan(decodes=[Chunk(sequence_of(10), 7, 3), Chunk(sequence_of(20), 19, 1)])
+    assert StepWork.of(plan) == StepWork(2, 30, 0, 2, 8 + 9)
+
+
 def test_what_the_prefill_of_a_step_adds():
     whole, decodes = StepWork(2, 30, 1, 3, 18), StepWork(2, 30)
     assert whole.prefill_seconds(TRUE) == pytest.approx(whole.seconds(TRUE) - decodes.seconds(TRUE))
