@@ -14,7 +14,6 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from maitred.core.flow import Flow
-from maitred.fairness.places import gives_way
 
 MOST_TENANTS = 16
 """In larger crowds one tenant's counter matters less, and playing it through costs more."""
@@ -88,6 +87,9 @@ class _Race:
         guests: int,
     ) -> None:
         self._runners = runners
+        self._weights = [runner.weight for runner in runners]
+        self._services = [runner.prompt_service + output * runner.steps for runner in runners]
+        """Of a request."""
         self._mine = mine
         self._before = before
         self._free = free
@@ -155,11 +157,24 @@ class _Race:
             return head
         if self._free <= self._least_free:
             return None
-        if self._may_be_guest(head):
+        return self._guest(head)
+
+    def _guest(self, head: int) -> int | None:
+        """Who comes in beyond the places: the head, or who holds least of those who may come before their turn.
+
+        See `maitred.fairness.places.gives_way`: who has most per weight gives way first, and nobody to itself.
+        """
+        held, weights, counters = self._held, self._weights, self._counters
+        given = max([(places - 1) / weight for places, weight in zip(held, weights, strict=True)])
+        if (held[head] + 1) / weights[head] <= given:
             return head
-        light = [k for k, count in enumerate(self._waiting) if count >= 1.0 and self._leads(k)]
-        lightest = min(light, key=lambda k: self._held[k] / self._runners[k].weight, default=None)
-        return lightest if lightest is not None and self._may_be_guest(lightest) else None
+        level = counters[head]
+        lightest, least = None, given
+        for k, count in enumerate(self._waiting):
+            would_hold = (held[k] + 1) / weights[k]
+            if would_hold <= least and count >= 1.0 and (counters[k] - level) * weights[k] <= self._services[k]:
+                lightest, least = k, would_hold
+        return lightest
 
     def _release(self, whose: int) -> None:
         runner = self._runners[whose]
@@ -182,22 +197,6 @@ class _Race:
     def _level(self, newcomer: int) -> float:
         """Where one is lifted to that begins to wait."""
         return min(counter for k, counter in enumerate(self._counters) if self._waiting[k] >= 1.0 and k != newcomer)
-
-    def _leads(self, k: int) -> bool:
-        """Whether it may come before its turn."""
-        runner = self._runners[k]
-        waiting = (counter for counter, count in zip(self._counters, self._waiting, strict=True) if count >= 1.0)
-        service = runner.prompt_service + self._output * runner.steps
-        return (self._counters[k] - min(waiting)) * runner.weight <= service
-
-    def _may_be_guest(self, k: int) -> bool:
-        """Whether another tenant has so many places that it gives way."""
-        own, weight = self._held[k], self._runners[k].weight
-        return any(
-            gives_way(held, runner.weight, own, weight)
-            for other, (held, runner) in enumerate(zip(self._held, self._runners, strict=True))
-            if other != k
-        )
 
 
 class Joins:
