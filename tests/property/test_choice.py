@@ -31,7 +31,7 @@ def run(sequence, cuts, stop, min_tokens, finish):
     for begin, end in itertools.pairwise(edges):
         last = end == len(sequence)
         choice.take(Delta(0, sequence[begin:end], finish if last else None))
-        if part := choice.part(0):
+        for part in choice.parts(0):
             shown += part.text
         if choice.finish is not None:
             break

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -18,6 +19,7 @@ from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
+    THOUGHT_FIELDS,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -35,6 +37,7 @@ from maitred.wire.openai.responses import (
 )
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.tools import tool_rules_of
 from maitred.wire.openai.written import merged_delta, written
 from maitred.wire.sse import encode_event
 
@@ -93,6 +96,7 @@ class ChatShape:
         self._model = request.model
         self._choices = request.choices
         self._include_usage = request.include_usage
+        self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
 
     def opening(self) -> bytes:
         """Every choice begins with who speaks."""
@@ -101,7 +105,7 @@ class ChatShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        return b"".join(self._event(choice, part) for part in parts for choice in _chunks_of(part))
+        return b"".join(self._event(choice, part) for part in parts for choice in self._chunks_of(part))
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -117,7 +121,7 @@ class ChatShape:
                 choices=[
                     ChatChoice(
                         index=index,
-                        message=_message(choice),
+                        message=self._message(choice),
                         logprobs=_logprobs(choice.scores),
                         finish_reason=finish_of(choice.finish),
                         stop_reason=stop_reason_of(choice.finish),
@@ -127,6 +131,32 @@ class ChatShape:
                 usage=UsageBody.of(usage),
             )
         )
+
+    def _chunks_of(self, part: Part) -> Iterable[ChatChunkChoice]:
+        extra = self._shown(part.extra or {})
+        if part.text or part.scores or extra:
+            # Text that is not there is not an empty text: clients tell tool calls from answers by it.
+            content = part.text if part.text or not extra else UNSET
+            delta = ChatDelta(content=content, **extra)
+            yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
+        if part.finish is not None:
+            yield ChatChunkChoice(
+                index=part.index,
+                delta=ChatDelta(),
+                finish_reason=finish_of(part.finish),
+                stop_reason=stop_reason_of(part.finish),
+            )
+
+    def _message(self, choice: WholeChoice) -> ChatMessage:
+        text = "".join(choice.text)
+        extra = self._shown(merged_delta(choice.extras))
+        return ChatMessage(content=text if text or not extra.get("tool_calls") else None, **extra)
+
+    def _shown(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Members of a message, without those that its reader does not want."""
+        if not self._hidden:
+            return extra
+        return {name: value for name, value in extra.items() if name not in self._hidden}
 
     def _event(self, choice: ChatChunkChoice, part: Part | None = None) -> bytes:
         marks = CONTINUED if part is not None and part.continued else UNSET
@@ -156,29 +186,9 @@ def ask_of(request: ChatRequest) -> Ask:
         prompt_param="messages",
         whole=not request.streams,
         needs=needs_of(request),
+        tools=partial(tool_rules_of, request),
         written=partial(written, request),
     )
-
-
-def _chunks_of(part: Part) -> Iterable[ChatChunkChoice]:
-    if part.text or part.scores or part.extra:
-        # Text that is not there is not an empty text: clients tell tool calls from answers by it.
-        content = part.text if part.text or not part.extra else UNSET
-        delta = ChatDelta(content=content, **(part.extra or {}))
-        yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
-    if part.finish is not None:
-        yield ChatChunkChoice(
-            index=part.index,
-            delta=ChatDelta(),
-            finish_reason=finish_of(part.finish),
-            stop_reason=stop_reason_of(part.finish),
-        )
-
-
-def _message(choice: WholeChoice) -> ChatMessage:
-    text = "".join(choice.text)
-    extra = merged_delta(choice.extras)
-    return ChatMessage(content=text if text or not extra.get("tool_calls") else None, **extra)
 
 
 def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:

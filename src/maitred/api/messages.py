@@ -23,7 +23,7 @@ from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.decode import check_version, decode_count, decode_messages
-from maitred.wire.anthropic.inbound import chat_of
+from maitred.wire.anthropic.inbound import chat_of, thinks
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.anthropic.responses import (
     BlockDelta,
@@ -42,11 +42,12 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
-from maitred.wire.openai.responses import CONTINUED
+from maitred.wire.openai.responses import CONTINUED, THOUGHT_FIELDS
 from maitred.wire.openai.rules import needs_of
+from maitred.wire.openai.tools import TOOL_FIELDS, tool_rules_of
 from maitred.wire.openai.written import merged_delta
 
-_TEXT = -1
+_TEXT, _THOUGHT = -1, -2
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
     FinishReason.TOOL_CALLS: "tool_use",
@@ -102,37 +103,40 @@ class MessagesRoutes:
         ask = with_urgency(ask_of(chat_of(request)), call.header, retries=call.retries)
         ask = replace(ask, whole=not request.streams)
         async with self._answering.answer(ask, call.tally) as answer:
-            shape = MessagesShape(request.model, call.tally)
+            shape = MessagesShape(request.model, call.tally, thoughts=thinks(request))
             await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)
 
     async def count(self, call: Call) -> None:
         """Counts a conversation's tokens, as its model would read it."""
         check_version(call.header(b"anthropic-version"))
         chat = chat_of(decode_count(call.body, strict=self._strict))
-        if needs := needs_of(chat):
+        if needs := [need for need in needs_of(chat) if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
-        prompt = Conversation(chat.conversation())
+        rules = tool_rules_of(chat)
+        prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)
         tokens = await self._answering.tokenize(call.principal, chat.model, prompt, add_special_tokens=None)
         await call.respond(encode(TokenCount(input_tokens=len(tokens))))
 
 
 class MessagesShape:
-    """Writes one answer: a message with a block for its text and one for each tool that it calls.
+    """Writes one answer: a message with a block for its thoughts, one for its text and one for each tool that it calls.
 
     Args:
         model: As the client names it.
         tally: The request's, for its usage so far.
+        thoughts: Whether the client wants to see what was thought.
     """
 
-    def __init__(self, model: str, tally: Tally) -> None:
+    def __init__(self, model: str, tally: Tally, *, thoughts: bool = False) -> None:
         self._id = new_object_id("msg").replace("-", "_")
         self._model = model
         self._tally = tally
+        self._thoughts = thoughts
         self._stop = StopDelta()
         self._block = -1
         """The last one that was begun."""
         self._of: int | None = None
-        """What it is a block of: a call, by its number, or text, which is `_TEXT`; None: it is closed."""
+        """What it is a block of: a call, by its number, or `_TEXT` or `_THOUGHT`; None: it is closed."""
 
     def opening(self) -> bytes:
         """The message without its content."""
@@ -154,12 +158,19 @@ class MessagesShape:
         extra = merged_delta(choice.extras)
         text = "".join(choice.text) + extra.get("refusal", "")
         # Clients send an answer back as a part of the next conversation, where an empty block is a fault.
-        content = [ContentBlock(type="text", text=text)] if text else []
-        content += map(_tool_use, extra.get("tool_calls", ()))
+        content = [_thinking(thought)] if (thought := self._thought_in(extra)) else []
+        content += [ContentBlock(type="text", text=text)] if text else []
+        content += [
+            _tool_use(call, cut_off=choice.finish is FinishReason.LENGTH) for call in extra.get("tool_calls", ())
+        ]
         return encode(self._answer(content, _stop_of(choice.finish, choice.stop), usage))
 
     def _events(self, part: Part) -> Iterator[StreamEvent]:
         extra = part.extra or {}
+        if thought := self._thought_in(extra):
+            if self._of != _THOUGHT:
+                yield from self._open(_THOUGHT, _thinking(""))
+            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=thought))
         if text := part.text + extra.get("refusal", ""):
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
@@ -170,6 +181,10 @@ class MessagesShape:
         if part.finish is not None:
             self._stop = _stop_of(part.finish, part.stop)
             yield from self._close()
+
+    def _thought_in(self, extra: Mapping[str, Any]) -> str:
+        """What was thought, by whichever name, if the client wants to see it."""
+        return next((extra[name] for name in THOUGHT_FIELDS if name in extra), "") if self._thoughts else ""
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         number, function = piece.get("index", 0), piece.get("function") or {}
@@ -208,13 +223,20 @@ def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
     return StopDelta(stop_reason=_STOP_REASONS.get(finish, "max_tokens"))
 
 
-def _tool_use(call: Mapping[str, Any]) -> ContentBlock:
-    """A call whose arguments are all there."""
-    function = call["function"]
+def _thinking(thought: str) -> ContentBlock:
+    """What was thought; nobody signs it here."""
+    return ContentBlock(type="thinking", thinking=thought, signature="")
+
+
+def _tool_use(call: Mapping[str, Any], *, cut_off: bool) -> ContentBlock:
+    """A call, or one that was cut off as the text that there is of it: no client can run that."""
+    name, written = call["function"]["name"], call["function"]["arguments"]
     try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
+        arguments = msgspec.json.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):
-        raise ReplicaLost("The model called a tool with arguments that are no JSON object. Send the request again.")
-    return ContentBlock(type="tool_use", id=call["id"], name=function["name"], input=arguments)
+    if isinstance(arguments, dict):
+        return ContentBlock(type="tool_use", id=call["id"], name=name, input=arguments)
+    if cut_off:
+        return ContentBlock(type="text", text=f"{name}({written}")
+    raise ReplicaLost("The model called a tool with arguments that are no JSON object. Send the request again.")

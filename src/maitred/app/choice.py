@@ -2,16 +2,22 @@
 
 The replica sends tokens; the caller reads text. In between: bytes become whole characters, the text waits while it
 could still turn into a stop string, and a stop string that completes ends the choice. Tokens are counted up to and
-including the one that completed it, because that is what it took to find out.
+including the one that completed it, because that is what it took to find out. What is left is parted into what was
+thought, what was said and which tools were called.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from maitred.core.answer import Ask, Part, Score, TokenScore
 from maitred.core.request import Delta, FinishReason, TokenLogprobs
+from maitred.text.answer_reader import AnswerReader, Passage
 from maitred.text.detokenizer import Detokenizer
 from maitred.text.stop import StopWindow
-from maitred.text.tokenizer import Tokenizer
+from maitred.text.tokenizer import NO_MARKS, Tokenizer
+from maitred.wire.openai.responses import THOUGHT_FIELDS
 
 
 class Choice:
@@ -22,21 +28,36 @@ class Choice:
         prompt: What comes before the first token; its end can change how that one reads.
         ask: For its stop strings, `min_tokens` and `echo`.
         ends: The tokens with which the model ends its turn. They are counted, not shown.
+        marks: Token -> what stands for it in the text that the reader gets.
+        reader: Parts the text; None: all of it was said.
 
     Attributes:
         prompt_tokens: How many its prompt has.
         tokens: How many this choice has, up to its end.
+        thought_tokens: How many of these were thought.
         finish: Why it ended; None while it goes on.
         last_token_s: When tokens last came; for whoever measures.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], ask: Ask, *, ends: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        ask: Ask,
+        *,
+        ends: Sequence[int],
+        marks: Mapping[int, bytes] = NO_MARKS,
+        reader: AnswerReader | None = None,
+    ) -> None:
         self.prompt_tokens = len(prompt)
         self.tokens = 0
+        self.thought_tokens = 0
         self.finish: FinishReason | None = None
         self.last_token_s: float | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._detokenizer = Detokenizer(tokenizer, prompt, marks)
+        self._reader = reader
+        self._one_by_one = bool(ask.stops) or ask.sampling.top_logprobs is not None or reader is not None
         self._window = StopWindow(ask.stops) if ask.stops else None
         self._min_tokens = ask.sampling.min_tokens
         self._hidden = frozenset((*ask.sampling.stop_token_ids, *(() if ask.sampling.ignore_eos else ends)))
@@ -51,16 +72,21 @@ class Choice:
         shown = len(tokens)
         if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden:
             shown -= 1
-        if self._window is None and self._scores is None:
+        if not self._one_by_one:
             self._text.append(self._detokenizer.push(tokens[:shown]))
             self.tokens += len(tokens)
         else:
-            # One by one: the first token that completes a stop string is the last one that counts.
+            # The first token that completes a stop string is the last one that counts.
             for position in range(shown):
                 self.tokens += 1
+                thinking = self._reader is not None and self._reader.thinking
                 if self._scores is not None and delta.logprobs is not None:
                     self._scores.append(self._score(tokens[position], delta.logprobs[position]))
-                if self._show(self._detokenizer.push(tokens[position : position + 1])):
+                stopped = self._show(self._detokenizer.push(tokens[position : position + 1]))
+                if self._reader is not None:
+                    self._reader.push(self._said())
+                    self.thought_tokens += thinking or self._reader.thinking
+                if stopped:
                     self.finish = FinishReason.STOP
                     break
             else:
@@ -68,16 +94,40 @@ class Choice:
         if self.finish is None and delta.finish is not None:
             self._end(delta.finish)
 
-    def part(self, index: int) -> Part | None:
-        """What there is to show since the last call; None if all of it is held back."""
-        text = "".join(self._text)
-        self._text.clear()
+    def parts(self, index: int) -> list[Part]:
+        """What there is to show since the last call, in its order; nothing if all of it is held back."""
+        passages = self._passages()
         scores = self._scores
-        if not text and not scores and self.finish is None:
-            return None
+        if not passages and not scores and self.finish is None:
+            return []
         if scores is not None:
             self._scores = []
-        return Part(index, text, self.finish, scores, stop=None if self._window is None else self._window.stop)
+        stop = None if self._window is None else self._window.stop
+        parts = [_part(index, passage) for passage in passages] or [Part(index, "")]
+        parts[0] = replace(parts[0], scores=scores)
+        parts[-1] = replace(parts[-1], finish=self._finish_said, stop=stop)
+        return parts
+
+    @property
+    def _finish_said(self) -> FinishReason | None:
+        """Why it ended, to its caller: a turn that ends after calls has ended for them."""
+        calls = self._reader is not None and self._reader.calls and self.finish is FinishReason.STOP
+        stopped = self._window is not None and self._window.stop is not None
+        return FinishReason.TOOL_CALLS if calls and not stopped else self.finish
+
+    def _said(self) -> str:
+        text = "".join(self._text)
+        self._text.clear()
+        return text
+
+    def _passages(self) -> list[Passage]:
+        text = self._said()
+        if self._reader is None:
+            return [Passage(text=text)] if text else []
+        self._reader.push(text)
+        if self.finish is not None:
+            self._reader.flush()
+        return self._reader.take()
 
     def _show(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""
@@ -107,3 +157,10 @@ class Choice:
 
     def _named(self, token: int, logprob: float) -> Score:
         return Score(self._tokenizer.token_text(token), self._tokenizer.token_bytes(token), logprob)
+
+
+def _part(index: int, passage: Passage) -> Part:
+    extra: dict[str, Any] = dict.fromkeys(THOUGHT_FIELDS, passage.thought) if passage.thought else {}
+    if passage.calls:
+        extra["tool_calls"] = passage.calls
+    return Part(index, passage.text, extra=extra or None)

@@ -85,7 +85,7 @@ class Generation:
         if not self._unfinished:
             # Nobody may see the end of an answer that could still be lost to the ledger.
             await self._grant.settle(self._tally.usage, Outcome.FINISHED)
-        return [part for index, choice in touched.items() if (part := choice.part(index)) is not None]
+        return [part for index, choice in touched.items() for part in choice.parts(index)]
 
     async def _news(self) -> tuple[int, list[Delta]]:
         """What comes next, from whichever replica: one that fails is followed by another, as often as that is allowed.
@@ -165,12 +165,13 @@ class Generation:
             # The further choices of a prompt find it in the cache because of the first: no merit of an earlier request.
             self._tally.cached_tokens += delta.cached_tokens
             self._seat.took(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
-        before = choice.tokens
+        before, thought_before = choice.tokens, choice.thought_tokens
         choice.take(delta)
         self._transcript.heard(prompt, delta)
         if choice.tokens > before:
             self._tally.completion_tokens += choice.tokens - before
             self._seat.took(output_tokens=choice.tokens - before)
+        self._tally.reasoning_tokens += choice.thought_tokens - thought_before
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():
                 # Choices wait beside each other, so the longest wait is what the caller noticed.

@@ -16,6 +16,7 @@ from maitred.app.prompts import tokens_of
 from maitred.app.reading import Reading
 from maitred.app.router import Router
 from maitred.app.text_reading import TextReading, read_text
+from maitred.app.tooling import rules_for, with_tools
 from maitred.core.answer import Ask, Tally
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.money import usd_of
@@ -108,15 +109,17 @@ class Planner:
             tally.prompt_tokens = text.prompt_tokens
             self._check_cost(text, target)
             return text
-        card, ask = model.card(), with_scores(ask)
+        card = model.card()
         check_generates(card, model.name)
+        rules = rules_for(model, ask)
+        ask = with_tools(with_scores(ask), rules)
         check_needs(ask)
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)
         prompts = await tokens_of(model, ask.prompts)
         rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
-        reading = Reading(model, card, ask, prompts, rooms)
+        reading = Reading(model, card, ask, prompts, rooms, rules)
         self._check_cost(reading, target)
         return reading
 

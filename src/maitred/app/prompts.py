@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from maitred.core.answer import Conversation, Prompt
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.text.tokenizer import Tokenizer
 
 _INLINE_CHARACTERS = 2_048
@@ -14,6 +14,10 @@ nobody else's tokens would move meanwhile; handing it over takes a tenth of a mi
 
 _MARKUP_CHARACTERS = 32
 """What a chat template commonly writes around a message."""
+
+NO_TOOLS = (
+    "The model {name!r} knows no tools: its chat template has no place for them. Remove tools, or name another model."
+)
 
 
 class Tokenised(Protocol):
@@ -56,7 +60,8 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
     """
     messages = [message for prompt in prompts if isinstance(prompt, Conversation) for message in prompt.messages]
     characters = sum(map(text_characters, prompts)) + len(messages) * _MARKUP_CHARACTERS
-    return characters > _INLINE_CHARACTERS or any(message.get("tool_calls") for message in messages)
+    tools = any(isinstance(prompt, Conversation) and prompt.tools for prompt in prompts)
+    return characters > _INLINE_CHARACTERS or tools or any(message.get("tool_calls") for message in messages)
 
 
 async def tokens_of(
@@ -97,7 +102,11 @@ def _encode(model: Tokenised, prompt: Prompt, add_special_tokens: bool | None) -
                 raise InvalidRequest(
                     f"The model {model.name!r} has no chat template. Use /v1/completions with a prompt.", param="model"
                 )
-            text = template.render(prompt.messages, add_generation_prompt=prompt.add_generation_prompt)
+            if prompt.tools and not template.knows_tools:
+                raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
+            text = template.render(
+                prompt.messages, add_generation_prompt=prompt.add_generation_prompt, tools=prompt.tools or None
+            )
             return model.tokenizer.encode(text, add_special_tokens=add_special_tokens is True)
         case str():
             return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)

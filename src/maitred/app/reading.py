@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from maitred.app.choice import Choice
-from maitred.core.answer import Ask
+from maitred.core.answer import Ask, Conversation
+from maitred.core.ids import new_object_id
 from maitred.core.ports import ModelCard
+from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
+from maitred.text.answer_format import AnswerFormat
+from maitred.text.answer_reader import AnswerReader
+from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,7 @@ class Reading:
         ask: What the caller asked.
         prompts: In tokens; at least one.
         rooms: For each prompt the most tokens that a choice may have.
+        rules: Which tools may be called; None: there are none.
     """
 
     model: ServedModel
@@ -26,6 +33,7 @@ class Reading:
     ask: Ask
     prompts: Sequence[list[int]]
     rooms: Sequence[int]
+    rules: ToolRules | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -39,8 +47,24 @@ class Reading:
 
     def choices(self) -> list[Choice]:
         """An empty choice for each answer, in their order."""
-        return [
-            Choice(self.model.tokenizer, prompt, self.ask, ends=self.card.eos_token_ids)
-            for prompt in self.prompts
-            for _ in range(self.ask.sampling.n)
-        ]
+        return [self._choice(number) for number in range(len(self.prompts)) for _ in range(self.ask.sampling.n)]
+
+    def _choice(self, number: int) -> Choice:
+        """An empty one for a prompt. Only answers to conversations are parted: what goes on a text is text."""
+        model, prompt = self.model, self.prompts[number]
+        reader = None
+        if isinstance(self.ask.prompts[number], Conversation):
+            reader = answer_reader(model.format, model.tokenizer, prompt, self.rules)
+        marks = NO_MARKS if reader is None else model.format.marks.bytes_of
+        return Choice(model.tokenizer, prompt, self.ask, ends=self.card.eos_token_ids, marks=marks, reader=reader)
+
+
+def answer_reader(
+    format: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
+) -> AnswerReader | None:
+    """What parts the answers to a prompt; None: they are nothing but text."""
+    calls = None if rules is None else format.call_parser({tool.name for tool in rules.callable})
+    reasoning = format.reasoning_parser(inside=format.opens_thought(tokenizer, prompt))
+    if calls is None and reasoning is None:
+        return None
+    return AnswerReader(reasoning, calls, format.marks, new_id=partial(new_object_id, "call"))

@@ -27,6 +27,7 @@ from maitred.fleet.residency.residence import Residence
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
 from maitred.store.database import data_folder
+from maitred.text.answer_format import AnswerFormat
 from maitred.text.tokenizer import Tokenizer
 
 _FREE_SHARE = 0.8
@@ -130,7 +131,7 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
     residence = Residence(residents, clock, lambda name, seconds: times.learn(chosen[name][1], seconds))
     lodgers: dict[str, Lodger] = {}
     models: list[ServedModel] = []
-    for name, (_, folder) in chosen.items():
+    for name, (model, folder) in chosen.items():
         footprint = footprints[name]
         engine = LocalEngine(
             engine_command(folder, footprint.engine, config.dispatch.service.weights),
@@ -140,7 +141,9 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
         )
         engine.link.unread_tokens = config.server.unread_tokens
         lodgers[name] = Lodger(name, engine, footprint, partial(residence.ready_in_s, name), clock)
-        models.append(ServedModel(name, Description(lodgers[name]), Tokenizer.load(folder)))
+        tokenizer = Tokenizer.load(folder)
+        answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
+        models.append(ServedModel(name, Description(lodgers[name]), tokenizer, answers))
     return LocalModels(residence, lodgers, models)
 
 

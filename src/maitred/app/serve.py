@@ -74,6 +74,7 @@ from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
 from maitred.routing.rollout.live import LiveRollouts
+from maitred.text.answer_format import AnswerFormat
 from maitred.text.tokenizer import Tokenizer
 
 _Local = tuple[ServedModel, Engines]
@@ -251,7 +252,8 @@ async def _open_engine(config: Config, command: Command | None, clock: Clock) ->
     async with _engines(config, command, SameModel(digest), clock) as engines:
         for engine in engines.values():
             engine.link.unread_tokens = config.server.unread_tokens
-        yield ServedModel(config.model.served_name or folder.resolve().name, engines, tokenizer), engines
+        answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
+        yield ServedModel(config.model.served_name or folder.resolve().name, engines, tokenizer, answers), engines
 
 
 def _engines(config: Config, command: Command, model: SameModel, clock: Clock) -> Engines:

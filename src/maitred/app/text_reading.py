@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from maitred.app.limits import check_fits, check_sampling
 from maitred.app.prompts import Vocabulary, tokens_of
+from maitred.app.tooling import with_tools
 from maitred.core.answer import Ask, Conversation, Prompt
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.ports import ModelCard
@@ -98,7 +99,7 @@ async def read_text(model: TextModel, ask: Ask, max_choices: int) -> TextReading
     check_sampling(card, ask, max_choices)
     fields = ask.written()
     tools = fields.get("tools")
-    tokens = await _counted(model, ask) if model.tokenizer is not None and not tools else None
+    tokens = await _counted(model, ask) if model.tokenizer is not None else None
     if tokens is not None:
         rooms = [check_fits(card, prompt, ask) for prompt in tokens]
         return TextReading(model, card, ask, fields, tokens, rooms, None)
@@ -117,7 +118,14 @@ async def _counted(model: TextModel, ask: Ask) -> list[list[int]] | None:
     assert tokenizer is not None
     if tokenizer.chat_template is None and any(isinstance(prompt, Conversation) for prompt in ask.prompts):
         return None
-    return await tokens_of(Vocabulary(model.name, tokenizer), ask.prompts)
+    try:
+        asked = with_tools(ask, None if ask.tools is None else ask.tools())
+        return await tokens_of(Vocabulary(model.name, tokenizer), asked.prompts)
+    except InvalidRequest:
+        # Its own server may know tools of other kinds, or another template; whether it does is for that to say.
+        if not ask.needs:
+            raise
+        return None
 
 
 def _estimated(prompt: Prompt, tools: object) -> float:

@@ -31,6 +31,21 @@ BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "bundled" / "maitred-ti
 _MaxChoices = Annotated[
     int, Meta(ge=1, le=128, description="Largest `n`, the answers to one prompt, that a request may ask for.")
 ]
+_ToolParser = Annotated[
+    Literal["auto", "none", "hermes", "llama3_json", "mistral"],
+    Meta(
+        description="How the model writes calls of tools; see [tools](tools.md). `auto`: as its chat template shows. "
+        "`none`: it calls none, and requests that bring tools are refused. For models that our own engines run."
+    ),
+]
+_ReasoningParser = Annotated[
+    Literal["auto", "none", "think"],
+    Meta(
+        description="How the model thinks before it answers; see [tools](tools.md#what-a-model-thinks). `auto`: as its "
+        "chat template shows. `think`: between `<think>` and `</think>`. `none`: it does not. For models that our own "
+        "engines run."
+    ),
+]
 _Degradation = Annotated[
     list[DegradationStep],
     Meta(
@@ -81,6 +96,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     region: Region = None
+    tool_parser: _ToolParser = "auto"
+    reasoning_parser: _ReasoningParser = "auto"
     max_choices: _MaxChoices = 128
     degradation: _Degradation = []
 
@@ -121,6 +138,8 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     engine: EngineConfig = EngineConfig()
+    tool_parser: _ToolParser = "auto"
+    reasoning_parser: _ReasoningParser = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[
         Annotated[int, Meta(ge=2)] | None,

@@ -20,6 +20,7 @@ from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.rollout import Arm
 from maitred.core.tenancy import Principal
+from maitred.core.tools import ToolRules
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -28,6 +29,8 @@ class Conversation(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
     """End with the opening of the assistant's turn."""
+    tools: list[dict[str, Any]] = []
+    """What the model is told of tools, in the words of OpenAI's API."""
 
 
 Prompt = str | list[int] | Conversation
@@ -87,6 +90,8 @@ class Ask(msgspec.Struct, frozen=True):
     """...the prompt, for messages about them."""
     needs: tuple[str, ...] = ()
     """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
+    tools: Callable[[], ToolRules | None] | None = None
+    """Reads and checks the tools that it brings, and raises `InvalidRequest` where that fails; None: its API has none."""
     written: Callable[[], dict[str, Any]] | None = None
     """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
     in these. None: its API cannot say it so."""
@@ -208,6 +213,8 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Part of the completion tokens."""
     estimated: bool = False
     """Whether tokens are estimates, because whoever served it did not count them."""
     first_token_s: float | None = None
@@ -232,7 +239,9 @@ class Tally:
     @property
     def usage(self) -> Usage:
         """The tokens, as they are billed."""
-        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated)
+        return Usage(
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.estimated, self.reasoning_tokens
+        )
 
     def begin_anew(self, fallback: str) -> None:
         """It goes on to another model, where nothing of what is known of it holds any more."""
@@ -252,7 +261,7 @@ class Tally:
             setattr(self, each.name, getattr(known, each.name))
 
     def _forget(self) -> None:
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.forecast = self.place = self.released_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by = False, [], ""
 
@@ -267,7 +276,7 @@ class Answer(Protocol):
     """An answer as it comes; iterate once."""
 
     def __aiter__(self) -> AsyncIterator[list[Part]]:
-        """One list for every batch that the replica delivers, with at most one part per choice.
+        """One list for every batch that the replica delivers, with the parts of each choice in their order.
 
         The list is empty while all new text is held back. The first one, empty or not, says that the replica has
         begun to answer.

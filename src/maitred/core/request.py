@@ -157,6 +157,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     estimated: bool = False
     """Whether nobody counted them."""
+    reasoning_tokens: int = 0
+    """Part of the completion tokens: what the model thought before it answered."""
 
     @property
     def total_tokens(self) -> int:

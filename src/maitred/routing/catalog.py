@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.ports import Carded, ModelCard
 from maitred.core.relay import TextReplica
+from maitred.text.answer_format import AnswerFormat
 from maitred.text.estimate import LearntRatio
 from maitred.text.tokenizer import Tokenizer
 
@@ -46,11 +47,19 @@ class ServedModel(_Model):
         name: The name.
         replicas: Where it runs.
         tokenizer: The model's own.
+        format: What its answers are made of; None: as its chat template shows.
     """
 
-    def __init__(self, name: str, replicas: Carded, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        name: str,
+        replicas: Carded,
+        tokenizer: Tokenizer,
+        format: AnswerFormat | None = None,  # noqa: A002
+    ) -> None:
         super().__init__(name, [replicas])
         self.tokenizer = tokenizer
+        self.format = AnswerFormat.of(tokenizer) if format is None else format
 
 
 class TextModel(_Model):

@@ -7,6 +7,7 @@ does not escape for HTML, `raise_exception` refuses a conversation, `strftime_no
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
+from maitred.text.tool_calls.history import History
 
 
 class ChatTemplate:
@@ -27,6 +29,10 @@ class ChatTemplate:
         source: The template.
         special_tokens: Variables such as ``bos_token``.
         now: Tells the local time to templates that write the date into the prompt.
+
+    Attributes:
+        source: As given.
+        knows_tools: Whether it can tell the model of tools.
 
     Raises:
         ConfigInvalid: The template does not compile.
@@ -47,6 +53,9 @@ class ChatTemplate:
             raise ConfigInvalid(
                 f"The model's chat template does not compile: {error}. Replace chat_template in tokenizer_config.json."
             ) from error
+        self.source = source
+        self.knows_tools = re.search(r"\btools\b", source) is not None
+        self._history = History(source)
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
 
@@ -60,7 +69,8 @@ class ChatTemplate:
     ) -> str:
         """The conversation as a prompt, special tokens included.
 
-        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one.
+        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one. Earlier
+        calls of tools are put as the template takes them (see `maitred.text.tool_calls.history`).
 
         Args:
             messages: In order, each with ``role`` and ``content``.
@@ -73,6 +83,7 @@ class ChatTemplate:
         """
         if not self._knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+        messages = self._history.shaped(messages)
         variables = {
             **self._special_tokens,
             **extra,

@@ -6,9 +6,9 @@ tokens, with at most three bytes held back.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from maitred.text.tokenizer import Tokenizer
+from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 _TAIL_TOKENS = 5
 """A character has at most four bytes, so three tokens can be left unfinished; beyond, a turn that begins after nothing
@@ -22,10 +22,14 @@ class Detokenizer:
         tokenizer: Of the model that writes.
         prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a space at the
             start belongs to the text, and begin the character that the answer may have to finish.
+        marks: Token -> what shows in its place, in UTF-8 (see `maitred.text.marks`).
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = (), marks: Mapping[int, bytes] = NO_MARKS
+    ) -> None:
         self._visible_bytes = tokenizer.visible_bytes
+        self._marks = marks
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._characters.decode(tail)
@@ -33,7 +37,7 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """The characters that are whole with these tokens."""
-        return self._shown(self._characters.decode(self._visible_bytes(tokens)))
+        return self._shown(self._characters.decode(self._visible_bytes(tokens, self._marks)))
 
     def flush(self) -> str:
         """What was held back at the end: U+FFFD for a character that was never finished."""

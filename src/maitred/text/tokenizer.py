@@ -18,6 +18,7 @@ from maitred.text.chat_template import ChatTemplate
 from maitred.text.vocabulary import DecodingRules, rules_of
 
 _NORMALISED_BYTES = 3
+NO_MARKS: Mapping[int, bytes] = {}
 
 
 class Tokenizer:
@@ -52,6 +53,7 @@ class Tokenizer:
         self._bytes, self._visible = _tables(backend, rules)
         # It takes a word that it cannot read, however long, for one unknown token, and no notice of spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
+        self._added = frozenset(backend.get_added_tokens_decoder())
         self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
         self.strips_leading_space = rules.strips_leading_space
         self.vocab_size = max(self._bytes, default=-1) + 1
@@ -99,6 +101,11 @@ class Tokenizer:
         """
         return ids if self._closing is None or ids[-1:] == [self._closing] else [*ids, self._closing]
 
+    def added_token(self, text: str) -> int | None:
+        """The token that was added to the vocabulary for this text, and never stands for a part of another one."""
+        token = self._backend.token_to_id(text)
+        return token if token in self._added else None
+
     def fewest_tokens(self, text_characters: int) -> int:
         """A number of tokens that no text of this length can do with less than, known without reading it.
 
@@ -113,9 +120,16 @@ class Tokenizer:
         text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
-    def visible_bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes that these tokens add to a text; special tokens add none."""
+    def visible_bytes(self, ids: Sequence[int], marks: Mapping[int, bytes] = NO_MARKS) -> bytes:
+        """The bytes that these tokens add to a text; special tokens add none.
+
+        Args:
+            ids: The tokens.
+            marks: Token -> what it adds instead.
+        """
         table = self._visible
+        if marks:
+            return b"".join([marks[token] if token in marks else table.get(token, b"") for token in ids])
         return b"".join([table.get(token, b"") for token in ids])
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it

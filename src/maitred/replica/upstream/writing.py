@@ -16,7 +16,7 @@ _OURS = frozenset(
 _HINTS = frozenset(
     {
         *("user", "metadata", "safety_identifier", "prompt_cache_key", "store", "verbosity", "reasoning_effort"),
-        *("prediction", "parallel_tool_calls", "best_of"),
+        *("prediction", "parallel_tool_calls", "best_of", "include_reasoning"),
     }
 )
 """What may go unheard: an answer without it is still the answer to the request. `best_of` is `n` where it passed."""

@@ -13,7 +13,7 @@ neighbours of a role   one message, as Anthropic reads them
 ``metadata.user_id``   ``user``
 =====================  ==============================================================================
 
-Hints that have no counterpart (``cache_control``, ``thinking``, ``output_config.effort``, ``service_tier``) go unheard.
+``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart (``cache_control``, ``output_config.effort``, ``service_tier``) go unheard.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,9 +67,15 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
             stop=request.stop_sequences or None,
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
+            include_reasoning=None if thinks(request) else False,
         )
     check_chat(chat)
     return chat
+
+
+def thinks(request: CountTokensRequest) -> bool:
+    """Whether the client wants to see what the model thinks, which it has to say."""
+    return isinstance(request.thinking, dict) and request.thinking.get("type") in ("enabled", "adaptive")
 
 
 def _system(system: str | list[TextBlock] | None) -> Iterator[Message]:

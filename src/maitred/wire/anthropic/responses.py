@@ -40,6 +40,8 @@ class ContentBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     type: str
     text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     input: Any = UNSET
@@ -74,10 +76,13 @@ class ContentBlockStart(
 
 
 class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is added to a block: ``text_delta``, or ``input_json_delta`` with a piece of a tool's arguments."""
+    """What is added to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` with a piece of a tool's
+    arguments.
+    """
 
     type: str
     text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
 
 

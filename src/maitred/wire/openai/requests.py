@@ -79,6 +79,8 @@ class Message(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def text(self) -> str:
         """The content as one string; parts are separate lines, as chat templates of text models expect."""
@@ -95,14 +97,16 @@ class Message(msgspec.Struct, frozen=True):
             fields["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
             fields["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        if thought := self.reasoning_content or self.reasoning:
+            fields["reasoning_content"] = thought
         return fields
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments
+    arguments: Any = call.function.arguments.strip() or "{}"
     # A model wrote them: what is not JSON is shown to it as it was.
     with suppress(msgspec.DecodeError, RecursionError):
-        arguments = msgspec.json.decode(call.function.arguments)
+        arguments = msgspec.json.decode(arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -192,6 +196,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: Any = None
     function_call: Any = None
     response_format: Any = None

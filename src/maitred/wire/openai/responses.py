@@ -17,6 +17,9 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 StopReason = Literal["deadline"]
 """Why a choice ended, where OpenAI's word for it does not tell; the field's name is vLLM's."""
 Role = Literal["assistant"]
+THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+"""What a message calls that which the model thought: the first name is DeepSeek's and what most clients read, the other
+is that of newer versions of vLLM."""
 
 
 _FINISHES: Mapping[FinishReason, Finish] = {
@@ -43,6 +46,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     audio_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the answer's tokens were for."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens, as billed."""
 
@@ -50,17 +59,21 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Left out where nothing was thought."""
     estimated: bool | UnsetType = UNSET
     """True where whoever served it did not count; not OpenAI's."""
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
         """A usage as OpenAI writes it."""
+        details = CompletionTokensDetails(reasoning_tokens=usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
         return cls(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+            completion_tokens_details=details,
             estimated=usage.estimated or UNSET,
         )
 

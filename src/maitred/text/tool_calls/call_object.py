@@ -1,0 +1,180 @@
+"""A call that is written as a JSON object: ``{"name": "look", "arguments": {"at": "sky"}}``, read as it comes."""
+
+import json
+from collections.abc import Callable, Set
+
+from maitred.text.json_scan import JsonScan
+from maitred.text.tool_calls.events import Called, Event, Given
+
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+_KEYS = _ARGUMENTS | {"name", "type", "id"}
+"""All that stands in a call. With any other key it is an object of another kind."""
+_WHITE = " \t\n\r"
+_State = Callable[[str, int], int]
+"""Reads at a place of a text; returns the next place."""
+
+
+class CallObject:
+    """One call.
+
+    The arguments go on as they come, once the name is known. A string that holds them as JSON is taken for them, as
+    some models write them so; so is null for none.
+
+    Args:
+        names: Those of the tools. An object with another name is no call.
+        bare: Nothing but its look says that it is a call: one without arguments is none.
+
+    Attributes:
+        raw: All that it has read.
+        begun: Whether it has been taken for a call.
+        done: Whether it is whole.
+        broken: Whether it is no call, or none any more.
+    """
+
+    def __init__(self, names: Set[str], *, bare: bool = False) -> None:
+        self.raw = ""
+        self.begun = self.done = self.broken = False
+        self._names = names
+        self._bare = bare
+        self._state: _State = self._opening
+        self._scan = JsonScan()
+        self._token = ""
+        """The key or value that is being read."""
+        self._key = ""
+        self._name: str | None = None
+        self._held: str | None = None
+        """Arguments that came before the name, or not as an object."""
+        self._streams = False
+        self._events: list[Event] = []
+
+    def push(self, text: str, start: int, events: list[Event]) -> int:
+        """Reads on and adds what it finds; returns where it stopped: the text's end, or behind or within the object."""
+        self._events = events
+        at = start
+        while at < len(text) and not (self.done or self.broken):
+            at = self._state(text, at)
+        self.raw += text[start:at]
+        return at
+
+    def _opening(self, text: str, at: int) -> int:
+        return self._expect(text, at, "{", self._first_key)
+
+    def _first_key(self, text: str, at: int) -> int:
+        if text[at] == "}":
+            return self._finish(at)
+        return self._key_begins(text, at)
+
+    def _key_begins(self, text: str, at: int) -> int:
+        if text[at] in _WHITE:
+            return at + 1
+        if text[at] != '"':
+            return self._break(at)
+        self._begin(self._reading_key)
+        return at
+
+    def _reading_key(self, text: str, at: int) -> int:
+        end = self._scan.push(text, at)
+        self._token += text[at:end]
+        if self._scan.done:
+            self._key = json.loads(self._token)
+            if self._key not in _KEYS:
+                return self._break(end)
+            self._state = self._colon
+        return self._break(end) if self._scan.broken else end
+
+    def _colon(self, text: str, at: int) -> int:
+        return self._expect(text, at, ":", self._value_begins)
+
+    def _value_begins(self, text: str, at: int) -> int:
+        if text[at] in _WHITE:
+            return at + 1
+        self._streams = self._key in _ARGUMENTS and self._name is not None and text[at] == "{" and not self.begun
+        if self._streams:
+            self._begin_call()
+        self._begin(self._reading_value)
+        return at
+
+    def _reading_value(self, text: str, at: int) -> int:
+        end = self._scan.push(text, at)
+        if self._streams:
+            self._events.append(Given(text[at:end]))
+        else:
+            self._token += text[at:end]
+        if self._scan.broken:
+            return self._break(end)
+        if self._scan.done:
+            self._state = self._after
+            if not (self._streams or self._take_value()):
+                return self._break(end)
+        return end
+
+    def _after(self, text: str, at: int) -> int:
+        if text[at] == "}":
+            return self._finish(at)
+        return self._expect(text, at, ",", self._key_begins)
+
+    def _take_value(self) -> bool:
+        """Notes a value; False if it can be none of a call."""
+        if self._key == "name":
+            self._name = json.loads(self._token)
+            if self._name not in self._names or self.begun:
+                return False
+            if self._held is not None:
+                self._begin_call()
+                self._events.append(Given(self._held))
+        elif self._key in _ARGUMENTS:
+            self._held = _object_in(self._token)
+            if self._held is None or self.begun:
+                return False
+            if self._name is not None:
+                self._begin_call()
+                self._events.append(Given(self._held))
+        return True
+
+    def _finish(self, at: int) -> int:
+        if not self.begun:
+            if self._name is None or self._bare:
+                return self._break(at)
+            self._begin_call()
+            self._events.append(Given("{}"))
+        self.done = True
+        return at + 1
+
+    def _begin_call(self) -> None:
+        assert self._name is not None
+        self.begun = True
+        self._events.append(Called(self._name))
+
+    def _begin(self, state: _State) -> None:
+        self._scan, self._token, self._state = JsonScan(), "", state
+
+    def _expect(self, text: str, at: int, character: str, then: _State) -> int:
+        if text[at] == character:
+            self._state = then
+        elif text[at] not in _WHITE:
+            return self._break(at)
+        return at + 1
+
+    def _break(self, at: int) -> int:
+        self.broken = True
+        return at
+
+
+def _object_in(token: str) -> str | None:
+    """The arguments in a value that is no plain object after the name; None: they are none."""
+    if token == "null":
+        return "{}"
+    match _loaded(token):
+        case dict():
+            return token
+        case str() as text if isinstance(_loaded(text), dict):
+            return text
+        case _:
+            return None
+
+
+def _loaded(token: str) -> object:
+    try:
+        return json.loads(token)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,63 @@
+"""What a parser finds in an answer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the caller."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call begins. The last one has ended with it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """More of the arguments of the call that has begun last, as JSON text."""
+
+    arguments: str
+
+
+Event = Said | Called | Given
+
+
+class CallParser(Protocol):
+    """Reads the answer of one choice.
+
+    However the text is cut into pieces, the events are the same once neighbours of a kind are joined. What turns out to
+    be no call is text, whole and in its place. A call is taken for one as soon as its name is that of a tool and its
+    arguments begin; if it breaks after that, or is cut off, what there is of it has been given, and what follows where
+    it breaks is text.
+    """
+
+    def push(self, text: str) -> list[Event]:
+        """Takes more text."""
+        ...
+
+    def flush(self) -> list[Event]:
+        """The answer is over: what was held back."""
+        ...
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same with neighbours of a kind put together, and nothing that is empty."""
+    result: list[Event] = []
+    for event in events:
+        match event, result[-1] if result else None:
+            case ((Said("") | Given("")), _):
+                pass
+            case Said(text), Said(before):
+                result[-1] = Said(before + text)
+            case Given(piece), Given(before):
+                result[-1] = Given(before + piece)
+            case _:
+                result.append(event)
+    return result

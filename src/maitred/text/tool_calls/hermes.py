@@ -1,0 +1,85 @@
+"""Calls as Hermes and Qwen write them: ``<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>``.
+
+Text may stand before, between and after; white space next to a call is not a part of it. A call whose closing tag is
+missing is one still, since its object says where it ends.
+"""
+
+from collections.abc import Set
+
+from maitred.text.marks import Marks
+from maitred.text.tool_calls.call_object import CallObject
+from maitred.text.tool_calls.events import Event, Said
+from maitred.text.tool_calls.lookout import Lookout
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser:
+    """Implements `maitred.text.tool_calls.events.CallParser`.
+
+    Args:
+        names: Those of the tools.
+        marks: Of the model.
+    """
+
+    def __init__(self, names: Set[str], marks: Marks) -> None:
+        self._names = names
+        self._open, self._close = marks[OPEN], marks[CLOSE]
+        self._text = Lookout(self._open)
+        self._call: CallObject | None = None
+        self._closing: str | None = None
+        """What came of the closing tag, if it is due."""
+        self._called = False
+
+    def push(self, text: str) -> list[Event]:
+        """See `CallParser.push`."""
+        events: list[Event] = []
+        at = 0
+        while at < len(text):
+            if self._call is not None:
+                at = self._read_call(self._call, text, at, events)
+            elif self._closing is not None:
+                text, at = self._read_closing(self._closing, text[at:])
+            else:
+                at = self._read_text(text, at, events)
+        return events
+
+    def flush(self) -> list[Event]:
+        """See `CallParser.flush`."""
+        if self._call is not None:
+            return [] if self._call.begun else [Said(self._open + self._call.raw)]
+        held = self._text.flush() if self._closing is None else ""
+        # What followed a call was white space if nothing else came of it.
+        return [] if self._called and held.isspace() else [Said(held)]
+
+    def _read_text(self, text: str, at: int, events: list[Event]) -> int:
+        shown, behind = self._text.push(text, at)
+        events.append(Said(shown))
+        if behind is None:
+            return len(text)
+        self._call = CallObject(self._names)
+        return behind
+
+    def _read_call(self, call: CallObject, text: str, at: int, events: list[Event]) -> int:
+        at = call.push(text, at, events)
+        if call.done:
+            self._closing, self._called = "", True
+        elif call.broken:
+            if call.begun:
+                self._called = True
+            else:
+                events.append(Said(self._open + call.raw))
+        else:
+            return at
+        self._call = None
+        return at
+
+    def _read_closing(self, before: str, rest: str) -> tuple[str, int]:
+        """Skips the tag and the white space before it; returns what is to be read on, and from where."""
+        whole = before + rest
+        tag = whole.lstrip()
+        if self._close.startswith(tag):
+            self._closing = None if tag == self._close else whole
+            return "", 0
+        self._closing = None
+        return (tag, len(self._close)) if tag.startswith(self._close) else (whole, 0)
