@@ -26,6 +26,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Observer, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.limits import Limit
+from maitred.core.ports import ModelCard
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
@@ -102,6 +103,8 @@ async def gateway(
     limited: Sequence[Limit] = (),
     recoveries: int = 0,
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
+    tokenizer: Tokenizer = TOKENIZER,
+    card: ModelCard = CARD,
     **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
@@ -109,11 +112,11 @@ async def gateway(
     listener = bind(config)
     gate = Gate(config.max_in_flight)
     clock = SystemClock()
-    async with ScriptedEngine(answers, card=CARD, step_s=step_s) as engine:
+    async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineLink(engine.address)
         link.unread_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
-        model = ServedModel(MODEL, link, TOKENIZER)
+        model = ServedModel(MODEL, link, tokenizer)
         metrics = Metrics(
             lambda: gate.inside, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)}
         )

@@ -157,7 +157,7 @@ async def test_the_sync_client():
         (
             {"tools": [{"name": "look", "input_schema": {"type": "object"}}]},
             anthropic.BadRequestError,
-            "tools is not supported",
+            "knows no tools",
         ),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},

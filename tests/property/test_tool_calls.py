@@ -21,6 +21,10 @@ PARSERS = (HermesParser, Llama3Parser, MistralParser)
 arguments = st.dictionaries(
     st.text(max_size=4), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4)
 )
+values = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
 pieces = st.one_of(
     st.sampled_from(
         [
@@ -120,14 +124,7 @@ def test_what_was_called_comes_out_as_it_was_written(calls, lengths, data):
     assert list(zip(names, given, strict=True)) == calls
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    ),
-    st.booleans(),
-    cuts,
-)
+@given(values, st.booleans(), cuts)
 def test_a_json_value_ends_where_it_ends(value, ascii_only, lengths):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=1 if ascii_only else None)
     scan = JsonScan()

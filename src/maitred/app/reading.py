@@ -60,11 +60,11 @@ class Reading:
 
 
 def answer_reader(
-    format: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
+    answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
 ) -> AnswerReader | None:
     """What parts the answers to a prompt; None: they are nothing but text."""
-    calls = None if rules is None else format.call_parser({tool.name for tool in rules.callable})
-    reasoning = format.reasoning_parser(inside=format.opens_thought(tokenizer, prompt))
+    calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
+    reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
     if calls is None and reasoning is None:
         return None
-    return AnswerReader(reasoning, calls, format.marks, new_id=partial(new_object_id, "call"))
+    return AnswerReader(reasoning, calls, answers.marks, new_id=partial(new_object_id, "call"))

@@ -91,7 +91,7 @@ class Ask(msgspec.Struct, frozen=True):
     needs: tuple[str, ...] = ()
     """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
     tools: Callable[[], ToolRules | None] | None = None
-    """Reads and checks the tools that it brings, and raises `InvalidRequest` where that fails; None: its API has none."""
+    """Reads the tools that it brings, and raises `InvalidRequest` if they cannot be had; None: its API has none."""
     written: Callable[[], dict[str, Any]] | None = None
     """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
     in these. None: its API cannot say it so."""

@@ -1,4 +1,4 @@
-"""How a model writes what is no plain text: calls of tools, and thoughts. Told by its chat template, or by its operator.
+"""How a model writes what is no plain text: calls of tools, and thoughts. Its chat template shows it.
 
 The template shows a model its own earlier calls, so the markers that it writes around them are those that the model has
 been trained to write.

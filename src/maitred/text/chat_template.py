@@ -69,8 +69,8 @@ class ChatTemplate:
     ) -> str:
         """The conversation as a prompt, special tokens included.
 
-        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one. Earlier
-        calls of tools are put as the template takes them (see `maitred.text.tool_calls.history`).
+        The role ``developer`` is OpenAI's newer word for ``system``; templates that do not know it get the old one.
+        Earlier calls of tools are put as the template takes them (see `maitred.text.tool_calls.history`).
 
         Args:
             messages: In order, each with ``role`` and ``content``.

@@ -1,9 +1,9 @@
 """Tokens that mark something in an answer, as characters.
 
-Where a call of a tool or a thought begins, models write a token of its own (``[TOOL_CALLS]``, ``<think>``). Some of these
-are special tokens, which show in no text, and all of them look like a text that anybody can write. So a marking token
-becomes one of Unicode's noncharacters, which are set aside for use inside a program (The Unicode Standard, 23.7): it
-keeps its place in the text, cannot be taken for text, and no text can be taken for it.
+Where a call of a tool or a thought begins, models write a token of its own (``[TOOL_CALLS]``, ``<think>``). Some of
+these are special tokens, which show in no text, and all of them look like a text that anybody can write. So a marking
+token becomes one of Unicode's noncharacters, which are set aside for use inside a program (The Unicode Standard, 23.7):
+it keeps its place in the text, cannot be taken for text, and no text can be taken for it.
 
 A marker that the vocabulary has no token for is looked for as the text that it is.
 """

@@ -1,7 +1,7 @@
 """What a model thinks before it answers: ``<think>…</think>``, as DeepSeek-R1 and Qwen3 write it.
 
-Some chat templates write the opening tag themselves, at the end of the prompt; the answer then begins within the thought.
-White space around a thought belongs neither to it nor to the answer.
+Some chat templates write the opening tag themselves, at the end of the prompt; the answer then begins within the
+thought. White space around a thought belongs neither to it nor to the answer.
 """
 
 from maitred.text.marks import Marks

@@ -1,7 +1,7 @@
 """Calls as Llama 3 writes them: ``{"name": "look", "parameters": {"at": "sky"}}``, several separated by ``;``.
 
-Nothing has to mark them, so an answer is read as calls if it begins with an object that is one, as Meta's prompt formats
-have it; ``<|python_tag|>`` begins them wherever it stands.
+Nothing has to mark them, so an answer is read as calls if it begins with an object that is one, as Meta's prompt
+formats have it; ``<|python_tag|>`` begins them wherever it stands.
 """
 
 from collections.abc import Set

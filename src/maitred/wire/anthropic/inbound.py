@@ -13,7 +13,8 @@ neighbours of a role   one message, as Anthropic reads them
 ``metadata.user_id``   ``user``
 =====================  ==============================================================================
 
-``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart (``cache_control``, ``output_config.effort``, ``service_tier``) go unheard.
+``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart
+(``cache_control``, ``output_config.effort``, ``service_tier``) go unheard.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -76,9 +76,7 @@ class ContentBlockStart(
 
 
 class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is added to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` with a piece of a tool's
-    arguments.
-    """
+    """What is added to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` (of a tool's arguments)."""
 
     type: str
     text: str | UnsetType = UNSET
