@@ -59,7 +59,14 @@ class ServedModel(_Model):
     ) -> None:
         super().__init__(name, [replicas])
         self.tokenizer = tokenizer
-        self.format = AnswerFormat.of(tokenizer) if format is None else format
+        self._format = format
+
+    @property
+    def format(self) -> AnswerFormat:
+        """See the class."""
+        if self._format is None:
+            self._format = AnswerFormat.of(self.tokenizer)
+        return self._format
 
 
 class TextModel(_Model):
