@@ -68,7 +68,6 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
             stop=request.stop_sequences or None,
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
-            include_reasoning=None if thinks(request) else False,
         )
     check_chat(chat)
     return chat
