@@ -34,6 +34,29 @@ QWEN_0_5B: dict[str, Any] = {
 }
 """The figures of Qwen/Qwen2.5-0.5B-Instruct's config.json."""
 
+LLAMA_33M: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "vocab_size": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
+"""33 million parameters: small enough that what surrounds the arithmetic of a step shows."""
+
 
 _LETTERS = "abcdefghijklmnop"
 
@@ -64,18 +87,27 @@ def linear_shapes(folder: Path) -> list[LinearShape]:
 
 def random_qwen(seed: int = 0) -> Path:
     """A folder with random fp32 weights in Qwen2.5-0.5B's shape (2 GB); made once."""
-    folder = WORK / "qwen2.5-0.5b-random"
+    return random_model(WORK / "qwen2.5-0.5b-random", QWEN_0_5B, seed)
+
+
+def random_llama(seed: int = 0) -> Path:
+    """A folder with random fp32 weights in the shape of a Llama with 33 million parameters; made once."""
+    return random_model(WORK / "llama-33m-random", LLAMA_33M, seed)
+
+
+def random_model(folder: Path, config: dict[str, Any], seed: int) -> Path:
+    """Fills a folder with random fp32 weights in the shape of a Llama or a Qwen2, unless that was done before."""
     if (folder / "model.safetensors").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    config = QWEN_0_5B
     generator = torch.Generator().manual_seed(seed)
 
     def weight(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.02
 
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head_dim = hidden // config["num_attention_heads"]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
     kv = config["num_key_value_heads"] * head_dim
     tensors = {
         "model.embed_tokens.weight": weight(config["vocab_size"], hidden),
@@ -86,17 +118,19 @@ def random_qwen(seed: int = 0) -> Path:
         tensors |= {
             prefix + "input_layernorm.weight": torch.ones(hidden),
             prefix + "post_attention_layernorm.weight": torch.ones(hidden),
-            prefix + "self_attn.q_proj.weight": weight(hidden, hidden),
-            prefix + "self_attn.q_proj.bias": weight(hidden),
-            prefix + "self_attn.k_proj.weight": weight(kv, hidden),
-            prefix + "self_attn.k_proj.bias": weight(kv),
-            prefix + "self_attn.v_proj.weight": weight(kv, hidden),
-            prefix + "self_attn.v_proj.bias": weight(kv),
-            prefix + "self_attn.o_proj.weight": weight(hidden, hidden),
+        }
+        for name, outputs in (("q", heads * head_dim), ("k", kv), ("v", kv)):
+            tensors[f"{prefix}self_attn.{name}_proj.weight"] = weight(outputs, hidden)
+            if config["model_type"] == "qwen2":
+                tensors[f"{prefix}self_attn.{name}_proj.bias"] = weight(outputs)
+        tensors |= {
+            prefix + "self_attn.o_proj.weight": weight(hidden, heads * head_dim),
             prefix + "mlp.gate_proj.weight": weight(inner, hidden),
             prefix + "mlp.up_proj.weight": weight(inner, hidden),
             prefix + "mlp.down_proj.weight": weight(hidden, inner),
         }
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = weight(config["vocab_size"], hidden)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     unfinished = folder / "unfinished.safetensors"
     save_file(tensors, unfinished, metadata={"format": "pt"})

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
 
-_PACKED_FOR_ROWS = 512
-"""MKL chooses the layout by this row count. Layouts for few rows are slow with many; the reverse costs nothing."""
+_LAYOUT_ROWS = 512
+"""MKL chooses the layout by a row count. Layouts for few rows are slow with many; the reverse costs nothing."""
+_WORTH_SHARING_OUTPUTS = 256
 _ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 162
 """MKL's own numbers (``mkl_cblas.h``)."""
 _PLACE_BYTES = 1 << 21
@@ -46,10 +47,10 @@ class PackedLinear:
         outputs, inputs = weight.shape
         weight = weight.contiguous()
         mkl = _mkl()
-        words = mkl.cblas_sgemm_pack_get_size(_SECOND_MATRIX, _PACKED_FOR_ROWS, outputs, inputs) // 4
-        packed = _place(words)
+        rows = _layout_rows(outputs)
+        packed = _place(mkl.cblas_sgemm_pack_get_size(_SECOND_MATRIX, rows, outputs, inputs) // 4)
         mkl.cblas_sgemm_pack(
-            *(_ROW_MAJOR, _SECOND_MATRIX, _TRANSPOSED, _PACKED_FOR_ROWS, outputs, inputs),
+            *(_ROW_MAJOR, _SECOND_MATRIX, _TRANSPOSED, rows, outputs, inputs),
             *(1.0, weight.data_ptr(), inputs, packed.data_ptr()),
         )
         self._hold(packed, outputs, inputs, bias)
@@ -61,7 +62,7 @@ class PackedLinear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """``[T, in]`` -> ``[T, out]``."""
-        count, (outputs, inputs) = len(rows), self._shape
+        count, (outputs, inputs) = rows.shape[0], self._shape
         rows = rows.contiguous()
         product = rows.new_empty(count, outputs) if self._bias is None else self._bias.repeat(count, 1)
         if count:
@@ -86,6 +87,16 @@ class PackedLinear:
         linear = cls.__new__(cls)
         linear._hold(packed, outputs, inputs, tensors.get("bias"))
         return linear
+
+
+def _layout_rows(outputs: int) -> int:
+    """The row count to pack for: many, but fewer than there are outputs.
+
+    MKL shares out the longer side of a product among its threads, and decides which that is when it packs. With as many
+    rows as outputs it is the rows, and the few rows of a decode then all fall to one thread. A layout for fewer than a
+    hundred rows or so would compute a row by itself in another order than among others.
+    """
+    return _LAYOUT_ROWS if outputs < _WORTH_SHARING_OUTPUTS else min(_LAYOUT_ROWS, outputs // 2)
 
 
 def can_pack() -> bool:
