@@ -4,6 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from maitred.admission.grammars.config import GrammarsConfig
+
 _Usd = Annotated[float, Meta(ge=0, le=1_000_000, extra={"unit": "USD"})]
 
 
@@ -57,3 +59,4 @@ class AdmissionConfig(Struct, frozen=True, kw_only=True):
             "count nothing."
         ),
     ] = {}
+    grammars: GrammarsConfig = GrammarsConfig()

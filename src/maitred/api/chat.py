@@ -37,6 +37,7 @@ from maitred.wire.openai.responses import (
 )
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.tools import tool_rules_of
 from maitred.wire.openai.written import merged_delta, written
 from maitred.wire.sse import encode_event
@@ -188,6 +189,7 @@ def ask_of(request: ChatRequest) -> Ask:
         needs=needs_of(request),
         tools=partial(tool_rules_of, request),
         written=partial(written, request),
+        constraint=partial(constraint_of, request),
     )
 
 

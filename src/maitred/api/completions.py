@@ -28,6 +28,7 @@ from maitred.wire.openai.responses import (
 )
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.written import written
 from maitred.wire.sse import encode_event
 
@@ -151,6 +152,7 @@ def _ask_of(request: CompletionRequest) -> Ask:
         whole=not request.streams,
         needs=needs_of(request),
         written=partial(written, request),
+        constraint=partial(constraint_of, request),
     )
 
 

@@ -7,6 +7,7 @@ from maitred.core.answer import Ask
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.ports import ModelCard
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.openai.structured import FIELDS as STRUCTURED_FIELDS
 
 _MOST_CHOICES = 2_048
 """In one request, so that none can fill the engine's queue alone."""
@@ -14,8 +15,8 @@ _MOST_CHOICES = 2_048
 
 def check_needs(ask: Ask) -> None:
     """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
-    if ask.needs:
-        field = ask.needs[0]
+    field = next((field for field in ask.needs if field not in STRUCTURED_FIELDS), None)
+    if field is not None:
         raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 

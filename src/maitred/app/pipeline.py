@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from maitred.admission.admission import Admission
+from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import Ladder, Variant
 from maitred.admission.policy.retries import RetryBudget
@@ -70,6 +71,7 @@ class Pipeline:
         least_itl_s: Shortest time between two tokens that a request can ask for.
         retries: How often servers of others may be tried; None: once.
         schemas: Puts answers to their schemas; None: it is not done.
+        grammars: Tries what answers are to look like; None: with the default settings.
         trials: Told of requests behind whose names a new version is tried; None: there are none.
     """
 
@@ -87,10 +89,11 @@ class Pipeline:
         retries: Retrying | None = None,
         schemas: Schemas | None = None,
         trials: Trials | None = None,
+        grammars: GrammarDesk | None = None,
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
-        self._planner = Planner(router, dispatchers, admission, ladders or {}, max_choices)
+        self._planner = Planner(router, dispatchers, admission, ladders or {}, max_choices, grammars or GrammarDesk())
         self._admission = admission
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed

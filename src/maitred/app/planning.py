@@ -7,7 +7,10 @@ it is told so now. Nothing is held by a plan, and nothing has to be given back.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from maitred.admission.admission import Admission
+from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
 from maitred.app.escalation import with_scores
 from maitred.app.flows import flow_of
@@ -21,7 +24,7 @@ from maitred.core.answer import Ask, Tally
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.money import usd_of
 from maitred.core.place import Place
-from maitred.core.tenancy import Principal
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.routing.catalog import TextModel
@@ -55,6 +58,7 @@ class Planner:
         admission: What tokens cost, and how long answers are by default.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         max_choices: Largest `n`, if the replica would take more.
+        grammars: Tries what answers are to look like.
     """
 
     def __init__(
@@ -64,12 +68,14 @@ class Planner:
         admission: Admission,
         ladders: Mapping[str, Ladder],
         max_choices: int,
+        grammars: GrammarDesk,
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
         self._admission = admission
         self._ladders = ladders
         self._max_choices = max_choices
+        self._grammars = grammars
 
     async def plan(self, target: Target, ask: Ask, principal: Principal, tally: Tally) -> Plan:
         """What is to be done at a model, or with less, or at another one.
@@ -119,9 +125,18 @@ class Planner:
         prompts = await tokens_of(model, ask.prompts)
         rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
+        ask = await self._with_grammar(ask, tally.principal or ANONYMOUS)
         reading = Reading(model, card, ask, prompts, rooms, rules)
         self._check_cost(reading, target)
         return reading
+
+    async def _with_grammar(self, ask: Ask, principal: Principal) -> Ask:
+        """The request with the grammar that its answer is held to, if it says one; raises what is wrong with that."""
+        constraint = None if ask.constraint is None else ask.constraint()
+        if constraint is None:
+            return ask
+        grammar = await self._grammars.grammar_of(principal.tenants[-1], constraint)
+        return msgspec.structs.replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
     def _check_cost(self, reading: AnyReading, target: Target) -> None:
         """Raises TooExpensive if it may cost more than its caller allows."""

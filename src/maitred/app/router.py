@@ -26,6 +26,9 @@ _CAPABILITIES = {
     "functions": "tools",
     "response_format": "json_schema",
     "guided_json": "json_schema",
+    "guided_regex": "json_schema",
+    "guided_choice": "json_schema",
+    "guided_grammar": "json_schema",
     "structured_outputs": "json_schema",
 }
 """Field of a request -> what a model needs for it."""

@@ -30,6 +30,7 @@ from rich.markup import escape
 
 from maitred.admission.admission import Admission
 from maitred.admission.degradation import DegradationStep
+from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.policy.ladder import Ladder
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.admin.administration import administration
@@ -114,6 +115,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         _open_engine(config, command, clock) as local,
         open_encoders(config, local[0].name if local else "", clock) as encoders,
         open_schemas(config.routing.auto) as schemas,
+        GrammarDesk(config.admission.grammars) as grammars,
     ):
         alarm = SoftBudgetAlarm()
         await recall_rates(stores, clock)
@@ -183,6 +185,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             retries=Retrying(config.dispatch.retries, retry_budget, clock),
             schemas=schemas,
             trials=trials,
+            grammars=grammars,
         )
         edge = build(
             config.server,

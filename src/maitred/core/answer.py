@@ -15,6 +15,7 @@ import msgspec
 
 from maitred.core.counters import Reading
 from maitred.core.flow import PriorityClass
+from maitred.core.grammar import Constraint
 from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
@@ -95,6 +96,9 @@ class Ask(msgspec.Struct, frozen=True):
     written: Callable[[], dict[str, Any]] | None = None
     """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
     in these. None: its API cannot say it so."""
+    constraint: Callable[[], Constraint | None] | None = None
+    """What a model of our own has to hold its answer to, None: to nothing; others have their own rules for what was
+    sent. Raises `InvalidRequest` if it is not said as it has to be."""
 
 
 class Score(msgspec.Struct, frozen=True):

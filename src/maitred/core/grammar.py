@@ -1,6 +1,6 @@
-"""What an answer has to look like, as the engine is told it."""
+"""What an answer has to look like: as a caller says it, and as the engine is told it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,3 +16,22 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What a caller wants an answer to look like, as it was sent; nobody has looked yet whether that can be had.
+
+    Attributes:
+        form: What `content` is: nothing (any JSON object will do), a schema, a regular expression, a list of strings of
+            which the answer is to be one, or a context-free grammar (Lark, or EBNF as llama.cpp writes it).
+        content: See `form`.
+        param: The field of the request that says it.
+        strict: Whether all of it has to hold; otherwise what cannot be enforced of a schema is left out.
+        whitespace: A regular expression for what may stand between the tokens of JSON; None: nothing.
+    """
+
+    form: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    content: Any
+    param: str
+    strict: bool = True
+    whitespace: str | None = None

@@ -143,6 +143,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     metadata: Any = None
 
+    response_format: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -199,7 +200,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None

@@ -1,0 +1,61 @@
+"""The `admission.grammars` section: how much work a caller's grammar may make."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class GrammarsConfig(Struct, frozen=True, kw_only=True):
+    """How much work the grammars of requests may make: JSON schemas, regular expressions, choices and EBNF."""
+
+    most_bytes: Annotated[
+        int,
+        Meta(ge=64, le=1 << 22, description="Longest grammar, as it is sent.", extra={"unit": "bytes"}),
+    ] = 65_536
+    compile_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="A grammar that has not been compiled after this time is refused.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 2.0
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Processes that compile grammars, so many at a time. They are started when the first grammar "
+            "comes.",
+            extra={"unit": "processes"},
+        ),
+    ] = 2
+    per_organisation: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Of these, how many work for one organisation at a time. Fewer than `workers` leave a process "
+            "to the others while one sends grammars that take long.",
+            extra={"unit": "processes"},
+        ),
+    ] = 1
+    waiting_per_organisation: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="Grammars of one organisation that may wait to be compiled; further ones are refused with 429.",
+            extra={"unit": "grammars"},
+        ),
+    ] = 64
+    cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 32,
+            description="Grammars that are remembered, so that they need not be compiled again.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 16 << 20

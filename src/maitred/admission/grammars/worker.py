@@ -1,0 +1,56 @@
+"""The process in which grammars are tried: `python -m maitred.admission.grammars.worker`.
+
+A grammar that a stranger has written is compiled by native code, which can take long, take much memory, or overflow the
+stack; so it is done where nothing but this is lost. The process says that it is ready, then answers one question after
+the other until its input ends, as it does when whoever asks is gone. A question is a length in four bytes and a
+`Constraint` in MessagePack; an answer is a length and a `Verdict`. The word of readiness is an empty answer.
+"""
+
+import resource
+import sys
+import threading
+
+import msgspec
+
+from maitred.admission.grammars.verdict import LENGTH_BYTES, Verdict
+from maitred.core.grammar import Constraint
+from maitred.text.grammar.fault import GrammarFault
+from maitred.text.grammar.language import STACK_BYTES
+from maitred.text.grammar.reading import grammar_of
+
+_MOST_MEMORY_BYTES = 1 << 30
+_TOO_LARGE = "It takes too much memory to compile. Send a simpler one."
+
+
+def main() -> None:
+    """Answers until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    threading.stack_size(STACK_BYTES)
+    working = threading.Thread(target=_answer_all)
+    working.start()
+    working.join()
+
+
+def _answer_all() -> None:
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    answer = b""
+    while True:
+        answers.write(len(answer).to_bytes(LENGTH_BYTES) + answer)
+        answers.flush()
+        length = questions.read(LENGTH_BYTES)
+        if len(length) < LENGTH_BYTES:
+            return
+        answer = msgspec.msgpack.encode(_verdict_on(questions.read(int.from_bytes(length))))
+
+
+def _verdict_on(question: bytes) -> Verdict:
+    try:
+        return Verdict(grammar_of(msgspec.msgpack.decode(question, type=Constraint)))
+    except GrammarFault as fault:
+        return Verdict(fault=str(fault))
+    except MemoryError:
+        return Verdict(fault=_TOO_LARGE)
+
+
+if __name__ == "__main__":
+    main()

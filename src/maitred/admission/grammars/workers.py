@@ -1,0 +1,101 @@
+"""Processes that try grammars, each of which is ended when it takes too long."""
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from typing import Protocol
+
+import msgspec
+
+from maitred.admission.grammars.verdict import LENGTH_BYTES, Verdict
+
+_START_S = 30.0
+_CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler one."
+
+
+class Trying(Protocol):
+    """What tries grammars."""
+
+    async def verdict(self, question: bytes) -> Verdict:
+        """What comes of a `Constraint`, in MessagePack."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        ...
+
+
+class Workers:
+    """Some processes, started when they are needed. Implements `Trying`.
+
+    Args:
+        most: At one time.
+        compile_s: A question that takes longer ends with its process.
+    """
+
+    def __init__(self, most: int, compile_s: float) -> None:
+        self._compile_s = compile_s
+        self._idle: asyncio.Queue[Process | None] = asyncio.Queue()
+        self._processes: set[Process] = set()
+        for _ in range(most):
+            self._idle.put_nowait(None)
+
+    async def verdict(self, question: bytes) -> Verdict:
+        """See `Trying`; waits for a process that has nothing to do."""
+        process = await self._idle.get()
+        answered = False
+        try:
+            if process is None:
+                async with asyncio.timeout(_START_S):
+                    process = await self._start()
+            async with asyncio.timeout(self._compile_s):
+                verdict = msgspec.msgpack.decode(await _ask(process, question), type=Verdict)
+            answered = True
+            return verdict
+        except TimeoutError:
+            return Verdict(fault=f"It takes more than {self._compile_s:g} s to compile. Send a simpler one.")
+        except (asyncio.IncompleteReadError, OSError):
+            return Verdict(fault=_CRASHED)
+        finally:
+            if process is not None and not answered:
+                self._kill(process)
+                process = None
+            self._idle.put_nowait(process)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        processes, self._processes = self._processes, set()
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+        await asyncio.gather(*(process.wait() for process in processes))
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "maitred.admission.grammars.worker"), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+        )
+        self._processes.add(process)
+        try:
+            await _answer(process)
+        except BaseException:
+            self._kill(process)
+            raise
+        return process
+
+    def _kill(self, process: Process) -> None:
+        """Ends one; it is waited for when all are closed, if it has not gone by itself."""
+        if process.returncode is None:
+            process.kill()
+        self._processes = {each for each in self._processes if each is process or each.returncode is None}
+
+
+async def _ask(process: Process, question: bytes) -> bytes:
+    assert process.stdin is not None
+    process.stdin.write(len(question).to_bytes(LENGTH_BYTES) + question)
+    return await _answer(process)
+
+
+async def _answer(process: Process) -> bytes:
+    assert process.stdout is not None
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES))
+    return await process.stdout.readexactly(length)

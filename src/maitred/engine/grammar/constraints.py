@@ -1,0 +1,142 @@
+"""Where each constrained sequence stands in its grammar.
+
+A sequence's place follows from its grammar and its output, and from nothing else: one that comes back after a
+preemption, or comes from another replica, has its output read again, and goes on with the same masks.
+
+The masks of a step depend on tokens that are known before it, so they are computed in a thread of their own while the
+model computes the logits, without the interpreter's lock.
+
+What may end an answer is a token, too: the model's end of turn, and the request's own stop tokens, may come where the
+word is complete; before `min_tokens`, and the end of turn under `ignore_eos`, only where nothing else may. When a word is
+complete and cannot go on, its answer ends whatever the request says: there is no token that could follow.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from numpy.typing import NDArray
+
+from maitred.core.grammar import Grammar
+from maitred.core.request import SamplingParams
+from maitred.engine.grammar.compiler import GrammarCompiler
+from maitred.engine.grammar.masks import WORD_BITS, RowMasks
+
+_MASK_THREADS = 2
+
+
+class Constraints:
+    """The constrained sequences that run.
+
+    Args:
+        compiler: Has their grammars.
+        vocab_size: Columns of the logits.
+        eos_token_ids: How the model ends its turn.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._compiler = compiler
+        self._words = -(-vocab_size // WORD_BITS)
+        self._eos = frozenset(eos_token_ids)
+        self._words_of: dict[int, _Word] = {}
+        self._faults: dict[int, str] = {}
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._executor: LLExecutor | None = None
+
+    def add(self, key: int, sampling: SamplingParams, output: Sequence[int]) -> None:
+        """Takes a sequence in, when it starts or resumes; one without a grammar is left alone.
+
+        Args:
+            key: How the other methods will call it.
+            sampling: How its request is sampled; its grammar is ready.
+            output: What it has generated so far.
+        """
+        if sampling.grammar is not None:
+            self._words_of[key] = _Word(self._compiler.matcher(sampling.grammar), sampling, self._eos, output)
+
+    def remove(self, key: int) -> None:
+        """Forgets a sequence; an unknown key is ignored."""
+        self._words_of.pop(key, None)
+        self._faults.pop(key, None)
+
+    def begin(self, keys: Sequence[int], positions: Sequence[int]) -> "Future[RowMasks] | None":
+        """Begins to compute the masks of a step; None: none of its rows is constrained.
+
+        Args:
+            keys: The sequences that the rows belong to.
+            positions: Output tokens that each has so far.
+        """
+        rows = [row for row, key in enumerate(keys) if key in self._words_of]
+        if not rows:
+            return None
+        words = [self._words_of[keys[row]] for row in rows]
+        return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
+
+    def record(self, keys: Sequence[int], tokens: Sequence[int]) -> None:
+        """Takes note of a token for each sequence of a step."""
+        for key, token in zip(keys, tokens, strict=True):
+            word = self._words_of.get(key)
+            if word is not None and (fault := word.take(token)) is not None:
+                self._faults[key] = fault
+
+    @property
+    def faults(self) -> Mapping[int, str]:
+        """The sequences that cannot go on, because their grammar has become too costly, and why."""
+        return self._faults
+
+    def _masks(self, rows: list[int], words: "list[_Word]", positions: list[int]) -> RowMasks:
+        bits = np.empty((len(rows), self._words), np.int32)
+        if self._executor is None:
+            self._executor = LLExecutor(_MASK_THREADS)
+        matchers = [(word.matcher, row) for row, word in enumerate(words)]
+        self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.strides[0], len(rows))
+        for own, word, position in zip(bits, words, positions, strict=True):
+            word.settle(own, position)
+        return RowMasks(rows, bits)
+
+
+class _Word:
+    """One sequence's place in its grammar."""
+
+    __slots__ = ("_ends", "_eos", "_ignores_eos", "_min_tokens", "_stops", "matcher")
+
+    def __init__(self, matcher: LLMatcher, sampling: SamplingParams, eos: frozenset[int], output: Sequence[int]) -> None:
+        self.matcher = matcher
+        self._eos = sorted(eos)
+        self._stops = sorted(frozenset(sampling.stop_token_ids) - eos)
+        self._ends = eos.union(self._stops)
+        self._min_tokens = sampling.min_tokens
+        self._ignores_eos = sampling.ignore_eos
+        for token in output:
+            matcher.consume_token(token)
+
+    def settle(self, bits: NDArray[np.int32], position: int) -> None:
+        """Lets the tokens that end the answer come where they may, and only there."""
+        if self._stops and self.matcher.is_accepting():
+            for token in self._stops:
+                _set(bits, token)
+        early = position < self._min_tokens
+        unwanted = [*(self._eos if early or self._ignores_eos else ()), *(self._stops if early else ())]
+        if unwanted:
+            rest = bits.copy()
+            for token in unwanted:
+                _clear(rest, token)
+            if rest.any():
+                bits[:] = rest
+
+    def take(self, token: int) -> str | None:
+        """One more token of the answer; returns why it cannot go on, if it cannot."""
+        if token in self._ends or self.matcher.consume_token(token):
+            return None
+        return self.matcher.get_error() or "the token does not follow the grammar"
+
+
+def _set(bits: NDArray[np.int32], token: int) -> None:
+    if token // WORD_BITS < bits.size:
+        bits[token // WORD_BITS] |= np.int32(np.uint32(1 << token % WORD_BITS).view(np.int32))
+
+
+def _clear(bits: NDArray[np.int32], token: int) -> None:
+    if token // WORD_BITS < bits.size:
+        bits[token // WORD_BITS] &= np.int32(~np.uint32(1 << token % WORD_BITS).view(np.int32))

@@ -1,0 +1,1 @@
+"""Formal languages that an answer can be held to: from what a caller sends to a grammar that llguidance takes."""

@@ -1,0 +1,5 @@
+"""The error that speaks of a grammar."""
+
+
+class GrammarFault(ValueError):
+    """What a caller wants an answer to look like is faulty, or cannot be enforced; the message says why, and what to do."""

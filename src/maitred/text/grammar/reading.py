@@ -1,0 +1,112 @@
+"""From what a caller wants to a grammar that compiles.
+
+Regular expressions are those of Rust's `regex`, less lookarounds and boundaries, and stand for the whole answer.
+Context-free grammars are Lark's, in llguidance's dialect, or EBNF as llama.cpp writes it (GBNF), which llguidance turns
+into Lark.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from maitred.core.grammar import Constraint, Grammar
+from maitred.text.grammar.fault import GrammarFault
+from maitred.text.grammar.language import error_in
+from maitred.text.grammar.schema import enforceable, place_of
+
+_UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
+_UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
+_WEIGHTED_ONE_OF = "oneOf constraints are not supported"
+_MOST_CHARACTERS = 300
+
+
+def grammar_of(constraint: Constraint) -> Grammar:
+    """The grammar that a caller's wish comes to.
+
+    Raises:
+        GrammarFault: It is faulty, or cannot be enforced.
+    """
+    try:
+        return _GRAMMARS[constraint.form](constraint)
+    except RecursionError:
+        raise GrammarFault("It is nested too deeply. Send a flatter one.") from None
+
+
+def _json_object(constraint: Constraint) -> Grammar:
+    return _checked("json_schema", enforceable({"type": "object"}, strict=True, whitespace=constraint.whitespace))
+
+
+def _json_schema(constraint: Constraint) -> Grammar:
+    schema = constraint.content
+    grammar = Grammar("json_schema", enforceable(schema, strict=constraint.strict, whitespace=constraint.whitespace))
+    if (error := error_in(grammar)) is not None:
+        raise GrammarFault(_schema_fault(schema, error))
+    return grammar
+
+
+def _regex(constraint: Constraint) -> Grammar:
+    pattern: str = constraint.content.removeprefix("^")
+    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
+        pattern = pattern[:-1]
+    return _checked("regex", pattern)
+
+
+def _choice(constraint: Constraint) -> Grammar:
+    return _checked("lark", "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in constraint.content))
+
+
+def _grammar(constraint: Constraint) -> Grammar:
+    try:
+        text = any_to_lark(constraint.content)
+    except RecursionError:
+        raise
+    except Exception as error:  # The converter raises whatever comes; the grammar is at fault.
+        raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
+    return _checked("lark", text)
+
+
+_GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
+    "json_object": _json_object,
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
+
+
+def _checked(kind: Any, text: str) -> Grammar:  # noqa: ANN401 - one of the three kinds
+    grammar = Grammar(kind, text)
+    if (error := error_in(grammar)) is not None:
+        raise GrammarFault(f"{_short(error)} Mend it.")
+    return grammar
+
+
+def _schema_fault(schema: object, error: str) -> str:
+    if match := _UNENFORCED.search(error):
+        keyword = match["keyword"]
+        return (
+            f"The keyword `{keyword}`{_at(place_of(schema, keyword))} cannot be enforced. Remove it, or say the same "
+            "in another way."
+        )
+    if match := _UNKNOWN_FORMAT.search(error):
+        return f"The format `{match['format'][:64]}` cannot be enforced. Remove it, or use `pattern`."
+    if _WEIGHTED_ONE_OF in error:
+        return (
+            f"The keyword `oneOf`{_at(place_of(schema, 'oneOf'))} cannot be enforced where more than one of its schemas "
+            "may hold. Use `anyOf`, or make them exclude each other by a `const`."
+        )
+    return f"{_short(error)} Change the schema."
+
+
+def _at(place: str | None) -> str:
+    return f" at {place[:128]}" if place else ""
+
+
+def _short(message: str) -> str:
+    """The library's message as one sentence."""
+    text = " ".join(message.split())
+    text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."

@@ -1,0 +1,131 @@
+"""JSON schemas that a grammar enforces in full, or not at all.
+
+llguidance refuses what it cannot enforce, and takes a few things in a sense that is too wide. Here these are made
+narrower (`formats`), or refused with the place where they stand. What comes out accepts nothing that the schema does
+not. The other way round a little is missing: an object's members come in the order in which the schema names them, and
+a number that is an integer is written as one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from maitred.text.grammar.fault import GrammarFault
+from maitred.text.grammar.formats import DEFINED, NARROWED
+
+_ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_CONTENT = ("contentEncoding", "contentMediaType")
+_EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
+
+
+def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) -> str:
+    """A schema as llguidance is to read it, in JSON.
+
+    Args:
+        schema: As it was sent.
+        strict: Refuse what cannot be enforced; otherwise it is left out.
+        whitespace: A regular expression for what may stand between the tokens of the JSON; None: nothing.
+
+    Raises:
+        GrammarFault: It is no schema, or cannot be enforced.
+    """
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise GrammarFault("It must be a JSON object that holds a schema.")
+    if strict:
+        draft = schema.get("$schema")
+        asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
+        schema = _narrowed(schema, "#", asserts_content=asserts_content)
+    guidance: dict[str, Any] = {"whitespace_flexible": False}
+    if whitespace is not None:
+        guidance = {"whitespace_pattern": whitespace}
+    if not strict:
+        guidance["lenient"] = True
+    return json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
+
+
+def place_of(schema: object, keyword: str) -> str | None:
+    """Where in a schema a keyword stands first, as a JSON pointer to the schema that has it; None: nowhere."""
+    if isinstance(schema, dict) and keyword in schema:
+        return "#"
+    return next((place for place, inner in _schemas_in(schema, "#") if keyword in inner), None)
+
+
+def _narrowed(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
+    """The schema with nothing in it that would be enforced too loosely."""
+    _refuse_loose(schema, place, asserts_content=asserts_content)
+
+    def inner(value: object, name: str) -> object:
+        if not isinstance(value, dict):
+            return value
+        return _narrowed(value, f"{place}/{name}", asserts_content=asserts_content)
+
+    narrowed: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            narrowed[keyword] = {name: inner(each, f"{keyword}/{name}") for name, each in value.items()}
+        elif keyword in _SEVERAL and isinstance(value, list):
+            narrowed[keyword] = [inner(each, f"{keyword}/{index}") for index, each in enumerate(value)]
+        elif keyword in _ONE:
+            narrowed[keyword] = inner(value, keyword)
+        elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            narrowed[keyword] = int(value)
+        elif keyword == "format" and isinstance(value, str) and value not in DEFINED:
+            pass
+        else:
+            narrowed[keyword] = value
+    return _with_narrow_format(narrowed)
+
+
+def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:
+    name = schema.get("format")
+    if not isinstance(name, str) or name not in NARROWED:
+        return schema
+    narrow = NARROWED[name]
+    strings: dict[str, Any] = {"pattern": narrow.pattern}
+    if narrow.most_characters is not None:
+        strings["maxLength"] = narrow.most_characters
+    rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
+    if strings.keys() & rest.keys():
+        return {**rest, "allOf": [*rest.get("allOf", ()), strings]}
+    return {**rest, **strings}
+
+
+def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> None:
+    """Raises GrammarFault for what would be taken in too wide a sense."""
+    if place != "#" and isinstance(schema.get("$id"), str):
+        raise GrammarFault(f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`.")
+    least = schema.get("minProperties")
+    if isinstance(least, int | float) and least > 1 and not _has_fixed_members(schema):
+        raise GrammarFault(
+            f"`minProperties` above 1, at {place}, cannot be enforced where names may repeat: list the members in "
+            "`properties` and `required`, and set `additionalProperties` to false."
+        )
+    if asserts_content and (keyword := next((name for name in _CONTENT if name in schema), None)):
+        raise GrammarFault(f"`{keyword}`, at {place}, cannot be enforced. Remove it.")
+
+
+def _has_fixed_members(schema: Mapping[str, Any]) -> bool:
+    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
+
+
+def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas within one, each with where it is."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        inner: list[tuple[str, Any]] = []
+        if keyword in _NAMED and isinstance(value, dict):
+            inner = [(f"{place}/{keyword}/{name}", each) for name, each in value.items()]
+        elif keyword in _SEVERAL and isinstance(value, list):
+            inner = [(f"{place}/{keyword}/{index}", each) for index, each in enumerate(value)]
+        elif keyword in _ONE:
+            inner = [(f"{place}/{keyword}", value)]
+        for where, each in inner:
+            if isinstance(each, dict):
+                yield where, each
+                yield from _schemas_in(each, where)
