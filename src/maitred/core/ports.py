@@ -128,6 +128,9 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Of those that run: how many do so beyond the places, because their tenants held fewer of them than others."""
     guest_places: int = 0
     """For further guests."""
+    forced_tokens: int = 0
+    """Output tokens that came without being sampled, because a grammar left no other: each has saved its sequence a
+    step. A counter."""
 
 
 class Hearsay(NamedTuple):

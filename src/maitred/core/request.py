@@ -44,6 +44,8 @@ class WaitCause(StrEnum):
     """No replica was ready."""
     BATCHING_WINDOW = "batching_window"
     """It was held back for a moment so that others could join its batch."""
+    GRAMMAR = "grammar"
+    """What its answer has to look like was being compiled."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

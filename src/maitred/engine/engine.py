@@ -13,12 +13,17 @@ from typing import Protocol
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs
+from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs, WaitCause
+from maitred.engine.grammar.constraints import Constraints
+from maitred.engine.grammar.unready import UnreadyRequests
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.wire.frames import Output
+from maitred.wire.frames import Output, Rejection
+
+_COMPILING_S = 0.002
+"""How often one looks, while there is nothing else to do, whether a grammar has been compiled."""
 
 
 class Runner(Protocol):
@@ -47,16 +52,27 @@ class Engine:
         clock: Times the steps.
         vocab_size: Token ids at or above it are refused.
         max_choices: Largest `n` accepted.
+        constraints: Where sequences stand in their grammars; None: a request that has one is refused.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, clock: Clock, *, vocab_size: int, max_choices: int
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        *,
+        vocab_size: int,
+        max_choices: int,
+        constraints: Constraints | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._vocab_size = vocab_size
         self._max_choices = max_choices
+        self._constraints = constraints
+        self._unready = UnreadyRequests()
+        self._rejections: list[tuple[Hashable, Rejection]] = []
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -73,7 +89,13 @@ class Engine:
 
     def patience_s(self) -> float | None:
         """How long the next step may be put off: not at all while there is work; None: until somebody asks."""
-        return self._scheduler.patience_s(self._clock.monotonic_s())
+        self._let_in()
+        if self._rejections:
+            return 0.0
+        patience_s = self._scheduler.patience_s(self._clock.monotonic_s())
+        if not self._unready:
+            return patience_s
+        return _COMPILING_S if patience_s is None else min(patience_s, _COMPILING_S)
 
     @property
     def occupied(self) -> bool:
@@ -89,15 +111,25 @@ class Engine:
         if request.id in self._requests[owner]:
             raise ValueError(f"A request with the id {request.id} is already running.")
         sampling = request.sampling
+        if sampling.grammar is not None and self._constraints is None:
+            raise ValueError("The answers of this engine cannot be held to a grammar.")
         if sampling.n > self._max_choices:
             raise ValueError(f"n must be at most {self._max_choices}.")
         named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias, *(request.resumes or {}).values())
         if not all(0 <= token < self._vocab_size for token in named):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
-        sequences = self._scheduler.add(request, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        sequences = self._scheduler.add(request, now_s)
         self._requests[owner][request.id] = {sequence.index: sequence for sequence in sequences}
         for sequence in sequences:
             self._owners[sequence.key] = owner
+        if self._constraints is not None and sampling.grammar is not None:
+            compiler = self._constraints.compiler
+            compiler.hold(sampling.grammar)
+            if not compiler.ready(sampling.grammar) or compiler.fault(sampling.grammar) is not None:
+                for sequence in sequences:
+                    self._scheduler.pause(sequence)
+                self._unready.add(owner, request.id, sequences, now_s)
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
         """Ends one choice of a request, or all (`index` None), at once. What is unknown or done is ignored.
@@ -115,6 +147,10 @@ class Engine:
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """Computes no more of a request, or goes on with it. What is unknown or done is ignored."""
+        unready = self._unready.get(owner, request_id)
+        if unready is not None:
+            unready.paused = paused
+            return
         for sequence in self._requests[owner].get(request_id, {}).values():
             if paused:
                 self._scheduler.pause(sequence)
@@ -131,6 +167,7 @@ class Engine:
 
     def step(self) -> dict[Hashable, list[Output]]:
         """Computes one step, and ends what is out of time; the new tokens by owner."""
+        self._let_in()
         start_s = self._clock.monotonic_s()
         self._record(start_s)
         plan = self._scheduler.plan(start_s)
@@ -146,6 +183,9 @@ class Engine:
         advances = self._scheduler.commit(plan, tokens)
         for advance, scores in zip(advances, logprobs, strict=True):
             sequence, added = advance.sequence, advance.tokens
+            if (fault := self._fault(sequence)) is not None:
+                self._break_off(sequence, fault, ended=advance.finish is not None)
+                continue
             if scores is not None and len(scores) > len(added):
                 scores = scores[: len(added)]
             first = sequence.output_tokens == len(added)
@@ -177,12 +217,49 @@ class Engine:
         if delta.finish is not None:
             self._close(owner, sequence)
 
+    def rejections(self) -> list[tuple[Hashable, Rejection]]:
+        """The requests that turned out to be impossible since this was last asked, each with who had submitted it."""
+        rejections, self._rejections = self._rejections, []
+        return rejections
+
+    def _let_in(self) -> None:
+        """Puts those in line whose grammars have been compiled, and gives up those whose grammars cannot be."""
+        if not self._unready or self._constraints is None:
+            return
+        now_s = self._clock.monotonic_s()
+        for unready in self._unready.take_ready(self._constraints.compiler.ready):
+            fault = self._constraints.compiler.fault(unready.grammar)
+            if fault is not None:
+                self._reject(unready.owner, unready.request_id, fault)
+                continue
+            for sequence in unready.sequences:
+                sequence.waited_s[WaitCause.GRAMMAR.value] = now_s - unready.since_s
+                if not unready.paused:
+                    self._scheduler.resume(sequence, now_s)
+
+    def _fault(self, sequence: Sequence) -> str | None:
+        """Why what was just computed of it does not count, if so."""
+        return None if self._constraints is None else self._constraints.faults.get(sequence.key)
+
+    def _break_off(self, sequence: Sequence, fault: str, *, ended: bool) -> None:
+        """Gives up the request of a sequence that cannot go on."""
+        owner = self._owners.get(sequence.key)
+        if owner is None:
+            return  # its request has been given up in this step
+        if ended:
+            self._close(owner, sequence)
+        self._reject(owner, sequence.request.id, f"The answer cannot be held to the grammar any longer: {fault}")
+
+    def _reject(self, owner: Hashable, request_id: str, reason: str) -> None:
+        self._rejections.append((owner, Rejection(request_id, reason)))
+        self.cancel(owner, request_id, None)
+
     def load(self) -> LoadReport:
         """Where things stand."""
         scheduler, counters = self._scheduler, self._scheduler.counters
         return LoadReport(
             running=scheduler.running,
-            waiting=scheduler.waiting,
+            waiting=scheduler.waiting + self._unready.sequences,
             free_blocks=scheduler.pool.idle,
             total_blocks=scheduler.pool.total,
             steps=self._steps,
@@ -200,9 +277,10 @@ class Engine:
             guest_places=scheduler.guest_places,
             promised_blocks=scheduler.promised_blocks,
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
-            paused=scheduler.paused,
+            paused=scheduler.paused - self._unready.sequences,
             step_tokens=scheduler.step_tokens,
             times=scheduler.times,
+            forced_tokens=0 if self._constraints is None else self._constraints.forced_tokens,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:
@@ -219,11 +297,14 @@ class Engine:
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:
         self._runner.forget(sequence)
+        self._unready.discard(owner, sequence)
         del self._owners[sequence.key]
         choices = self._requests[owner][sequence.request.id]
         del choices[sequence.index]
         if not choices:
             del self._requests[owner][sequence.request.id]
+            if self._constraints is not None and sequence.sampling.grammar is not None:
+                self._constraints.compiler.release(sequence.sampling.grammar)
 
 
 def _delta(

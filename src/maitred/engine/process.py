@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,9 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.engine import Engine
+from maitred.engine.grammar.compiler import GrammarCompiler
+from maitred.engine.grammar.constraints import Constraints
+from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.lanes import Lanes
 from maitred.engine.models.config import ModelConfig
@@ -163,6 +167,9 @@ def build(
         kv_shares=config.kv_shares,
         window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
     )
+    vocab_size = loaded.config.vocab_size
+    compiler = GrammarCompiler(partial(load_vocabulary, model, vocab_size, eos))
+    constraints = Constraints(compiler, vocab_size, eos)
     runner = ModelRunner(
         loaded.decoder,
         cache,
@@ -170,9 +177,13 @@ def build(
         Lanes(config.max_sequences + guests, kv.context_tokens, config.block_tokens),
         block_tokens=config.block_tokens,
         eos_token_ids=eos,
+        constraints=constraints,
     )
     engine = Engine(
-        scheduler, runner, SystemClock(), vocab_size=loaded.config.vocab_size, max_choices=config.max_sequences
+        *(scheduler, runner, SystemClock()),
+        vocab_size=vocab_size,
+        max_choices=config.max_sequences,
+        constraints=constraints,
     )
     card = ModelCard(
         name=model.name,

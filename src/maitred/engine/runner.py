@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from maitred.core.request import TokenLogprobs
+from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.lanes import Lanes
 from maitred.engine.models import batch
 from maitred.engine.models.batch import ForwardBatch
@@ -25,6 +26,7 @@ class ModelRunner:
         lanes: Block tables of the running sequences.
         block_tokens: Tokens per block.
         eos_token_ids: How the model ends its turn.
+        constraints: Where sequences stand in their grammars.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class ModelRunner:
         *,
         block_tokens: int,
         eos_token_ids: tuple[int, ...],
+        constraints: Constraints,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
@@ -43,6 +46,7 @@ class ModelRunner:
         self._lanes = lanes
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
+        self._constraints = constraints
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.Runner`."""
@@ -50,30 +54,39 @@ class ModelRunner:
             if chunk.sequence not in self._lanes:
                 self._begin(chunk.sequence)
         sampling = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        forced = {row: must for row, one in enumerate(sampling) if (must := self._constraints.opening(one.key))}
+        drawn = [row for row in range(len(sampling)) if row not in forced] if forced else range(len(sampling))
+        keys, positions = [sampling[row].key for row in drawn], [sampling[row].output_tokens for row in drawn]
+        masks = self._constraints.begin(keys, positions)
         logits = self._decoder.forward(self._batch(plan), self._cache)
         if not sampling:
             return [], []
-        result = self._sampler.sample(
-            logits, [sequence.key for sequence in sampling], [sequence.output_tokens for sequence in sampling]
-        )
-        return [[token] for token in result.tokens], [None if one is None else [one] for one in result.logprobs]
+        if forced:
+            logits = logits[list(drawn)]
+        result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result())
+        tokens: list[list[int]] = [forced.get(row, []) for row in range(len(sampling))]
+        logprobs: list[list[TokenLogprobs] | None] = [None] * len(sampling)
+        for row, token, scores in zip(drawn, result.tokens, result.logprobs, strict=True):
+            tokens[row] = [token, *self._constraints.advance(sampling[row].key, token)]
+            logprobs[row] = None if scores is None else [scores]
+        for row, sequence in enumerate(sampling):
+            self._sampler.extend(sequence.key, tokens[row] if row in forced else tokens[row][1:])
+        return tokens, logprobs
 
     def forget(self, sequence: Sequence) -> None:
         """See `maitred.engine.engine.Runner`."""
         if sequence in self._lanes:
             self._lanes.release(sequence)
             self._sampler.remove(sequence.key)
+            self._constraints.remove(sequence.key)
 
     def _begin(self, sequence: Sequence) -> None:
+        output = sequence.tokens[sequence.prompt_tokens :]
         self._lanes.take(sequence)
         self._sampler.add(
-            sequence.key,
-            sequence.sampling,
-            sequence.index,
-            sequence.request.prompt,
-            sequence.tokens[sequence.prompt_tokens :],
-            self._eos_token_ids,
+            sequence.key, sequence.sampling, sequence.index, sequence.request.prompt, output, self._eos_token_ids
         )
+        self._constraints.add(sequence.key, sequence.sampling, output)
 
     def _batch(self, plan: StepPlan) -> ForwardBatch:
         """Rows are the decodes of one token, then all longer chunks, in order."""

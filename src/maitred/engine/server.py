@@ -65,6 +65,10 @@ class Steps(Protocol):
         """Computes one step; what came of it, by owner."""
         ...
 
+    def rejections(self) -> list[tuple[Hashable, Rejection]]:
+        """The requests that turned out to be impossible since this was last asked, each with its owner."""
+        ...
+
     def load(self) -> LoadReport:
         """Where things stand."""
         ...
@@ -242,6 +246,9 @@ class EngineServer:
     def _report(self, outputs: Mapping[Hashable, list[Output]]) -> None:
         """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
         self._news = False
+        for owner, rejection in self._engine.rejections():
+            if isinstance(owner, Connection):
+                owner.rejections.append(rejection)
         load, changes = self._engine.load(), self._engine.block_news()
         for connection in list(self._connections.values()):
             if not connection.established:

@@ -20,7 +20,7 @@ from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, FinishReason, Request
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.line import Entry, Line, LineConfig, make_line
-from maitred.wire.frames import Output
+from maitred.wire.frames import Output, Rejection
 
 BLOCK_TOKENS = 16
 """What a block of the waiting room is."""
@@ -135,6 +135,10 @@ class EncoderEngine:
 
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """There is nothing to pause: an answer comes all at once."""
+
+    def rejections(self) -> list[tuple[Hashable, Rejection]]:
+        """There are none: what is taken can be computed."""
+        return []
 
     def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""

@@ -6,9 +6,13 @@ preemption, or comes from another replica, has its output read again, and goes o
 The masks of a step depend on tokens that are known before it, so they are computed in a thread of their own while the
 model computes the logits, without the interpreter's lock.
 
+Where the grammar leaves one continuation, its tokens are taken without being sampled: those into which the model's
+tokenizer cuts the text that must come, less what another token could still begin with (llguidance's *fast-forward
+tokens*). A request for log-probabilities has every token sampled, as nobody has computed them otherwise.
+
 What may end an answer is a token, too: the model's end of turn, and the request's own stop tokens, may come where the
-word is complete; before `min_tokens`, and the end of turn under `ignore_eos`, only where nothing else may. When a word is
-complete and cannot go on, its answer ends whatever the request says: there is no token that could follow.
+word is complete; before `min_tokens`, and the end of turn under `ignore_eos`, only where nothing else may. When a word
+is complete and cannot go on, its answer ends whatever the request says: there is no token that could follow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +22,6 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from maitred.core.grammar import Grammar
 from maitred.core.request import SamplingParams
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.masks import WORD_BITS, RowMasks
@@ -33,16 +36,21 @@ class Constraints:
         compiler: Has their grammars.
         vocab_size: Columns of the logits.
         eos_token_ids: How the model ends its turn.
+
+    Attributes:
+        compiler: Has their grammars.
+        forced_tokens: Tokens that came without being sampled; each has saved its sequence a step.
     """
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._compiler = compiler
+        self.compiler = compiler
         self._words = -(-vocab_size // WORD_BITS)
-        self._eos = frozenset(eos_token_ids)
+        self._eos = eos_token_ids
         self._words_of: dict[int, _Word] = {}
         self._faults: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._executor: LLExecutor | None = None
+        self.forced_tokens = 0
 
     def add(self, key: int, sampling: SamplingParams, output: Sequence[int]) -> None:
         """Takes a sequence in, when it starts or resumes; one without a grammar is left alone.
@@ -53,7 +61,7 @@ class Constraints:
             output: What it has generated so far.
         """
         if sampling.grammar is not None:
-            self._words_of[key] = _Word(self._compiler.matcher(sampling.grammar), sampling, self._eos, output)
+            self._words_of[key] = _Word(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
 
     def remove(self, key: int) -> None:
         """Forgets a sequence; an unknown key is ignored."""
@@ -73,12 +81,25 @@ class Constraints:
         words = [self._words_of[keys[row]] for row in rows]
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
 
-    def record(self, keys: Sequence[int], tokens: Sequence[int]) -> None:
-        """Takes note of a token for each sequence of a step."""
-        for key, token in zip(keys, tokens, strict=True):
-            word = self._words_of.get(key)
-            if word is not None and (fault := word.take(token)) is not None:
-                self._faults[key] = fault
+    def opening(self, key: int) -> list[int]:
+        """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
+        word = self._words_of.get(key)
+        forced = [] if word is None else word.forced()
+        self.forced_tokens += max(0, len(forced) - 1)  # one could have been sampled in the step at hand
+        return forced
+
+    def advance(self, key: int, token: int) -> list[int]:
+        """Takes note of a token that was sampled; returns those that must follow it, which are noted, too."""
+        word = self._words_of.get(key)
+        if word is None:
+            return []
+        fault = word.take(token)
+        if fault is not None:
+            self._faults[key] = fault
+            return []
+        forced = word.forced()
+        self.forced_tokens += len(forced)
+        return forced
 
     @property
     def faults(self) -> Mapping[int, str]:
@@ -92,22 +113,27 @@ class Constraints:
         matchers = [(word.matcher, row) for row, word in enumerate(words)]
         self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.strides[0], len(rows))
         for own, word, position in zip(bits, words, positions, strict=True):
-            word.settle(own, position)
+            if word.matcher.is_error():
+                own[:] = -1  # what is sampled does not count: see `advance`
+            else:
+                word.settle(own, position)
         return RowMasks(rows, bits)
 
 
 class _Word:
     """One sequence's place in its grammar."""
 
-    __slots__ = ("_ends", "_eos", "_ignores_eos", "_min_tokens", "_stops", "matcher")
+    __slots__ = ("_ended", "_ends", "_eos", "_fast", "_ignores_eos", "_min_tokens", "_stops", "matcher")
 
-    def __init__(self, matcher: LLMatcher, sampling: SamplingParams, eos: frozenset[int], output: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, sampling: SamplingParams, eos: Sequence[int], output: Sequence[int]) -> None:
         self.matcher = matcher
-        self._eos = sorted(eos)
-        self._stops = sorted(frozenset(sampling.stop_token_ids) - eos)
-        self._ends = eos.union(self._stops)
+        self._eos = eos
+        self._stops = sorted(frozenset(sampling.stop_token_ids).difference(eos))
+        self._ends = frozenset((*eos, *self._stops))
         self._min_tokens = sampling.min_tokens
         self._ignores_eos = sampling.ignore_eos
+        self._fast = sampling.top_logprobs is None  # nobody has computed the log-probability of a forced token
+        self._ended = False
         for token in output:
             matcher.consume_token(token)
 
@@ -127,9 +153,28 @@ class _Word:
 
     def take(self, token: int) -> str | None:
         """One more token of the answer; returns why it cannot go on, if it cannot."""
-        if token in self._ends or self.matcher.consume_token(token):
-            return None
-        return self.matcher.get_error() or "the token does not follow the grammar"
+        if not self.matcher.is_error():
+            if token in self._ends:
+                self._ended = True
+                return None
+            if self.matcher.consume_token(token):
+                return None
+        return self.matcher.get_error() or "The grammar does not take the token."
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, which count as taken."""
+        forced: list[int] = []
+        if not self._fast or self._ended:
+            return forced
+        while tokens := self.matcher.compute_ff_tokens():
+            taken = self.matcher.try_consume_tokens(tokens)
+            forced += tokens[:taken]
+            if taken < len(tokens):
+                break
+        if self._eos and self.matcher.is_stopped() and not self.matcher.is_error():
+            self._ended = True
+            forced.append(self._eos[0])
+        return forced
 
 
 def _set(bits: NDArray[np.int32], token: int) -> None:

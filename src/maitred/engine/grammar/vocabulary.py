@@ -28,4 +28,6 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...
         size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
         return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(eos_token_ids))
     except Exception as error:  # Both libraries raise nothing more exact.
-        raise GrammarFault(f"This model's answers cannot be held to a grammar: its tokenizer cannot be used ({error}).") from error
+        raise GrammarFault(
+            f"This model's answers cannot be held to a grammar, as its tokenizer cannot be used: {error}"
+        ) from error

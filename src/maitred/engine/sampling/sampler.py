@@ -8,6 +8,7 @@ Order of the stages::
 
     raw logits ─> log-probabilities for the rows that ask
         │
+    grammar                          engine.grammar.masks
     penalties, bias, min_tokens      edits
     temperature                      draw
     top_k, then top_p, then min_p    host_rows on a CPU, device_rows on an accelerator
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from maitred.core.errors import Bug
 from maitred.core.request import SamplingParams, TokenLogprobs
+from maitred.engine.grammar.masks import RowMasks
 from maitred.engine.sampling.device_rows import DeviceRows
 from maitred.engine.sampling.draw import DrawParameters
 from maitred.engine.sampling.edits import RowEdits
@@ -105,13 +107,23 @@ class Sampler:
         if self._rows.pop(key, None) is not None and self._layout is not None and key in self._layout.keys:
             self._layout = None
 
-    def sample(self, logits: Tensor, keys: Sequence[int], positions: Sequence[int]) -> SampleResult:
+    def extend(self, key: int, tokens: Iterable[int]) -> None:
+        """Remembers tokens that the sequence got without their being sampled, for its penalties."""
+        edits = self._rows[key].edits
+        if edits is not None:
+            for token in tokens:
+                edits.record(token)
+
+    def sample(
+        self, logits: Tensor, keys: Sequence[int], positions: Sequence[int], masks: RowMasks | None = None
+    ) -> SampleResult:
         """Chooses one token per row and remembers it for the row's penalties.
 
         Args:
             logits: [rows, vocabulary]. Consumed: rows with penalties, bias or `min_tokens` are edited in place.
             keys: The sequences that the rows belong to; any of those added, in any order.
             positions: Output tokens that each has so far.
+            masks: Which tokens may come, in the rows that may not have any; None: all may.
 
         Raises:
             Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
@@ -127,6 +139,8 @@ class Sampler:
         layout = self._layout_of(keys)
         logits = logits.to(torch.float32).contiguous()
         read = None if layout.logprobs is None else layout.logprobs.observe(logits)
+        if masks is not None:
+            masks.apply(logits)
         tokens = layout.draw(logits, positions)
         if NOT_A_NUMBER in tokens:
             raise Bug(

@@ -75,7 +75,8 @@ class Sequence:
         """Prompt and output. The prompt's own list, which all choices share, until there is output."""
         self.prompt_tokens = len(request.prompt)
         self.max_tokens = sampling.max_tokens
-        self.min_tokens = sampling.min_tokens
+        # A grammar decides itself where a word may end, these wishes included.
+        self.min_tokens = sampling.min_tokens if sampling.grammar is None else 0
         self.itl_objective_s = request.itl_objective_s
         self.arrived_s = 0.0
         self.deadline_s: float | None = None
@@ -97,7 +98,7 @@ class Sequence:
         self.waited_s: dict[str, float] = {}
         """By cause, up to its first token."""
         own = frozenset(sampling.stop_token_ids)
-        self.stop_tokens = own if sampling.ignore_eos else own | eos_token_ids
+        self.stop_tokens = own if sampling.ignore_eos and sampling.grammar is None else own | eos_token_ids
 
     @property
     def sampling(self) -> SamplingParams:

@@ -2,4 +2,4 @@
 
 
 class GrammarFault(ValueError):
-    """What a caller wants an answer to look like is faulty, or cannot be enforced; the message says why, and what to do."""
+    """What a caller wants an answer to look like is faulty, or cannot be enforced; the message says what to do."""

@@ -1,9 +1,9 @@
 """Formats of strings in JSON schemas, as regular expressions that let nothing through which is not in the format.
 
 llguidance knows the formats of its own by expressions that are a little too wide: February has 29 days in every year,
-any minute can have a leap second, and any label of a host's name can begin with ``xn--``. Where an answer is promised to
-be valid, these narrower ones take their place. They leave out a few strings that are valid: the encoded names of
-internationalised hosts.
+any minute can have a leap second, and any label of a host's name can begin with ``xn--``. Where an answer is promised
+to be valid, these narrower ones take their place. They leave out a few strings that are valid: the encoded names of
+internationalised hosts, and leap seconds but for those of UTC.
 """
 
 from collections.abc import Mapping
@@ -55,4 +55,4 @@ DEFINED = frozenset(
         *("relative-json-pointer", "regex"),
     }
 )
-"""The formats that JSON Schema defines. Any other is a remark that nobody has to heed (draft 2020-12, Validation, 7.2.3)."""
+"""The formats that JSON Schema defines. Any other is a remark that nobody has to heed (2020-12, Validation, 7.2.3)."""

@@ -95,7 +95,7 @@ def _schema_fault(schema: object, error: str) -> str:
         return f"The format `{match['format'][:64]}` cannot be enforced. Remove it, or use `pattern`."
     if _WEIGHTED_ONE_OF in error:
         return (
-            f"The keyword `oneOf`{_at(place_of(schema, 'oneOf'))} cannot be enforced where more than one of its schemas "
+            f"The keyword `oneOf`{_at(place_of(schema, 'oneOf'))} cannot be enforced where several of its schemas "
             "may hold. Use `anyOf`, or make them exclude each other by a `const`."
         )
     return f"{_short(error)} Change the schema."

@@ -71,7 +71,9 @@ def _response_format(value: Any) -> Constraint | None:  # noqa: ANN401
             wanted = value.get("json_schema")
             _check(isinstance(wanted, dict), "response_format.json_schema", "an object with the schema", wanted)
             strict = wanted.get("strict")
-            _check(strict is None or isinstance(strict, bool), "response_format.json_schema.strict", "a boolean", strict)
+            _check(
+                strict is None or isinstance(strict, bool), "response_format.json_schema.strict", "a boolean", strict
+            )
             schema = wanted.get("schema")
             return _json(schema, "response_format.json_schema.schema", strict=strict is True)
         case other:
