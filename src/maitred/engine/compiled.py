@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba import types
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -25,6 +26,15 @@ def compiled(function: F) -> F:
 def compiled_fast(function: F) -> F:
     """The same, free to reorder sums so that they vectorise: results may differ in the last bits."""
     return _compile(function, fastmath=set(FAST), error_model="numpy")
+
+
+def compiled_entry(function: Callable[[Any], None]) -> Any:  # noqa: ANN401 - Numba has no types
+    """The same as a C function of one address, ``void (int64_t *)``: its ``address``, for whoever keeps the object."""
+    signature = types.void(types.CPointer(types.int64))
+    try:
+        return numba.cfunc(signature, cache=True)(function)
+    except RuntimeError:  # see `_compile`
+        return numba.cfunc(signature)(function)
 
 
 def _compile(function: F, **options: Any) -> F:  # noqa: ANN401 - Numba's own options

@@ -15,6 +15,16 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], Meta(description="`auto` takes the GPU if there is one, else the CPU.")
 ]
 
+Quantization = Annotated[
+    Literal["none", "int8", "int8_weight_only", "int4", "int4_weight_only"],
+    Meta(
+        description="Rounds the weights when the model is loaded, on a CPU. `int8` and `int4` also round what they are "
+        "multiplied with to 8 bits, each token by itself; `…_weight_only` do not, which is slower with many tokens in "
+        "a step. See [quantization](quantization.md) for speed and accuracy."
+    ),
+]
+"""How weights are kept, and what they are multiplied with."""
+
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 """How the rows of a text become one vector, under the names that sentence-transformers has for it."""
 
@@ -57,8 +67,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Meta(description="Type of weights and KV cache. `auto` takes what is fast on the device."),
+        Meta(
+            description="Type of weights, of what is computed and of the KV cache. `auto` takes what is fast on the "
+            "device."
+        ),
     ] = "auto"
+    quantization: Quantization = "none"
     threads: Annotated[
         int,
         Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per core, less one for the gateway."),

@@ -29,6 +29,7 @@ from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
+from maitred.engine.precision import Precision
 from maitred.engine.runner import ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
@@ -128,9 +129,13 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
     """Everything but the socket, for a model that generates or for one that encodes."""
     if config.pooling is None and not is_encoder(model):
         return build(model, config, weights)
+    if config.quantization != "none":
+        raise ConfigInvalid(
+            f"engine.quantization is for models that generate, and {model.name} computes embeddings. Set it to none."
+        )
     device = _device(config.device)
     torch.set_num_threads(step_threads(config.threads))
-    return build_encoder(model, config, dtype=_dtype(config.dtype, device), device=device)
+    return build_encoder(model, config, dtype=Precision.of(config, device).dtype, device=device)
 
 
 def build(
@@ -140,9 +145,10 @@ def build(
 ) -> tuple[Engine, ModelCard]:
     """Everything but the socket, for a model that generates."""
     device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    precision = Precision.of(config, device)
+    dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
-    loaded = load_model(model, dtype=dtype, device=device)
+    loaded = load_model(model, dtype=dtype, device=device, scheme=precision.quantization)
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
     kv = plan_kv(
         config, loaded.config, block_bytes=block_bytes, free_bytes=int(_free_bytes(device) * config.machine_share)
@@ -193,7 +199,7 @@ def build(
         max_sequences=config.max_sequences,
         kv_capacity_tokens=kv.blocks * config.block_tokens,
         max_choices=config.max_sequences,
-        dtype="bf16" if dtype == torch.bfloat16 else "fp32",
+        dtype=str(precision),
         device=str(device),
     )
     return engine, card
@@ -226,12 +232,6 @@ def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("engine.device is cuda, but torch finds no CUDA device. Set it to cpu or auto.")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _dtype(wanted: str, device: torch.device) -> torch.dtype:
-    if wanted == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if wanted == "bf16" else torch.float32
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from maitred.engine.config import Quantization
 from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.cuda import TorchAttention
@@ -22,19 +23,22 @@ class LoadedModel:
     decoder: Decoder
 
 
-def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", scheme: Quantization = "none"
+) -> LoadedModel:
     """Reads a checkpoint and picks the kernels for the device.
 
     Args:
         folder: Holds ``config.json`` and safetensors files.
         dtype: fp32 or bf16, for weights, activations and KV cache.
         device: Where to run.
+        scheme: How the weights of products are rounded; only fp32 ones on a CPU are.
 
     Raises:
         ConfigInvalid: The checkpoint is not one that maitred runs, or it is broken.
     """
     device = torch.device(device)
     config = ModelConfig.load(folder)
-    weights = load_weights(folder, config, dtype, device)
+    weights = load_weights(folder, config, dtype, device, scheme=scheme)
     attention: AttentionBackend[Any] = CPUAttention(config) if device.type == "cpu" else TorchAttention(config, device)
     return LoadedModel(config, Decoder(config, weights, attention))

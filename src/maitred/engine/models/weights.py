@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear import Linear, Unchanged, make_linear
 from maitred.engine.models.config import ModelConfig
 
@@ -47,7 +48,13 @@ class Weights:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, head: bool = True
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    head: bool = True,
+    scheme: Quantization = "none",
 ) -> Weights:
     """Reads the checkpoint in `folder`, converted to `dtype` on `device`.
 
@@ -57,12 +64,13 @@ def load_weights(
         dtype: To compute with.
         device: Where to run.
         head: With the output projection; without it, the last rows are passed on as they are.
+        scheme: How the weights of products are rounded.
 
     Raises:
         ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
-        weights = _assemble(checkpoint, config, head=head)
+        weights = _assemble(checkpoint, config, scheme, head=head)
         checkpoint.check_nothing_left()
     return weights
 
@@ -163,34 +171,35 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     )
 
 
-def _assemble(checkpoint: Checkpoint, config: ModelConfig, *, head: bool) -> Weights:
+def _assemble(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, *, head: bool) -> Weights:
     hidden = config.hidden_size
     # Saved without its head, a model has no name for what is not the head.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
     embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
-    layers = [_layer(checkpoint, config, f"{prefix}layers.{index}.") for index in range(config.layers)]
+    layers = [_layer(checkpoint, config, scheme, f"{prefix}layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if not head:
         checkpoint.ignore("lm_head.weight")
         return Weights(embedding, layers, final_norm, Unchanged())
-    return Weights(embedding, layers, final_norm, _head(checkpoint, config, embedding))
+    return Weights(embedding, layers, final_norm, _head(checkpoint, config, scheme, embedding))
 
 
-def _head(checkpoint: Checkpoint, config: ModelConfig, embedding: Tensor) -> Linear:
+def _head(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, embedding: Tensor) -> Linear:
     if config.tied_embeddings:
         checkpoint.ignore("lm_head.weight")
-        return make_linear(embedding.to(checkpoint.dtype))
-    return make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+        return make_linear(embedding.to(checkpoint.dtype), scheme=scheme)
+    return make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size), scheme=scheme)
 
 
-def _layer(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> LayerWeights:
+def _layer(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, prefix: str) -> LayerWeights:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_rows, kv_rows = config.heads * head_dim, config.kv_heads * head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
     def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
         weight = checkpoint.fused([f"{name}.weight" for name in names], rows, columns)
-        return make_linear(weight, checkpoint.fused([f"{name}.bias" for name in names], rows) if bias else None)
+        addend = checkpoint.fused([f"{name}.bias" for name in names], rows) if bias else None
+        return make_linear(weight, addend, scheme)
 
     head_norm = None
     if config.head_norms:

@@ -21,6 +21,8 @@ which shares its libraries, and 355 MiB alone."""
 _KV_SHARE = 4
 """One part in so many of the budget is the most that a KV cache takes by default."""
 _ITEM_BYTES = {"fp32": 4, "bf16": 2}
+_WEIGHT_BYTES = {"int8": 1.02, "int8_weight_only": 1.02, "int4": 0.64, "int4_weight_only": 0.64}
+"""Of a rounded weight, with its part of the scales."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _BASE_LOAD_S = 4.0
 _BYTES_PER_S = 300e6
@@ -72,10 +74,11 @@ def footprint_of(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footp
     model = ModelConfig.load(folder)
     # `auto` is bf16 on a GPU and fp32 on a CPU: without a look at the device, the larger one.
     item_bytes = _ITEM_BYTES.get(engine.dtype, 4)
+    weight_bytes = _WEIGHT_BYTES.get(engine.quantization, item_bytes)
     stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
-    weights_bytes = stored_bytes // stored_item_bytes * item_bytes + embedding_bytes
+    weights_bytes = int(stored_bytes // stored_item_bytes * weight_bytes) + embedding_bytes
     token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * item_bytes
     block_bytes = token_bytes * engine.block_tokens
     context = min(engine.context_tokens or model.context_tokens, model.context_tokens)

@@ -3,17 +3,27 @@
 import torch
 from torch import Tensor
 
+from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear.form import Linear, PlainLinear, Unchanged
 from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack
+from maitred.engine.kernels.linear.quantised import QuantisedLinear
 
-__all__ = ["KINDS", "Linear", "PackedLinear", "PlainLinear", "Unchanged", "make_linear"]
+__all__ = ["KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "Unchanged", "make_linear"]
 
-KINDS: dict[str, type[Linear]] = {form.kind: form for form in (PlainLinear, PackedLinear, Unchanged)}
+KINDS: dict[str, type[Linear]] = {form.kind: form for form in (PlainLinear, PackedLinear, QuantisedLinear, Unchanged)}
 """Every form by its name: what was taken apart is put together with ``KINDS[kind].of(tensors)``."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest exact product for this weight ``[out, in]``, its type and its device."""
+def make_linear(weight: Tensor, bias: Tensor | None = None, scheme: Quantization = "none") -> Linear:
+    """The fastest product for this weight ``[out, in]``, its type and its device.
+
+    Args:
+        weight: fp32 on a CPU if it is to be rounded.
+        bias: ``[out]``
+        scheme: How the weight is rounded.
+    """
+    if scheme != "none":
+        return QuantisedLinear(weight, bias, bits=4 if scheme.startswith("int4") else 8, real="weight_only" in scheme)
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack():
         packed = PackedLinear(weight, bias)
         if agrees(packed, weight, bias):

@@ -1,0 +1,76 @@
+"""Rounds weights to 8 or 4 bits, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from maitred.engine.kernels.linear.tiles import LANES, PANEL, VECTORS
+
+GROUP_INPUTS = 32
+"""Inputs that share a scale and an offset in a 4-bit weight."""
+_PANELS_AT_A_TIME = 64
+"""A large weight is not copied as a whole."""
+
+
+def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """One scale for each output; its largest weight becomes 127.
+
+    Args:
+        weight: fp32 ``[out, in]``
+
+    Returns:
+        Bytes ``[panels, in / 4, VECTORS, LANES, 4]`` with 128 for zero, and fp32 scales ``[panels, PANEL]``.
+    """
+    inputs = weight.shape[1]
+    steps = -(-inputs // 4)
+    panels = torch.empty(_panels(weight), steps, VECTORS, LANES, 4, dtype=torch.uint8)
+    scales = torch.empty(_panels(weight), PANEL)
+    for place, part in _parts(weight, steps * 4):
+        scale = part.abs().amax(dim=1) / 127
+        rounded = (part / scale.clamp(min=torch.finfo().tiny)[:, None]).round_().add_(128).to(torch.uint8)
+        panels[place] = rounded.view(-1, VECTORS, LANES, steps, 4).permute(0, 3, 1, 2, 4)
+        scales[place] = scale.view(-1, PANEL)
+    return panels, scales
+
+
+def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A scale and an offset for each output and each group of inputs: ``weight = scale * number - offset``.
+
+    Args:
+        weight: fp32 ``[out, in]``
+
+    Returns:
+        Bytes ``[panels, in / 8, VECTORS, LANES, 4]``, inputs 0 to 3 of a step in the lower halves and 4 to 7 in the
+        upper ones; and scales and offsets in bf16 ``[panels, groups, 2, PANEL]``.
+    """
+    groups = -(-weight.shape[1] // GROUP_INPUTS)
+    width = groups * GROUP_INPUTS
+    panels = torch.empty(_panels(weight), width // 8, VECTORS, LANES, 4, dtype=torch.uint8)
+    scales = torch.empty(_panels(weight), groups, 2, PANEL, dtype=torch.bfloat16)
+    for place, part in _parts(weight, width):
+        grouped = part.view(len(part), groups, GROUP_INPUTS)
+        lowest, highest = grouped.amin(dim=2), grouped.amax(dim=2)
+        # Rounded as they are stored before they are used, so that the numbers make up for it.
+        scale = ((highest - lowest) / 15).bfloat16()
+        offset = (-lowest).bfloat16()
+        numbers = (grouped + offset.float()[..., None]) / scale.float().clamp(min=torch.finfo().tiny)[..., None]
+        halves = numbers.round_().clamp_(0, 15).to(torch.uint8).view(-1, VECTORS, LANES, width // 8, 2, 4)
+        panels[place] = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 3, 1, 2, 4)
+        both = torch.stack((scale, offset), dim=2)
+        scales[place] = both.view(-1, PANEL, groups, 2).permute(0, 2, 3, 1)
+    return panels, scales
+
+
+def _panels(weight: Tensor) -> int:
+    return -(-len(weight) // PANEL)
+
+
+def _parts(weight: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
+    """The weight in pieces of whole panels, with zeros for outputs and inputs that it does not have."""
+    for first in range(0, _panels(weight), _PANELS_AT_A_TIME):
+        place = slice(first, min(first + _PANELS_AT_A_TIME, _panels(weight)))
+        part = weight[place.start * PANEL : place.stop * PANEL].float()
+        missing = (place.stop - place.start) * PANEL - len(part)
+        yield place, functional.pad(part, (0, width - part.shape[1], 0, missing))

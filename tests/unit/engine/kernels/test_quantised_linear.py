@@ -1,0 +1,112 @@
+"""Products with rounded weights: against plain torch, and to the last bit against themselves."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.engine.kernels.linear import KINDS, QuantisedLinear, make_linear
+from maitred.engine.kernels.linear.job import product
+from maitred.engine.kernels.linear.panels import GROUP_INPUTS
+
+SCHEMES = [(8, False), (8, True), (4, False), (4, True)]
+outputs_and_inputs = st.tuples(st.integers(1, 200), st.integers(1, 150))
+
+
+def rounded_weight(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """What a weight is after rounding, in plain torch."""
+    if bits == 8:
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        return (weight / scale.clamp(min=1e-38)).round() * scale
+    parts = []
+    for part in torch.nn.functional.pad(weight, (0, -weight.shape[1] % GROUP_INPUTS)).split(GROUP_INPUTS, dim=1):
+        low, high = part.amin(dim=1, keepdim=True), part.amax(dim=1, keepdim=True)
+        scale, offset = ((high - low) / 15).bfloat16().float(), (-low).bfloat16().float()
+        parts.append(((part + offset) / scale.clamp(min=1e-38)).round().clamp(0, 15) * scale - offset)
+    return torch.cat(parts, dim=1)[:, : weight.shape[1]]
+
+
+def rounded_rows(rows: torch.Tensor) -> torch.Tensor:
+    scale = rows.abs().amax(dim=1, keepdim=True) / 127
+    return (rows / scale.clamp(min=1e-38)).round() * scale
+
+
+@pytest.mark.parametrize(("bits", "real"), SCHEMES)
+@settings(max_examples=40, deadline=None)
+@given(shape=outputs_and_inputs, count=st.integers(0, 20), bias=st.booleans(), seed=st.integers(0, 1 << 30))
+def test_equals_torch_over_rounded_numbers(bits, real, shape, count, bias, seed):
+    torch.manual_seed(seed)
+    weight, rows = torch.randn(shape), torch.randn(count, shape[1])
+    offset = torch.randn(shape[0]) if bias else None
+    given_rows = rows if real else rounded_rows(rows)
+    expected = torch.nn.functional.linear(given_rows.double(), rounded_weight(weight, bits).double())
+    expected = expected if offset is None else expected + offset
+    product_ = QuantisedLinear(weight, offset, bits=bits, real=real)(rows)
+    # A number halfway between two may be rounded either way: one unit of one input.
+    most = 0 if real else float(rows.abs().max() / 127 * weight.abs().max()) if count else 0
+    torch.testing.assert_close(product_, expected.float(), atol=most + 2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "real"), SCHEMES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_its_neighbours(bits, real, threads):
+    """Bit for bit, at every height of a tile, and whoever computes a panel."""
+    torch.manual_seed(0)
+    linear, rows = QuantisedLinear(torch.randn(200, 150), bits=bits, real=real), torch.randn(70, 150)
+    rows[1::2] *= 1000
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        alone = torch.cat([linear(rows[i : i + 1]) for i in range(len(rows))])
+        for count in (*range(2, 14), 31, 70):
+            assert torch.equal(linear(rows[:count]), alone[:count])
+            assert torch.equal(linear(rows[-count:]), alone[-count:])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("bits", "real"), SCHEMES)
+def test_is_the_same_after_it_was_taken_apart(bits, real):
+    linear = QuantisedLinear(torch.randn(130, 70), torch.randn(130), bits=bits, real=real)
+    rows, parts = torch.randn(9, 70), linear.tensors()
+    elsewhere = {}
+    for name, part in parts.items():
+        room = torch.empty(part.nbytes + 8, dtype=torch.uint8)[8:]
+        elsewhere[name] = room.view(part.dtype).view(part.shape).copy_(part)
+    assert torch.equal(KINDS[linear.kind].of(parts)(rows), linear(rows))
+    assert torch.equal(KINDS[linear.kind].of(elsewhere)(rows), linear(rows))
+    assert KINDS[linear.kind].of(parts).tensors()["panels"].data_ptr() == parts["panels"].data_ptr()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_processor_without_vnni_computes_the_same(bits, monkeypatch):
+    linear, rows = QuantisedLinear(torch.randn(70, 90), bits=bits, real=False), torch.randn(7, 90)
+    expected = linear(rows)
+    monkeypatch.setattr(linear, "_product", product(bits, real=False, native=False))
+    assert torch.equal(linear(rows), expected)
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_stays_none():
+    linear = QuantisedLinear(torch.zeros(3, 8), torch.arange(3.0), bits=8, real=False)
+    assert linear(torch.zeros(1, 8)).tolist() == [[0.0, 1.0, 2.0]]
+    broken = torch.ones(2, 8)
+    broken[0, 3] = torch.nan
+    product_ = QuantisedLinear(torch.ones(3, 8), bits=8, real=False)(broken)
+    assert product_[0].isnan().all()
+    assert product_[1].tolist() == pytest.approx([8.0] * 3)
+
+
+def test_rows_that_are_not_contiguous():
+    linear, rows = QuantisedLinear(torch.randn(5, 8), bits=8, real=False), torch.randn(4, 16)[:, ::2]
+    assert torch.equal(linear(rows), linear(rows.contiguous()))
+
+
+def test_more_inputs_than_a_sum_can_hold_are_refused():
+    with pytest.raises(ValueError, match="70000 inputs cannot be rounded; 66311 are the most"):
+        QuantisedLinear(torch.zeros(1, 70_000), bits=8, real=False)
+
+
+@pytest.mark.parametrize(("scheme", "bytes_"), [("int8", 1), ("int8_weight_only", 1), ("int4", 0.5)])
+def test_a_scheme_says_how_weights_are_kept(scheme, bytes_):
+    linear = make_linear(torch.randn(640, 640), scheme=scheme)
+    assert linear.tensors()["panels"].nbytes == 640 * 640 * bytes_
