@@ -36,16 +36,17 @@ _NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
 }
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2"}
 _WIDTHS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 
 Floats = NDArray[np.float32]
 
 
-def convert(folder: Path, target: Path) -> None:
-    """Writes a model of the family of Llama, with a byte-level BPE tokenizer, as GGUF in 32-bit floats."""
+def convert(folder: Path, target: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> None:
+    """Writes a Llama or a Qwen2 with a byte-level BPE tokenizer as GGUF, its matrices in the numbers of that kind."""
     config = json.loads((folder / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(target, "llama")
+    writer = gguf.GGUFWriter(target, _ARCHITECTURES[config["model_type"]])
     writer.add_name(folder.name)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -53,20 +54,21 @@ def convert(folder: Path, target: Path) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_dimension_count(config.get("head_dim", config["hidden_size"] // heads))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     _add_tokenizer(writer, folder, config)
+    # Qwen2 turns the halves together in llama.cpp, too.
+    turned = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads} if config["model_type"] == "llama" else {}
     for name, weights in _tensors(folder / "model.safetensors"):
-        place, _, kind = name.removesuffix(".weight").partition("layers.")[::1]
-        number, _, part = kind.partition(".")
-        if part:
-            turned = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}.get(part)
-            own = weights if turned is None else _take_turns(weights, turned)
-            writer.add_tensor(f"blk.{number}.{_NAMES[part]}.weight", own)
-        else:
-            writer.add_tensor(f"{_NAMES[place]}.weight", weights)
+        stem, ending = name.rsplit(".", 1)
+        place, _, number_and_part = stem.partition("layers.")
+        number, _, part = number_and_part.partition(".")
+        own = _take_turns(weights, turned[part]) if part in turned else weights
+        wanted = kind if own.ndim == 2 else gguf.GGMLQuantizationType.F32
+        called = f"blk.{number}.{_NAMES[part]}" if part else _NAMES[place]
+        writer.add_tensor(f"{called}.{ending}", gguf.quants.quantize(own, wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -91,7 +93,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_pad_token_id(config["pad_token_id"])
+    if "pad_token_id" in config:
+        writer.add_pad_token_id(config["pad_token_id"])
     writer.add_add_bos_token(True)
     writer.add_chat_template(settings["chat_template"])
 

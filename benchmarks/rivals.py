@@ -1,0 +1,241 @@
+"""Output tokens per second beside the engines that others run on this machine, interleaved in one run.
+
+    python -m benchmarks.rivals install [NAME …]    makes an environment for each rival, below the user's cache
+    python -m benchmarks.rivals                     all workloads, all rivals that are installed
+
+Engine against engine: every rival is a library in a process of its own (llama.cpp: its server in that process, since
+its batching is there), with the same model of random weights in the form that it likes best, two threads, greedy, all
+answers of exactly the length that was asked for. They take turns, asleep in between. In every round a workload's first
+and last turn are ours, so a machine that drifts meanwhile drifts for both sides; only the ratios of a round count.
+Precision classes are compared with themselves: fp32 with fp32, int8 (whatever each calls so) with int8.
+
+Every round has prompts of its own: nothing is found in a prefix cache but what the workload itself shares.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import Report
+from benchmarks.rival_set import OURS, RIVALS, Contestant, Failed, Rival
+from benchmarks.shapes import random_llama, random_qwen, servable
+from maitred.engine.config import EngineConfig
+
+SEED = 20261122
+START_S, ANSWER_S = 400.0, 300.0
+CLASSES = ("fp32", "int8")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that come at once.
+
+    Attributes:
+        name: For `--only`.
+        model: Makes the folder.
+        requests: How many.
+        prompt_tokens: Of each, its own.
+        output_tokens: Of each.
+        shared_tokens: Before its own, the same for all.
+        rounds: Measured, unless told otherwise.
+    """
+
+    name: str
+    model: Callable[[], Path]
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    shared_tokens: int = 0
+    rounds: int = 1
+
+    def prompts(self, draw: random.Random, vocabulary: int = 8000) -> list[list[int]]:
+        """Fresh ones."""
+
+        def tokens(count: int) -> list[int]:
+            return [draw.randrange(10, vocabulary) for _ in range(count)]
+
+        shared = tokens(self.shared_tokens)
+        return [shared + tokens(self.prompt_tokens) for _ in range(self.requests)]
+
+
+WORKLOADS = (
+    Workload("crowd", random_llama, 128, 64, 64, rounds=3),
+    Workload("one", random_qwen, 1, 128, 128),
+    Workload("many", random_qwen, 32, 128, 64),
+    Workload("shared", random_qwen, 32, 32, 32, shared_tokens=512),
+)
+QUICK = Workload("quick", random_llama, 16, 32, 32)
+QUICK_S = 25.0
+"""From then on no further rival is started in a quick run."""
+
+
+def main() -> int:
+    """Installs, or runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [rival.name for rival in RIVALS]
+    parser.add_argument("words", nargs="*", metavar="install NAME", help=f"rivals: {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true", help="one small workload and whoever starts in time")
+    parser.add_argument("--only", nargs="+", choices=[w.name for w in WORKLOADS], help="these workloads")
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES), help="these precisions")
+    parser.add_argument("--rivals", nargs="+", choices=names, default=names, help="these rivals")
+    parser.add_argument("--rounds", type=int, help="of every workload, instead of its own number")
+    arguments = parser.parse_args()
+    if arguments.words:
+        return install(arguments.words, names, parser)
+    chosen = [rival for rival in RIVALS if rival.name in arguments.rivals]
+    for rival in chosen:
+        if not rival.installed:
+            print(f"{rival.name} is not installed: python -m benchmarks.rivals install {rival.name}")
+    chosen = [rival for rival in chosen if rival.installed]
+    report = Report("rivals", seed=SEED, quick=arguments.quick)
+    run = Run(report, chosen, arguments.rounds)
+    if arguments.quick:
+        run.stage("fp32", [QUICK], until_s=time.monotonic() + QUICK_S)
+        return report.finish()
+    for precision in arguments.classes:
+        workloads = [w for w in WORKLOADS if arguments.only is None or w.name in arguments.only]
+        for model in dict.fromkeys(workload.model for workload in workloads):
+            run.stage(precision, [workload for workload in workloads if workload.model is model])
+    return report.finish()
+
+
+def install(words: Sequence[str], names: Sequence[str], parser: argparse.ArgumentParser) -> int:
+    """Makes the environments."""
+    if words[0] != "install" or set(words[1:]) - set(names):
+        parser.error(f"Say `install`, and then any of {', '.join(names)}.")
+    for rival in RIVALS:
+        if rival.environment is not None and (len(words) == 1 or rival.name in words):
+            print(f"{rival.name}: installing into {rival.environment.place} …", flush=True)
+            rival.environment.install()
+    return 0
+
+
+class Run:
+    """Everything of one run.
+
+    Args:
+        report: Gets the figures, as they come.
+        rivals: That take part.
+        rounds: Instead of each workload's own number.
+    """
+
+    def __init__(self, report: Report, rivals: Sequence[Rival], rounds: int | None) -> None:
+        self._report = report
+        self._rivals = rivals
+        self._rounds = rounds
+        self._draw = random.Random(SEED)
+        self._how: dict[str, dict[str, str]] = report.figures.setdefault("how", {})
+
+    def stage(self, precision: str, workloads: Sequence[Workload], *, until_s: float | None = None) -> None:
+        """Workloads of one model in one precision: everybody is loaded once.
+
+        Args:
+            precision: The class.
+            workloads: Of one model.
+            until_s: When the last rival may be started, by the monotonic clock.
+        """
+        if precision == "int8" and "quantization" not in EngineConfig.__struct_fields__:
+            print("int8: this engine has no quantised weights yet")
+            return
+        folder = servable(workloads[0].model())
+        sequences = max(workload.requests for workload in workloads)
+        with ExitStack() as stack:
+            ready: list[Contestant] = []
+            for rival in (OURS, *self._rivals):
+                late = until_s is not None and time.monotonic() > until_s
+                idle = rival.patient is not None and not any(w.name in rival.patient for w in workloads)
+                if precision not in rival.precisions or idle or late:
+                    continue
+                contestant = stack.enter_context(Contestant(rival, folder, precision, sequences))
+                try:
+                    limit_s = START_S if until_s is None else max(1.0, until_s - time.monotonic())
+                    how = contestant.ready(limit_s)
+                except Failed as failure:
+                    self._failed(rival, precision, folder.name, failure)
+                    contestant.close()
+                    continue
+                self._how.setdefault(rival.name, {})[precision] = how
+                print(f"{rival.name} is ready, {precision}: {how}", flush=True)
+                ready.append(contestant)
+            ours = [contestant for contestant in ready if contestant.rival is OURS]
+            if not ours:
+                raise SystemExit("Our own engine did not start; see above.")
+            others = [contestant for contestant in ready if contestant.rival is not OURS]
+            for workload in workloads:
+                self._workload(precision, workload, ours[0], others)
+
+    def _workload(self, precision: str, workload: Workload, ours: Contestant, others: Sequence[Contestant]) -> None:
+        key = f"{workload.name} {precision}"
+        rates: dict[str, list[float]] = defaultdict(list)
+        ratios: dict[str, list[float]] = defaultdict(list)
+        others = [o for o in others if o.rival.patient is None or workload.name in o.rival.patient]
+        lost: set[str] = set()
+        for number in range(self._rounds or workload.rounds):
+            first = number % max(1, len(others))
+            turns = [*others[first:], *others[:first]]
+            own = [self._rate(workload, ours)]
+            theirs: dict[str, float] = {}
+            for contestant in turns:
+                name = contestant.rival.name
+                if name in lost:
+                    continue
+                try:
+                    theirs[name] = self._rate(workload, contestant)
+                except Failed as failure:
+                    lost.add(name)
+                    self._failed(contestant.rival, precision, workload.name, failure)
+            own.append(self._rate(workload, ours))
+            rates[OURS.name] += own
+            for name, rate in theirs.items():
+                rates[name].append(rate)
+                ratios[name].append(statistics.mean(own) / rate)
+            self._note(key, workload, rates, ratios)
+        self._require(precision, workload, {name: statistics.median(all_) for name, all_ in ratios.items()})
+
+    def _rate(self, workload: Workload, contestant: Contestant) -> float:
+        """Output tokens per second, from all requests at hand to the last token of all."""
+        seconds = contestant.answer(workload.prompts(self._draw), workload.output_tokens, ANSWER_S)
+        rate = workload.requests * workload.output_tokens / seconds
+        print(f"  {workload.name:8} {contestant.rival.name:13} {seconds:8.2f} s {rate:9.1f} tokens/s", flush=True)
+        return rate
+
+    def _note(
+        self, key: str, workload: Workload, rates: dict[str, list[float]], ratios: dict[str, list[float]]
+    ) -> None:
+        self._report.figures[key] = {
+            "requests": workload.requests,
+            "prompt_tokens": workload.prompt_tokens,
+            "shared_tokens": workload.shared_tokens,
+            "output_tokens": workload.output_tokens,
+            "tokens_per_s": {name: [round(rate, 1) for rate in all_] for name, all_ in rates.items()},
+            "ours_over": {name: [round(ratio, 3) for ratio in all_] for name, all_ in ratios.items()},
+        }
+        self._report.write()
+
+    def _failed(self, rival: Rival, precision: str, what: str, failure: Failed) -> None:
+        print(f"{rival.name}, {precision}, {what}: {failure}", flush=True)
+        self._report.figures.setdefault("failed", []).append([rival.name, precision, what, str(failure)])
+
+    def _require(self, precision: str, workload: Workload, ratios: dict[str, float]) -> None:
+        if not ratios or workload is QUICK:
+            return
+        key = f"{workload.name} {precision}: ours over"
+        if workload.shared_tokens:
+            self._report.require(f"{key} the best", min(ratios.values()), at_least=1.5)
+        if precision == "int8":
+            self._report.require(f"{key} the best", min(ratios.values()), at_least=1.0)
+            return
+        for name, bound in (("vllm", 1.2), ("openvino", 0.95)):
+            if name in ratios:
+                self._report.require(f"{key} {name}", ratios[name], at_least=bound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
