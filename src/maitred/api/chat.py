@@ -15,6 +15,7 @@ from maitred.core.answer import Answering, Ask, Conversation, Part, Score, Token
 from maitred.core.ids import new_object_id
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
+from maitred.text.generation_defaults import DEFAULTED
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
@@ -36,7 +37,7 @@ from maitred.wire.openai.responses import (
     stop_reason_of,
 )
 from maitred.wire.openai.rules import needs_of
-from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.sampling import left_open, sampling_of
 from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.tools import tool_rules_of
 from maitred.wire.openai.written import merged_delta, written
@@ -177,6 +178,7 @@ def ask_of(request: ChatRequest) -> Ask:
         model=request.model,
         prompts=[Conversation(request.conversation())],
         sampling=sampling_of(request, max_tokens=0, seed=0),
+        left_open=left_open(request, DEFAULTED),
         max_tokens=request.token_limit,
         seed=request.seed,
         priority=request.asked_priority,

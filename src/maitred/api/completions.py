@@ -14,6 +14,7 @@ from maitred.core.answer import Answering, Ask, Part, TokenScore
 from maitred.core.ids import new_object_id
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
+from maitred.text.generation_defaults import DEFAULTED
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
@@ -27,7 +28,7 @@ from maitred.wire.openai.responses import (
     stop_reason_of,
 )
 from maitred.wire.openai.rules import needs_of
-from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.sampling import left_open, sampling_of
 from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.written import written
 from maitred.wire.sse import encode_event
@@ -142,6 +143,7 @@ def _ask_of(request: CompletionRequest) -> Ask:
         model=request.model,
         prompts=request.prompts(),
         sampling=sampling_of(request, max_tokens=0, seed=0),
+        left_open=left_open(request, DEFAULTED),
         max_tokens=request.token_limit,
         seed=request.seed,
         priority=request.asked_priority,

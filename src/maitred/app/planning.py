@@ -119,6 +119,7 @@ class Planner:
         check_generates(card, model.name)
         rules = rules_for(model, ask)
         ask = with_tools(with_scores(ask), rules)
+        ask = msgspec.structs.replace(ask, sampling=model.defaults.settle(ask.sampling, ask.left_open))
         check_needs(ask)
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)

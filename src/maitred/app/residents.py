@@ -28,6 +28,7 @@ from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
 from maitred.store.database import data_folder
 from maitred.text.answer_format import AnswerFormat
+from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
 _FREE_SHARE = 0.8
@@ -143,7 +144,8 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
         lodgers[name] = Lodger(name, engine, footprint, partial(residence.ready_in_s, name), clock)
         tokenizer = Tokenizer.load(folder)
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
-        models.append(ServedModel(name, Description(lodgers[name]), tokenizer, answers))
+        defaults = GenerationDefaults.of(folder, model.generation_config)
+        models.append(ServedModel(name, Description(lodgers[name]), tokenizer, answers, defaults))
     return LocalModels(residence, lodgers, models)
 
 

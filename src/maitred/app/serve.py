@@ -76,6 +76,7 @@ from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.text.answer_format import AnswerFormat
+from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
 _Local = tuple[ServedModel, Engines]
@@ -256,7 +257,9 @@ async def _open_engine(config: Config, command: Command | None, clock: Clock) ->
         for engine in engines.values():
             engine.link.unread_tokens = config.server.unread_tokens
         answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
-        yield ServedModel(config.model.served_name or folder.resolve().name, engines, tokenizer, answers), engines
+        defaults = GenerationDefaults.of(folder, config.model.generation_config)
+        name = config.model.served_name or folder.resolve().name
+        yield ServedModel(name, engines, tokenizer, answers, defaults), engines
 
 
 def _engines(config: Config, command: Command, model: SameModel, clock: Clock) -> Engines:

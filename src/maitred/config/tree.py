@@ -46,6 +46,14 @@ _ReasoningParser = Annotated[
         "engines run."
     ),
 ]
+_GenerationConfig = Annotated[
+    Literal["auto", "none"],
+    Meta(
+        description="What `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` are for requests that do "
+        "not name them. `auto`: as the model's `generation_config.json` says. `none`: as OpenAI's API has them. For "
+        "models that our own engines run."
+    ),
+]
 _Degradation = Annotated[
     list[DegradationStep],
     Meta(
@@ -98,6 +106,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     region: Region = None
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
+    generation_config: _GenerationConfig = "auto"
     max_choices: _MaxChoices = 128
     degradation: _Degradation = []
 
@@ -140,6 +149,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
+    generation_config: _GenerationConfig = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[
         Annotated[int, Meta(ge=2)] | None,

@@ -50,6 +50,8 @@ class Ask(msgspec.Struct, frozen=True):
     """None: as many as the context window leaves."""
     seed: int | None = None
     """None: draw one for each prompt."""
+    left_open: frozenset[str] = frozenset()
+    """Fields of `sampling` that the caller does not name, so that the model may have defaults of its own."""
     stops: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of the answer."""
     echo: bool = False

@@ -7,6 +7,7 @@ from maitred.core.ports import Carded, ModelCard
 from maitred.core.relay import TextReplica
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.estimate import LearntRatio
+from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
 
@@ -48,6 +49,7 @@ class ServedModel(_Model):
         replicas: Where it runs.
         tokenizer: The model's own.
         format: What its answers are made of; None: as its chat template shows.
+        defaults: How its tokens are chosen where a request does not say.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class ServedModel(_Model):
         replicas: Carded,
         tokenizer: Tokenizer,
         format: AnswerFormat | None = None,  # noqa: A002
+        defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(name, [replicas])
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self._format = format
 
     @property

@@ -19,6 +19,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
 from maitred.routing.catalog import Catalog, ServedModel
+from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 from tests.admission_desk import Desk
 
@@ -143,6 +144,17 @@ async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
     assert text_of(parts) == "Hello there"
     assert [part.finish for part in parts][-1] is STOP
     assert tally.usage == Usage(len(replica.requests[0].prompt), len(hello) + 1, 1)
+
+
+async def test_what_a_request_leaves_open_is_as_the_model_has_it():
+    replica = MemoryReplica([Delta(0, [EOS], finish=STOP)])
+    model = ServedModel("m", replica, TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
+    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
+    spine = Pipeline(Router(Catalog([model])), {"m": dispatcher}, Desk().admission, clock=FrozenClock())
+    asked = msgspec.structs.replace(ask(top_k=7), left_open=frozenset({"temperature"}))
+    async with spine.answer(asked, Tally("req", 0.0)) as answer:
+        assert [part async for batch in answer for part in batch]
+    assert (replica.requests[0].sampling.temperature, replica.requests[0].sampling.top_k) == (0.3, 7)
 
 
 async def test_a_plain_token_that_stops_is_hidden_only_when_it_was_asked_to_stop():

@@ -1,5 +1,7 @@
 """OpenAI's sampling fields as the engine's."""
 
+from collections.abc import Iterable
+
 from maitred.core.request import SamplingParams
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
@@ -30,6 +32,11 @@ def sampling_of(request: ChatRequest | CompletionRequest, *, max_tokens: int, se
         stop_token_ids=tuple(request.stop_token_ids or ()),
         n=request.choices,
     )
+
+
+def left_open(request: ChatRequest | CompletionRequest, fields: Iterable[str]) -> frozenset[str]:
+    """Those of some fields that the request does not name."""
+    return frozenset(field for field in fields if getattr(request, field) is None)
 
 
 def _top_logprobs(request: ChatRequest | CompletionRequest) -> int | None:

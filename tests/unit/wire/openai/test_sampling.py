@@ -6,7 +6,7 @@ import pytest
 
 from maitred.core.request import SamplingParams
 from maitred.wire.openai.decode import decode_chat, decode_completion
-from maitred.wire.openai.sampling import sampling_of
+from maitred.wire.openai.sampling import left_open, sampling_of
 
 
 def of_chat(**fields):
@@ -57,3 +57,9 @@ def test_log_probabilities_of_the_chosen_token_alone():
     assert of_chat(logprobs=True).top_logprobs == 0
     assert of_chat(logprobs=False).top_logprobs is None
     assert of_completion(logprobs=0).top_logprobs == 0
+
+
+def test_what_a_request_does_not_name_is_left_open():
+    data = {"model": "m", "prompt": "x", "temperature": 0, "top_k": None}
+    request = decode_completion(json.dumps(data).encode(), strict=True)
+    assert left_open(request, ("temperature", "top_k", "top_p")) == {"top_k", "top_p"}

@@ -1,0 +1,59 @@
+"""What the makers of a model say its tokens are best chosen by: ``generation_config.json`` beside its weights."""
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import msgspec
+from msgspec import Meta
+
+from maitred.core.errors import ConfigInvalid
+from maitred.core.request import SamplingParams
+
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields that a file can say, under the same names in requests, in files and in `SamplingParams`."""
+
+_PLAIN = SamplingParams(max_tokens=0, seed=0)
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True):
+    """For requests that do not name these themselves; None: as OpenAI's API has it.
+
+    What a file says of lengths and of special tokens is not among them: the first is for who pays to say, and the
+    second for the engine.
+    """
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+    @classmethod
+    def of(cls, folder: Path, source: Literal["auto", "none"] = "auto") -> Self:
+        """Reads a model's file; without one, or with the source ``none``, nothing is said.
+
+        Raises:
+            ConfigInvalid: It cannot be read.
+        """
+        path = folder / "generation_config.json"
+        if source == "none":
+            return cls()
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigInvalid(
+                f"{path} cannot be read: {error}. Mend it, or set generation_config to none so that it does not count."
+            ) from error
+
+    def settle(self, sampling: SamplingParams, left_open: Set[str]) -> SamplingParams:
+        """The same with these in the fields that the caller has left open."""
+        if not left_open:
+            return sampling
+        said = {field: getattr(self, field) for field in left_open}
+        settled = {field: getattr(_PLAIN, field) if value is None else value for field, value in said.items()}
+        if all(getattr(sampling, field) == value for field, value in settled.items()):
+            return sampling
+        return msgspec.structs.replace(sampling, **settled)

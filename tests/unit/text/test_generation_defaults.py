@@ -1,0 +1,55 @@
+"""What a model's makers say, and what a request says."""
+
+import pytest
+
+from maitred.core.errors import ConfigInvalid
+from maitred.core.request import SamplingParams
+from maitred.text.generation_defaults import DEFAULTED, GenerationDefaults
+
+SAID = '{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": [4, 5]}'
+
+
+def defaults(folder, text=SAID, source="auto"):
+    (folder / "generation_config.json").write_text(text)
+    return GenerationDefaults.of(folder, source)
+
+
+def settled(said, left_open=DEFAULTED, **sampling):
+    params = said.settle(SamplingParams(max_tokens=0, seed=0, **sampling), frozenset(left_open))
+    return {field: getattr(params, field) for field in DEFAULTED}
+
+
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+OWN = PLAIN | {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+
+
+def test_what_a_request_leaves_open_is_as_the_model_has_it(tmp_path):
+    assert settled(defaults(tmp_path)) == OWN
+
+
+def test_what_a_request_names_stays(tmp_path):
+    named = settled(defaults(tmp_path), left_open={"top_k", "min_p"}, temperature=0.0, top_p=0.5)
+    assert named == PLAIN | {"temperature": 0.0, "top_p": 0.5, "top_k": 20}
+
+
+def test_the_next_model_does_not_inherit_those_of_the_one_before(tmp_path):
+    first = defaults(tmp_path).settle(SamplingParams(max_tokens=0, seed=0), frozenset(DEFAULTED))
+    second = GenerationDefaults(top_k=5).settle(first, frozenset(DEFAULTED))
+    assert {field: getattr(second, field) for field in DEFAULTED} == PLAIN | {"top_k": 5}
+
+
+@pytest.mark.parametrize("text", ["{}", None])
+def test_where_nothing_is_said_it_is_as_the_api_has_it(tmp_path, text):
+    said = GenerationDefaults.of(tmp_path) if text is None else defaults(tmp_path, text)
+    assert settled(said) == PLAIN
+
+
+def test_the_file_need_not_count(tmp_path):
+    assert settled(defaults(tmp_path, source="none")) == PLAIN
+    assert settled(defaults(tmp_path, "{", source="none")) == PLAIN
+
+
+@pytest.mark.parametrize("text", ["{", '{"temperature": "hot"}', '{"temperature": -1}', '{"top_p": 0}', "[]"])
+def test_a_file_that_cannot_be_used_is_named(tmp_path, text):
+    with pytest.raises(ConfigInvalid, match=r"generation_config.json cannot be read: .* set generation_config to none"):
+        defaults(tmp_path, text)
