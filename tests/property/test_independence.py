@@ -4,7 +4,7 @@ Every request of a random crowd is answered twice: alone, by an engine that comp
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
 are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must be the same, to the last
 bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by another engine goes on
-as it would have.
+as it would have; nor on guesses at what it will be, right or wrong.
 """
 
 import msgspec
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import FinishReason, Request, SamplingParams
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.process import build
+from maitred.engine.speculate.speculator import Speculator
+from tests.guesses import Always, Rumour
 from tests.models import make_model
 
 VOCABULARY = 131
@@ -41,18 +43,26 @@ prompts = st.tuples(st.integers(0, 40), st.lists(st.integers(4, VOCABULARY - 1),
 
 
 class Engines:
-    """The calm one and the crowded one, on the same weights."""
+    """The calm one and the crowded ones, on the same weights."""
 
     def __init__(self, folder):
         common = {"device": "cpu", "dtype": "fp32", "threads": 1, "block_tokens": 8}
         self.calm, _ = build(
             folder,
-            EngineConfig(**common, kv_memory_bytes=4 << 20, step_tokens=512, max_sequences=128, prefix_cache=False),
+            EngineConfig(
+                **common,
+                kv_memory_bytes=4 << 20,
+                step_tokens=512,
+                max_sequences=128,
+                prefix_cache=False,
+                speculation=SpeculationConfig(method="none"),
+            ),
         )
-        self.crowded, _ = build(
-            folder,
-            EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64),
-        )
+        crowded = EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64)
+        self.crowded, _ = build(folder, crowded)
+        self.guessing, _ = build(folder, crowded)
+        self.rumour = Rumour(VOCABULARY)
+        self.guessing._speculator = Speculator(self.rumour, 6, Always())
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +98,18 @@ def run(engine, requests, between=lambda engine, step: None):
 
 
 def check(engines, requests, between=lambda engine, step: None):
-    together = run(engines.crowded, requests, between)
     alone = {}
     for request in requests:
         alone |= run(engines.calm, [request])
-    assert together.keys() == alone.keys()
-    for key, (tokens, logprobs, finishes) in alone.items():
-        assert together[key][0] == tokens, key
-        assert together[key][2] == finishes
-        assert len(finishes) == 1
-        assert together[key][1] == logprobs, key
+    engines.rumour.answers = {key: tokens for key, (tokens, _, _) in alone.items()}
+    for engine in (engines.crowded, engines.guessing):
+        together = run(engine, requests, between)
+        assert together.keys() == alone.keys()
+        for key, (tokens, logprobs, finishes) in alone.items():
+            assert together[key][0] == tokens, key
+            assert together[key][2] == finishes
+            assert len(finishes) == 1
+            assert together[key][1] == logprobs, key
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -123,19 +135,21 @@ def test_alone_or_taken_over_in_the_middle(engines, crowd):
         whole |= {(id_, index): answers[id_, index] for id_, index in answers if index in resumes}
         if resumes:
             left.append(msgspec.structs.replace(request, resumes=resumes))
-    rest = run(engines.crowded, left)
-    assert rest.keys() == whole.keys()
-    for request in left:
-        for index, output in request.resumes.items():
-            tokens, logprobs, finishes = whole[request.id, index]
-            assert output + rest[request.id, index][0] == tokens
-            assert rest[request.id, index][2] == finishes
-            assert rest[request.id, index][1] == logprobs[len(output) :]
+    engines.rumour.answers = {key: tokens for key, (tokens, _, _) in whole.items()}
+    for engine in (engines.crowded, engines.guessing):
+        rest = run(engine, left)
+        assert rest.keys() == whole.keys()
+        for request in left:
+            for index, output in request.resumes.items():
+                tokens, logprobs, finishes = whole[request.id, index]
+                assert output + rest[request.id, index][0] == tokens
+                assert rest[request.id, index][2] == finishes
+                assert rest[request.id, index][1] == logprobs[len(output) :]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alone_or_among_sixty_four(engines, temperature):
-    before = engines.crowded.load()
+    before, guessed_before = engines.crowded.load(), engines.guessing.load()
     requests = [
         Request(
             id=str(i),
@@ -148,6 +162,12 @@ def test_alone_or_among_sixty_four(engines, temperature):
     after = engines.crowded.load()
     assert after.preemptions > before.preemptions, "the test is meant to preempt"
     assert after.cached_tokens > before.cached_tokens, "the test is meant to share prefixes"
+    guessed = engines.guessing.load()
+    assert guessed.preemptions > guessed_before.preemptions
+    assert guessed.steps - guessed_before.steps < 0.8 * (after.steps - before.steps), "right guesses save steps"
+    right = guessed.accepted_tokens - guessed_before.accepted_tokens
+    drafted = guessed.drafted_tokens - guessed_before.drafted_tokens
+    assert 0.2 * drafted < right < drafted
 
 
 def test_a_prompt_longer_than_a_step_is_chunked_even_with_nobody_else_there(engines):

@@ -35,15 +35,22 @@ class PaperCache:
     def __init__(self) -> None:
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def write(self, sequence: Sequence, start: int, end: int, block_tokens: int) -> None:
-        for position in range(start, end):
+    def write(self, sequence: Sequence, start: int, end: int, block_tokens: int, drafts: tuple[int, ...] = ()) -> None:
+        tokens = [*sequence.tokens[:end], *drafts]
+        for position in range(start, len(tokens)):
             block = sequence.table.blocks[position // block_tokens]
-            self.slots[block, position % block_tokens] = tuple(sequence.tokens[: position + 1])
+            self.slots[block, position % block_tokens] = tuple(tokens[: position + 1])
 
     def check(self, sequence: Sequence, end: int, block_tokens: int) -> None:
         for position in range(end):
             block = sequence.table.blocks[position // block_tokens]
             assert self.slots[block, position % block_tokens] == tuple(sequence.tokens[: position + 1])
+
+
+def agreement(drafts, tokens):
+    """How many drafts were computed as what has come; the last token that has come never is."""
+    agreed = [draft == token for draft, token in zip(drafts, tokens[:-1], strict=False)]
+    return agreed.index(False) if False in agreed else len(agreed)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -202,22 +209,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({chunk.sequence.key for chunk in plan.chunks}) == len(plan.chunks)
         assert self.scheduler.running <= self.max_sequences + self.scheduler.guests
         assert self.scheduler.guests <= self.guests
+        self.draft(plan, data)
         for chunk in plan.chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.sequence.computed
             assert chunk.end <= len(chunk.sequence.tokens) <= chunk.sequence.table.capacity_tokens
-            self.cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens)
+            self.cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens, chunk.drafts)
         for chunk in plan.chunks:
             self.cache.check(chunk.sequence, chunk.end, self.block_tokens)
         spare = self.step_tokens - plan.tokens
         assert all(chunk.samples for chunk in plan.decodes) or spare <= 0, "there was room for what is pending"
 
         sampling = plan.sampling
-        sampled = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)) for _ in sampling]
+        sampled = []
+        for chunk in sampling:
+            right = data.draw(st.integers(0, len(chunk.drafts)))
+            further = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4))
+            sampled.append([*chunk.drafts[:right], *further])
+        computed = [agreement(chunk.drafts, tokens) for chunk, tokens in zip(sampling, sampled, strict=True)]
+        drafted, accepted = (self.scheduler.counters.drafted_tokens, self.scheduler.counters.accepted_tokens)
         before = [list(chunk.sequence.tokens) for chunk in sampling]
         advances = self.scheduler.commit(plan, sampled)
 
-        for chunk, old, tokens, advance in zip(sampling, before, sampled, advances, strict=True):
+        assert self.scheduler.counters.drafted_tokens - drafted == sum(len(chunk.drafts) for chunk in sampling)
+        assert self.scheduler.counters.accepted_tokens - accepted <= sum(computed)
+        for chunk, old, tokens, agreed, advance in zip(sampling, before, sampled, computed, advances, strict=True):
             sequence = advance.sequence
             assert sequence is chunk.sequence
             assert sequence.tokens == old + advance.tokens
@@ -229,9 +245,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.check_end(sequence, token, position, advance.finish if last else None)
             if advance.finish is None:
                 self.streams.add(sequence.key)
-                assert sequence.computed == chunk.end
+                assert sequence.computed == chunk.end + agreed
+                self.cache.check(sequence, sequence.computed, self.block_tokens)
             else:
                 self.end(sequence)
+
+    def draft(self, plan, data):
+        """Guesses at what follows some of the decodes, where there is room for them."""
+        room = self.scheduler.draft_room(plan)
+        assert room == self.step_tokens - plan.tokens
+        for chunk in plan.decodes:
+            sequence = chunk.sequence
+            behind = sequence.table.capacity_tokens - len(sequence.tokens)
+            if chunk.samples and min(room, behind) > 0:
+                drafts = st.lists(st.integers(0, VOCABULARY - 1), max_size=min(room, behind, 4))
+                chunk.drafts = tuple(data.draw(drafts))
+                room -= len(chunk.drafts)
 
     def check_end(self, sequence, token, position, finish):
         """Whether the answer had to end with this token."""

@@ -131,6 +131,10 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     forced_tokens: int = 0
     """Output tokens that came without being sampled, because a grammar left no other: each has saved its sequence a
     step. A counter."""
+    drafted_tokens: int = 0
+    """Guesses at tokens to come that steps have computed, since the engine's start..."""
+    accepted_tokens: int = 0
+    """...and those of them that were right: tokens of answers that needed no step of their own."""
 
 
 class Hearsay(NamedTuple):

@@ -53,6 +53,29 @@ class KVShareConfig(Struct, frozen=True, kw_only=True):
     ] = 1.0
 
 
+class SpeculationConfig(Struct, frozen=True, kw_only=True):
+    """Guessing the next tokens of answers, so that one step computes several. Answers stay the same, token by token."""
+
+    method: Annotated[
+        Literal["none", "ngram"],
+        Meta(
+            description="Who guesses. `ngram` looks up what followed the last time when the text read like this, which "
+            "pays where answers repeat what stands in their prompts or in themselves; guesses are made only while they "
+            "are measured to pay, so never in a full batch."
+        ),
+    ] = "none"
+    most_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Guessed tokens of one sequence in one step at most. They take no KV blocks, so there are also "
+            "never more than fit behind the sequence's last token in the blocks that it has.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 12
+
+
 class BatchLineConfig(LineConfig, frozen=True, kw_only=True):
     """Who gets the next free place in the batch.
 
@@ -178,6 +201,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    speculation: SpeculationConfig = SpeculationConfig()
     pooling: Annotated[
         Literal[PoolingMode, "auto"] | None,
         Meta(

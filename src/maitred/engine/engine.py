@@ -20,6 +20,7 @@ from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
+from maitred.engine.speculate.speculator import Speculator
 from maitred.wire.frames import Output, Rejection
 
 _COMPILING_S = 0.002
@@ -53,6 +54,7 @@ class Engine:
         vocab_size: Token ids at or above it are refused.
         max_choices: Largest `n` accepted.
         constraints: Where sequences stand in their grammars; None: a request that has one is refused.
+        speculator: Puts drafts into its steps; None: there are none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Engine:
         vocab_size: int,
         max_choices: int,
         constraints: Constraints | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -73,6 +76,7 @@ class Engine:
         self._constraints = constraints
         self._unready = UnreadyRequests()
         self._rejections: list[tuple[Hashable, Rejection]] = []
+        self._speculator = speculator
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -154,7 +158,7 @@ class Engine:
         for sequence in self._requests[owner].get(request_id, {}).values():
             if paused:
                 self._scheduler.pause(sequence)
-                self._runner.forget(sequence)
+                self._forget(sequence)
             else:
                 self._scheduler.resume(sequence, self._clock.monotonic_s())
         self._rest()
@@ -176,9 +180,11 @@ class Engine:
             first = sequence.output_tokens == 0
             self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first))
         for sequence in plan.preempted:
-            self._runner.forget(sequence)
+            self._forget(sequence)
         if not plan:
             return outputs
+        if self._speculator is not None:
+            self._speculator.extend(plan, room=self._scheduler.draft_room(plan), times=self._scheduler.times)
         tokens, logprobs = self._runner.execute(plan)
         advances = self._scheduler.commit(plan, tokens)
         for advance, scores in zip(advances, logprobs, strict=True):
@@ -209,6 +215,8 @@ class Engine:
             work, start_s = self._measuring
             self._measuring = None
             if now_s > start_s:
+                if self._speculator is not None:
+                    self._speculator.measured(work, now_s - start_s, self._scheduler.times)
                 self._scheduler.measured(work, now_s - start_s)
 
     def _emit(self, outputs: dict[Hashable, list[Output]], sequence: Sequence, delta: Delta) -> None:
@@ -281,6 +289,8 @@ class Engine:
             step_tokens=scheduler.step_tokens,
             times=scheduler.times,
             forced_tokens=0 if self._constraints is None else self._constraints.forced_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:
@@ -295,8 +305,14 @@ class Engine:
         stored, removed = told
         return BlockNews(changes.sequence, self._scheduler.block_tokens, pool.total, stored, removed, whole)
 
-    def _close(self, owner: Hashable, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence) -> None:
+        """It lost its blocks."""
         self._runner.forget(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
+
+    def _close(self, owner: Hashable, sequence: Sequence) -> None:
+        self._forget(sequence)
         self._unready.discard(owner, sequence)
         del self._owners[sequence.key]
         choices = self._requests[owner][sequence.request.id]

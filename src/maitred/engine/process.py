@@ -16,7 +16,7 @@ from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.engine import Engine
@@ -35,6 +35,8 @@ from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer, Steps
+from maitred.engine.speculate.ngram import NgramDrafter
+from maitred.engine.speculate.speculator import Speculator
 from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
@@ -119,6 +121,9 @@ def serve(
             *(card.kv_capacity_tokens, card.max_sequences),
         )
         server.run()
+        load = engine.load()
+        if load.drafted_tokens:
+            logger.info("%d of %d drafted tokens were right", load.accepted_tokens, load.drafted_tokens)
     finally:
         listener.close()
         if isinstance(address, UnixAddress):
@@ -190,6 +195,7 @@ def build(
         vocab_size=vocab_size,
         max_choices=config.max_sequences,
         constraints=constraints,
+        speculator=_speculator(config.speculation),
     )
     card = ModelCard(
         name=model.name,
@@ -203,6 +209,10 @@ def build(
         device=str(device),
     )
     return engine, card
+
+
+def _speculator(config: SpeculationConfig) -> Speculator | None:
+    return Speculator(NgramDrafter(), config.most_tokens) if config.method == "ngram" else None
 
 
 def _listen(address: UnixAddress | TcpAddress) -> socket.socket:

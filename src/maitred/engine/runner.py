@@ -12,7 +12,7 @@ from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.sampling.sampler import Sampler
-from maitred.engine.scheduler.plan import StepPlan
+from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 
 
@@ -53,24 +53,38 @@ class ModelRunner:
         for chunk in plan.chunks:
             if chunk.sequence not in self._lanes:
                 self._begin(chunk.sequence)
-        sampling = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        forced = {row: must for row, one in enumerate(sampling) if (must := self._constraints.opening(one.key))}
-        drawn = [row for row in range(len(sampling)) if row not in forced] if forced else range(len(sampling))
-        keys, positions = [sampling[row].key for row in drawn], [sampling[row].output_tokens for row in drawn]
+        sampling = plan.sampling
+        # An answer that can begin in one way only is not sampled, though its prompt is computed.
+        forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
+        drawn = [chunk for chunk in sampling if chunk.sequence.key not in forced] if forced else sampling
+        keys, positions = [], []
+        for chunk in drawn:
+            first = chunk.sequence.output_tokens
+            for position in range(first, first + 1 + len(chunk.drafts)):
+                keys.append(chunk.sequence.key)
+                positions.append(position)
         masks = self._constraints.begin(keys, positions)
-        logits = self._decoder.forward(self._batch(plan), self._cache)
+        logits = self._decoder.forward(self._batch(plan, drawn), self._cache)
         if not sampling:
             return [], []
-        if forced:
-            logits = logits[list(drawn)]
         result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result())
-        tokens: list[list[int]] = [forced.get(row, []) for row in range(len(sampling))]
-        logprobs: list[list[TokenLogprobs] | None] = [None] * len(sampling)
-        for row, token, scores in zip(drawn, result.tokens, result.logprobs, strict=True):
-            tokens[row] = [token, *self._constraints.advance(sampling[row].key, token)]
-            logprobs[row] = None if scores is None else [scores]
-        for row, sequence in enumerate(sampling):
-            self._sampler.extend(sequence.key, tokens[row] if row in forced else tokens[row][1:])
+        tokens: list[list[int]] = []
+        logprobs: list[list[TokenLogprobs] | None] = []
+        row = 0
+        for chunk in sampling:
+            key = chunk.sequence.key
+            own: list[int] = []
+            scores: list[TokenLogprobs] = []
+            further = forced.get(key)
+            if further is None:
+                kept = _kept(chunk.drafts, result.tokens, row)
+                own = result.tokens[row : row + kept]
+                scores = [score for score in result.logprobs[row : row + kept] if score is not None]
+                further = self._constraints.advance(key, own[-1])
+                row += 1 + len(chunk.drafts)
+            self._sampler.extend(key, further)
+            tokens.append(own + further)
+            logprobs.append(scores or None)
         return tokens, logprobs
 
     def forget(self, sequence: Sequence) -> None:
@@ -88,12 +102,17 @@ class ModelRunner:
         )
         self._constraints.add(sequence.key, sequence.sampling, output)
 
-    def _batch(self, plan: StepPlan) -> ForwardBatch:
-        """Rows are the decodes of one token, then all longer chunks, in order."""
-        singles = [chunk for chunk in plan.decodes if chunk.length == 1]
+    def _batch(self, plan: StepPlan, drawn: list[Chunk]) -> ForwardBatch:
+        """Rows are the decodes of one token, then all longer chunks, in order, each with its drafts behind it.
+
+        Args:
+            plan: Of the step.
+            drawn: The chunks whose last rows, and those of their drafts, are sampled from.
+        """
+        singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]
         longer = plan.prefills
         if len(singles) < len(plan.decodes):
-            longer = [chunk for chunk in plan.decodes if chunk.length > 1] + longer
+            longer = [chunk for chunk in plan.decodes if chunk.length > 1 or chunk.drafts] + longer
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
         starts = np.fromiter((chunk.start for chunk in singles), dtype=np.int64, count=len(singles))
         tables = self._lanes.tables(singles)
@@ -102,13 +121,19 @@ class ModelRunner:
         last_row = {chunk.sequence.key: row for row, chunk in enumerate(singles)}
         chunks = []
         for chunk in longer:
-            own = np.arange(chunk.start, chunk.end)
+            length = chunk.length + len(chunk.drafts)
+            own = np.arange(chunk.start, chunk.start + length)
             blocks = np.asarray(chunk.sequence.table.blocks, dtype=np.int64)
             positions.append(own)
             slots.append(self._slots(blocks[own // self._block_tokens], own))
-            chunks.append(batch.Chunk(len(tokens), chunk.length, chunk.start, chunk.sequence.table.blocks))
+            chunks.append(batch.Chunk(len(tokens), length, chunk.start, chunk.sequence.table.blocks))
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             last_row[chunk.sequence.key] = len(tokens) - 1
+            tokens += chunk.drafts
+        logit_rows: list[int] = []
+        for chunk in drawn:
+            row = last_row[chunk.sequence.key]
+            logit_rows += range(row, row + 1 + len(chunk.drafts)) if chunk.drafts else [row]
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.from_numpy(np.concatenate(positions)),
@@ -117,8 +142,19 @@ class ModelRunner:
             decode_tables=torch.from_numpy(tables),
             decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
             chunks=chunks,
-            logit_rows=torch.tensor([last_row[chunk.sequence.key] for chunk in plan.sampling], dtype=torch.int64),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
         )
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return blocks * self._block_tokens + positions % self._block_tokens
+
+
+def _kept(drafts: tuple[int, ...], sampled: list[int], row: int) -> int:
+    """How many tokens count that were sampled from `row` on: those with nothing but right drafts before them.
+
+    What was sampled behind a wrong draft goes by a text that is not the answer's.
+    """
+    kept = 1
+    while kept <= len(drafts) and drafts[kept - 1] == sampled[row + kept - 1]:
+        kept += 1
+    return kept

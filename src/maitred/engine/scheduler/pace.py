@@ -60,10 +60,26 @@ class Pace:
         time = self._meter.budget(objective_s, decodes, batch.context_tokens)
         return PrefillBudget(left, time, min(left, fitting))
 
+    def drafts(self, batch: Batch, work: StepWork, tokens: int) -> int:
+        """Rows that a step can have beside what it computes.
+
+        Args:
+            batch: Those that run.
+            work: What it computes.
+            tokens: Of the step so far.
+        """
+        objective_s = batch.itl_objective_s
+        room = max(0, self._step_tokens - tokens)
+        if objective_s is None:
+            return room
+        left_s = max(0.0, objective_s / self._meter.margin() - work.seconds(self.times))
+        row_s = self.times.token_s + self.times.decode_s
+        return room if left_s >= room * row_s else int(left_s / row_s)
+
     def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:
         """A step took so long; see `BatchLimit.record` for the numbers."""
-        prefill_s = work.prefill_seconds(self._meter.times)
-        self._limit.record(seconds, work.decodes, prefill_s=prefill_s, running=running, waiting=waiting)
+        extra_s = work.extra_seconds(self._meter.times)
+        self._limit.record(seconds, work.decodes, prefill_s=extra_s, running=running, waiting=waiting)
         self._meter.record(work, seconds)
         if self._itl_objective_s is not None and work.decodes:
             seconds = _DECODES_SHARE * self._itl_objective_s

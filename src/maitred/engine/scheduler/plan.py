@@ -17,10 +17,13 @@ class Chunk(Struct, gc=False):
     sequence: Sequence
     start: int
     length: int
+    drafts: tuple[int, ...] = ()
+    """Guesses at the tokens that will follow (see `engine.speculate`), computed behind a chunk that samples. Those that
+    are then sampled in their places are computed already; of the others nothing is left."""
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that are computed after the step."""
+        """Tokens of the sequence that are computed after the step, whatever becomes of its drafts."""
         return self.start + self.length
 
     @property
@@ -60,7 +63,7 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         """Tokens computed in the step; never more than the step budget."""
-        return sum([chunk.length for chunk in self.decodes + self.prefills])
+        return sum([chunk.length + len(chunk.drafts) for chunk in self.decodes + self.prefills])
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)

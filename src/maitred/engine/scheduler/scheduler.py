@@ -279,6 +279,10 @@ class Scheduler:
         planner.run(hold)
         return plan
 
+    def draft_room(self, plan: StepPlan) -> int:
+        """Rows of drafts that a plan can still take; see `engine.speculate`."""
+        return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens)
+
     def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[Advance]:
         """Books what a step computed.
 
@@ -295,6 +299,9 @@ class Scheduler:
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start + chunk.length
         advances = [_advance(chunk.sequence, tokens) for chunk, tokens in zip(sampling, sampled, strict=True)]
+        for chunk, advance in zip(sampling, advances, strict=True):
+            if chunk.drafts:
+                state.accept(chunk.sequence, len(chunk.drafts), _agreement(chunk.drafts, advance.tokens))
         left_out: list[Sequence] = []
         if streaming < len(state.batch.decoding):
             served = {chunk.sequence.key for chunk in sampling[:streaming]}
@@ -346,3 +353,11 @@ def _advance(sequence: Sequence, tokens: list[int]) -> Advance:
         finish = sequence.append(tokens[kept])
         kept += 1
     return Advance(sequence, tokens if kept == len(tokens) else tokens[:kept], finish)
+
+
+def _agreement(drafts: tuple[int, ...], tokens: list[int]) -> int:
+    """How many drafts are the tokens that have come, the last of which no step has computed."""
+    agreed = 0
+    while agreed < min(len(drafts), len(tokens) - 1) and drafts[agreed] == tokens[agreed]:
+        agreed += 1
+    return agreed

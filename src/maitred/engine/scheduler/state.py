@@ -36,6 +36,8 @@ class Counters:
     finished: int = 0
     cancelled: int = 0
     wasted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class State:
@@ -119,6 +121,13 @@ class State:
             self.accounts.charge_prompt(sequence, end)
             sequence.once_computed = end
         sequence.table.publish(sequence.tokens, end)
+
+    def accept(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """The first `accepted` of its drafts were sampled in their places, so their KV is what it has to be."""
+        self.counters.drafted_tokens += drafted
+        self.counters.accepted_tokens += accepted
+        sequence.computed += accepted
+        sequence.table.publish(sequence.tokens, sequence.computed)
 
     def preempt(self, victim: Sequence, plan: StepPlan, now_s: float) -> None:
         """Gives its blocks back and waits again."""

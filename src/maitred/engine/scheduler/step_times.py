@@ -40,29 +40,45 @@ class StepWork:
     chunks: int = 0
     prefill_tokens: int = 0
     pairs: int = 0
+    drafts: int = 0
+    """Tokens that are guessed; each costs what a decode does, but it attends as a token of a chunk."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepWork":
         """The work of a plan."""
         # Of a decode with several tokens the last one is as any decode's; those before it are rows of a prompt.
         longer = [(chunk.start, chunk.length - 1) for chunk in plan.decodes if chunk.length > 1]
+        drafts = [(chunk.end, len(chunk.drafts)) for chunk in plan.decodes if chunk.drafts]
         prompts = [(chunk.start, chunk.length) for chunk in plan.prefills]
         return cls(
             len(plan.decodes),
             sum([chunk.start + chunk.length for chunk in plan.decodes]),
             len(prompts),
             sum([length for _, length in prompts + longer]),
-            sum([pairs_of(start, length) for start, length in prompts + longer]),
+            sum([pairs_of(start, length) for start, length in prompts + longer + drafts]),
+            sum([length for _, length in drafts]),
         )
+
+    @classmethod
+    def of_decodes(cls, plan: StepPlan) -> "StepWork":
+        """The work of its decodes alone, if each has one token."""
+        return cls(len(plan.decodes), sum([chunk.start + chunk.length for chunk in plan.decodes]))
 
     def seconds(self, times: StepTimes) -> float:
         """What it takes."""
-        tokens = self.decodes + self.prefill_tokens
-        return times.of(tokens, self.context_tokens, decodes=self.decodes, chunks=self.chunks, pairs=self.pairs)
+        _, tokens, context_tokens, decodes, chunks, pairs = self.features
+        return times.of(tokens, context_tokens, decodes=decodes, chunks=chunks, pairs=pairs)
 
-    def prefill_seconds(self, times: StepTimes) -> float:
-        """What the prefill in it adds."""
-        return times.token_s * self.prefill_tokens + times.chunk_s * self.chunks + times.pair_s * self.pairs
+    def extra_seconds(self, times: StepTimes) -> float:
+        """What its prefill and its drafts add."""
+        decodes = StepWork(self.decodes, self.context_tokens)
+        return self.seconds(times) - decodes.seconds(times)
+
+    @property
+    def features(self) -> tuple[int, int, int, int, int, int]:
+        """What the fields of `StepTimes` are multiplied with, in their order."""
+        sampled = self.decodes + self.drafts
+        return 1, sampled + self.prefill_tokens, self.context_tokens, sampled, self.chunks, self.pairs
 
 
 class StepMeter:
@@ -91,11 +107,8 @@ class StepMeter:
         predicted_s = work.seconds(self.times)
         if predicted_s > 0:
             (self._mixed if work.chunks else self._decoding).add(seconds / predicted_s)
-        # In the order of the fields of `StepTimes`.
-        tokens = work.decodes + work.prefill_tokens
-        features = (1, tokens, work.context_tokens, work.decodes, work.chunks, work.pairs)
-        stratum = (work.decodes.bit_length(), work.prefill_tokens.bit_length())
-        self._model.observe(stratum, features, seconds)
+        stratum = ((work.decodes + work.drafts).bit_length(), work.prefill_tokens.bit_length())
+        self._model.observe(stratum, work.features, seconds)
         self._steps += 1
         self._most_decodes = max(self._most_decodes, work.decodes)
         self._most_prefill_tokens = max(self._most_prefill_tokens, work.prefill_tokens)

@@ -55,7 +55,7 @@ def test_a_decode_of_several_tokens_is_one_behind_a_piece_of_a_prompt():
 
 def test_what_the_prefill_of_a_step_adds():
     whole, decodes = StepWork(2, 30, 1, 3, 18), StepWork(2, 30)
-    assert whole.prefill_seconds(TRUE) == pytest.approx(whole.seconds(TRUE) - decodes.seconds(TRUE))
+    assert whole.extra_seconds(TRUE) == pytest.approx(whole.seconds(TRUE) - decodes.seconds(TRUE))
 
 
 def test_before_anything_was_measured_nothing_is_promised():

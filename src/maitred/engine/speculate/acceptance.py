@@ -1,0 +1,80 @@
+"""How often guesses are right, learnt by sequence and by kind of guess."""
+
+_SHARED_FADE = 0.98
+_OWN_FADE = 0.8
+"""Per guess. A text that stops copying is noticed after a few guesses."""
+_PRIOR_TRIALS = 2.0
+"""So much does what is true of all sequences count against what was seen of one."""
+
+
+class Rate:
+    """Tokens that were right, out of those that were put to the test; older ones fade.
+
+    Args:
+        fade: What is left of them with each guess.
+        right: To begin with.
+        trials: To begin with.
+    """
+
+    __slots__ = ("_fade", "right", "trials")
+
+    def __init__(self, fade: float, right: float = 0.0, trials: float = 0.0) -> None:
+        self._fade = fade
+        self.right = right
+        self.trials = trials
+
+    def add(self, right: int, trials: int) -> None:
+        """One more guess was tested."""
+        self.right = self._fade * self.right + right
+        self.trials = self._fade * self.trials + trials
+
+
+class Acceptance:
+    """Tells how probable it is that a guessed token is right if all before it were."""
+
+    def __init__(self) -> None:
+        self._shared: dict[int, Rate] = {}
+        self._own: dict[int, dict[int, Rate]] = {}
+        """By sequence, then by kind."""
+
+    def of(self, sequence: int, kind: int) -> float:
+        """The probability, more than 0 and less than 1.
+
+        Args:
+            sequence: Its key.
+            kind: See `Guess`.
+        """
+        shared = self._shared_rate(kind)
+        share = shared.right / shared.trials
+        own = self._own.get(sequence, {}).get(kind)
+        if own is None:
+            return share
+        return (own.right + _PRIOR_TRIALS * share) / (own.trials + _PRIOR_TRIALS)
+
+    def tested(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
+        """Compares a guess with what came in its place.
+
+        Nothing is learnt of what stands behind the first wrong token, or behind the end of either.
+        """
+        right = 0
+        for guess, token in zip(guessed, came, strict=False):
+            if guess != token:
+                break
+            right += 1
+        trials = min(right + 1, len(guessed), len(came))
+        if trials:
+            self._shared_rate(kind).add(right, trials)
+            own = self._own.setdefault(sequence, {})
+            if kind not in own:
+                own[kind] = Rate(_OWN_FADE)
+            own[kind].add(right, trials)
+
+    def forget(self, sequence: int) -> None:
+        """Whether anything is known of it or not."""
+        self._own.pop(sequence, None)
+
+    def _shared_rate(self, kind: int) -> Rate:
+        rate = self._shared.get(kind)
+        if rate is None:
+            rate = self._shared[kind] = Rate(_SHARED_FADE, right=1.0, trials=2.0)
+        return rate

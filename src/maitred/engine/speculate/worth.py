@@ -1,0 +1,138 @@
+"""Whether drafts pay: what they are expected to save against what their rows were measured to cost.
+
+A step of `B` decodes takes `T` seconds, `T / B` for each token. What it takes longer with `R` rows of drafts, by the
+row and in units of `T / B`, is the *price* of a row: so many tokens would the others have got in that time. So drafts
+pay if the share of them that is right is above the price. For a single sequence a step reads all weights for one row,
+and some more hardly count: a price of 0.1, say. In a full batch every row takes as long as any: a price of 1, which no
+guess is worth. No setting says where the one turns into the other.
+
+Prices are kept by the binary orders of magnitude of `B` and of `R`, for time does not rise evenly with the rows. As far
+as nothing was measured the step-time model says what a row costs, and rows become more by doubling: so a wrong first
+guess costs little. `T` comes from the same model, corrected by steps without drafts; there is such a step now and then.
+And what was found not to pay is tried again now and then, for the machine may have been busy with something else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maitred.core.ports import StepTimes
+from maitred.engine.scheduler.step_times import StepWork
+
+_MARGIN = 1.03
+"""By so much must drafts be expected to speed a step up."""
+_TRIAL_EVERY = 100
+"""Steps in which drafts did not pay. A trial of a quarter more rows then costs a part in four hundred at most."""
+_PLAIN_EVERY = 50
+"""Steps with drafts."""
+_FADE = 0.9
+_TRIAL_FADE = 0.6
+_LEAST_PRICE, _HIGHEST_PRICE = -1.0, 3.0
+"""That one measured step can speak for."""
+_PLAIN_WEIGHT = 0.2
+
+
+@dataclass(slots=True)
+class _Price:
+    """Of a row: tokens over rows; older ones fade."""
+
+    tokens: float = 0.0
+    rows: float = 0.0
+    at: int = 0
+    """The step in which it was measured last."""
+
+
+class Worth:
+    """Decides how many rows of drafts a step has."""
+
+    def __init__(self) -> None:
+        self._prices: dict[tuple[int, int], _Price] = {}
+        self._plain: dict[int, float] = {}
+        """By order of magnitude of the decodes: what steps without drafts take, over what the model says."""
+        self._steps = 0
+        self._idle = 0
+        """Steps since drafts paid, or were tried."""
+        self._busy = 0
+        """Steps since there were none."""
+
+    def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
+        """A step took so long (more than 0).
+
+        Args:
+            work: What it computed; one with prompts tells nothing.
+            seconds: From one plan to the next.
+            times: What was known before it.
+        """
+        self._steps += 1
+        order = work.decodes.bit_length()
+        predicted_s = times.decoding(work.decodes, work.context_tokens)
+        if not work.decodes or work.prefill_tokens or predicted_s <= 0:
+            return
+        known = self._plain.get(order)
+        ratio = seconds / predicted_s
+        if not work.drafts:
+            if known is None:
+                self._plain[order] = ratio
+            else:
+                self._plain[order] = known + _PLAIN_WEIGHT * (min(2 * known, ratio) - known)
+            return
+        extra = (ratio / (known or 1.0) - 1.0) * work.decodes
+        price = self._prices.setdefault((order, work.drafts.bit_length()), _Price())
+        fade = _FADE if self._steps - price.at < _TRIAL_EVERY else _TRIAL_FADE
+        price.tokens = fade * price.tokens + min(_HIGHEST_PRICE * work.drafts, max(_LEAST_PRICE * work.drafts, extra))
+        price.rows = fade * price.rows + work.drafts
+        price.at = self._steps
+
+    def may_pay(self, work: StepWork, most: int, times: StepTimes) -> bool:
+        """Whether some rows, `most` of them, would pay if all of them were right; or it is time to try."""
+        if self._best(work, range(1, most + 1), times):
+            return True
+        self._idle += 1
+        return self._idle >= _TRIAL_EVERY
+
+    def rows(self, work: StepWork, gains: Sequence[float], times: StepTimes) -> int:
+        """How many rows of drafts the step should have.
+
+        Args:
+            work: Its decodes.
+            gains: Tokens that the first row saves on average, the first two rows together, and so on.
+            times: What steps take.
+        """
+        best = self._best(work, gains, times)
+        if not best and gains:
+            self._idle += 1
+            if self._idle >= _TRIAL_EVERY:
+                best = min(len(gains), max(1, work.decodes // 4))
+        if best:
+            self._busy += 1
+            if self._busy > _PLAIN_EVERY:
+                best = 0
+        if best:
+            self._idle = 0
+        else:
+            self._busy = 0
+        return best
+
+    def _best(self, work: StepWork, gains: Sequence[float], times: StepTimes) -> int:
+        decodes, order = work.decodes, work.decodes.bit_length()
+        if order not in self._plain:
+            return 0
+        price = max(0.0, self._modelled(work, times))
+        least = _MARGIN
+        best, rows, seen = 0, 1, True
+        while rows <= len(gains) and seen:
+            # The most rows of one order of magnitude, for they have the same price.
+            rows = min(2 * rows - 1, len(gains))
+            known = self._prices.get((order, rows.bit_length()))
+            seen = known is not None or rows < decodes // 4
+            if known is not None:
+                price = max(0.0, known.tokens / known.rows)
+            rate = (decodes + gains[rows - 1]) / (decodes + price * rows)
+            if rate > least:
+                best, least = rows, rate
+            rows += 1
+        return best
+
+    def _modelled(self, work: StepWork, times: StepTimes) -> float:
+        """The price of a row as far as the model knows."""
+        row_s = times.token_s + times.decode_s + times.pair_s * work.context_tokens / work.decodes
+        return row_s * work.decodes / max(1e-9, times.decoding(work.decodes, work.context_tokens))

@@ -1,0 +1,38 @@
+"""Drafters and judges of drafts for tests."""
+
+from maitred.engine.speculate.guess import Guess
+
+
+class Rumour:
+    """Guesses of which most are right, for the answers that it has heard."""
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+        self.answers = {}
+
+    def guess(self, sequence, most):
+        answer = self.answers.get((sequence.request.id, sequence.index), ())
+        ahead = answer[sequence.output_tokens :][:most]
+        if not ahead:
+            return None
+        wrong = (sequence.key + len(sequence.tokens)) % 5
+        return Guess(0, len(ahead), tuple((token + (i == wrong)) % self.vocab_size for i, token in enumerate(ahead)))
+
+    def draft(self, wanted):
+        return [guess.tokens[:length] for _, guess, length in wanted]
+
+    def forget(self, sequence):
+        pass
+
+
+class Always:
+    """Drafts always pay."""
+
+    def may_pay(self, work, most, times):
+        return True
+
+    def rows(self, work, gains, times):
+        return len(gains)
+
+    def measured(self, work, seconds, times):
+        pass
