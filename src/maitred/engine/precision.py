@@ -7,13 +7,17 @@ import torch
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig, Quantization
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """Types of numbers, settled."""
 
     dtype: torch.dtype
-    """Of activations, of weights that are not rounded, and of the KV cache."""
+    """Of activations and of weights that are not rounded."""
+    kv_dtype: torch.dtype
     quantization: Quantization = "none"
 
     @classmethod
@@ -31,9 +35,19 @@ class Precision:
                 f"run in {wanted} on {device.type}. Set engine.device to cpu and engine.dtype to fp32, or "
                 "engine.quantization to none."
             )
-        return cls(torch.bfloat16 if wanted == "bf16" else torch.float32, config.quantization)
+        kv_wanted = wanted if config.kv_dtype == "auto" else config.kv_dtype
+        if kv_wanted == "int8" and device.type != "cpu":
+            raise ConfigInvalid(
+                f"engine.kv_dtype is int8, which works on a CPU, but the model is to run on {device.type}. Set "
+                "engine.kv_dtype to auto, or engine.device to cpu."
+            )
+        return cls(_DTYPES[wanted], _DTYPES[kv_wanted], config.quantization)
 
     def __str__(self) -> str:
         """Everything that an answer depends on: engines that say the same compute the same."""
-        computed = "bf16" if self.dtype == torch.bfloat16 else "fp32"
-        return computed if self.quantization == "none" else f"{computed}, {self.quantization} weights"
+        parts = [_NAMES[self.dtype]]
+        if self.quantization != "none":
+            parts.append(f"{self.quantization} weights")
+        if self.kv_dtype != self.dtype:
+            parts.append(f"{_NAMES[self.kv_dtype]} KV")
+        return ", ".join(parts)

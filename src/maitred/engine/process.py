@@ -154,11 +154,11 @@ def build(
     dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
     loaded = load_model(model, dtype=dtype, device=device, scheme=precision.quantization)
-    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, dtype)
+    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
     kv = plan_kv(
         config, loaded.config, block_bytes=block_bytes, free_bytes=int(_free_bytes(device) * config.machine_share)
     )
-    cache = KVCache(loaded.config, kv.blocks, config.block_tokens, dtype, device)
+    cache = KVCache(loaded.config, kv.blocks, config.block_tokens, precision.kv_dtype, device)
     loaded.decoder.warm_up(cache)
     guests = config.most_guests
     eos = loaded.config.eos_token_ids

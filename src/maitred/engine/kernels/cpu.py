@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.paged import RUN_FIELDS, Array, Kernel, attention_kernel, rotate_and_store, rows_together
+from maitred.engine.kernels.paged import (
+    RUN_FIELDS,
+    Array,
+    Kernel,
+    attention_kernel,
+    rotate_and_round,
+    rotate_and_store,
+    rows_together,
+)
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -42,6 +50,9 @@ class CPUPlan:
     keys: Array
     values: Array
     """The whole cache; bf16 as the bits that it is."""
+    key_scales: Array
+    value_scales: Array
+    """Of a cache of int8; otherwise empty."""
     kernel: Kernel
     shares: list[tuple[int, int]]
     """Runs ``first … last - 1`` for each thread."""
@@ -76,7 +87,9 @@ class CPUAttention:
             runs=runs,
             keys=_array(cache.keys),
             values=_array(cache.values),
-            kernel=attention_kernel(config.head_dim, cache.block_tokens, config.group_size),
+            key_scales=cache.key_scales.numpy(),
+            value_scales=cache.value_scales.numpy(),
+            kernel=attention_kernel(config.head_dim, cache.block_tokens, config.group_size, scaled=cache.rounded),
             shares=shares,
             scratch=[
                 Scratch(
@@ -95,9 +108,11 @@ class CPUAttention:
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         if qkv.dtype == torch.float32:
             table = self._table.numpy()
-            rotate_and_store(
-                heads.numpy(), table, plan.positions, plan.slots, plan.keys, plan.values, layer, config.heads
-            )
+            rows = heads.numpy(), table, plan.positions, plan.slots, plan.keys, plan.values
+            if cache.rounded:
+                rotate_and_round(*rows, plan.key_scales, plan.value_scales, layer, config.heads)
+            else:
+                rotate_and_store(*rows, layer, config.heads)
         else:
             angles = self._table[plan.batch.positions]
             queries, keys = rotate(queries, angles), rotate(keys, angles)
@@ -111,6 +126,8 @@ class CPUAttention:
             queries.numpy(),
             plan.keys.reshape(-1),
             plan.values.reshape(-1),
+            plan.key_scales.reshape(-1),
+            plan.value_scales.reshape(-1),
             plan.tables,
             plan.runs,
             attended.numpy(),

@@ -19,7 +19,10 @@ import numba
 import numpy as np
 
 from maitred.engine.compiled import FAST, compiled_fast
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed, scale_strip
+
+_LEAST = np.float32(1e-30)
+"""What is smaller is rounded to zero, not divided by."""
 
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., None]
@@ -82,16 +85,23 @@ def rows_together(group: int) -> int:
 
 
 @cache
-def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
+def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bool = False) -> Kernel:
     """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
 
+    Args:
+        head_dim: Of the model.
+        block_tokens: Of the cache.
+        group: Query heads that share a cached one.
+        scaled: Keys and values are int8 and have scales: a score is multiplied with its key's, a weight with its
+            value's.
+
     Returns:
-        ``kernel(queries, keys, values, tables, runs, attended, packed, scores, sums, kv_heads, first_block, first,
-        last)``, which computes the runs ``first … last - 1`` of the step. ``queries`` and ``attended`` are flat fp32
-        ``[T, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which the layer starts at
-        ``first_block``; ``runs`` is ``[N, RUN_FIELDS]``. The rest is scratch of one thread, fp32, for as many rows as
-        `rows_together` says: ``packed`` and ``sums`` ``[rows * heads * head_dim]``, ``scores`` ``[rows * heads,
-        max_blocks * block_tokens]``.
+        ``kernel(queries, keys, values, key_scales, value_scales, tables, runs, attended, packed, scores, sums,
+        kv_heads, first_block, first, last)``, which computes the runs ``first … last - 1`` of the step. ``queries`` and
+        ``attended`` are flat fp32 ``[T, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which
+        the layer starts at ``first_block``, and so are the scales, fp32 ``[blocks, kv_heads, block_tokens]``; ``runs``
+        is ``[N, RUN_FIELDS]``. The rest is scratch of one thread, fp32, for as many rows as `rows_together` says:
+        ``packed`` and ``sums`` ``[rows * heads * head_dim]``, ``scores`` ``[rows * heads, max_blocks * block_tokens]``.
     """
     key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
     # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together.
@@ -108,6 +118,8 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
         queries: Array,
         keys: Array,
         values: Array,
+        key_scales: Array,
+        value_scales: Array,
         tables: Array,
         runs: Array,
         attended: Array,
@@ -159,7 +171,23 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
                                     group, key_lanes, unroll,
                                 )  # fmt: skip
                 for row in range(rows * heads):
+                    if scaled:
+                        for b in range(blocks):
+                            scales_at = (
+                                (first_block + tables[table, b]) * kv_heads + row // (rows * group)
+                            ) * block_tokens
+                            for t in range(0, block_tokens, key_lanes):
+                                place = row * width + b * block_tokens + t
+                                scale_strip(flat_scores, place, key_scales, scales_at + t, key_lanes)
                     _softmax(scores[row, :padded], length + (row // group) % rows, scale)
+                    if scaled:
+                        for b in range(blocks):
+                            scales_at = (
+                                (first_block + tables[table, b]) * kv_heads + row // (rows * group)
+                            ) * block_tokens
+                            for t in range(0, block_tokens, key_lanes):
+                                place = row * width + b * block_tokens + t
+                                scale_strip(flat_scores, place, value_scales, scales_at + t, key_lanes)
                 sums[: rows * heads * head_dim] = np.float32(0.0)
                 for b in range(blocks):
                     block_at = (first_block + tables[table, b]) * kv_heads * block_size
@@ -190,6 +218,16 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int) -> Kernel:
     return kernel
 
 
+@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
+def _rotate(heads: Array, angles: Array, half: int) -> None:
+    for h in range(len(heads)):
+        head = heads[h]
+        for i in range(half):
+            first, second = head[i], head[i + half]
+            head[i] = first * angles[i] - second * angles[i + half]
+            head[i + half] = second * angles[i] + first * angles[i + half]
+
+
 @compiled_fast
 def rotate_and_store(
     qkv: Array,
@@ -214,18 +252,43 @@ def rotate_and_store(
         heads: Query heads.
     """
     kv_heads, head_dim, block_tokens = keys.shape[2], keys.shape[3], keys.shape[4]
-    half = head_dim // 2
     for row in range(qkv.shape[0]):
-        angles = table[positions[row]]
         block, offset = slots[row] // block_tokens, slots[row] % block_tokens
-        for h in range(heads + kv_heads):
-            head = qkv[row, h]
-            for i in range(half):
-                first, second = head[i], head[i + half]
-                head[i] = first * angles[i] - second * angles[i + half]
-                head[i + half] = second * angles[i] + first * angles[i + half]
+        _rotate(qkv[row, : heads + kv_heads], table[positions[row]], head_dim // 2)
         for h in range(kv_heads):
             key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
             for i in range(head_dim):
                 keys[layer, block, h, i, offset] = narrowed(key[i], keys)
                 values[layer, block, h, offset, i] = narrowed(value[i], values)
+
+
+@compiled_fast
+def rotate_and_round(
+    qkv: Array,
+    table: Array,
+    positions: Array,
+    slots: Array,
+    keys: Array,
+    values: Array,
+    key_scales: Array,
+    value_scales: Array,
+    layer: int,
+    heads: int,
+) -> None:
+    """The same into a cache of int8, whose scales are fp32 ``[layers, blocks, kv_heads, block_tokens]``."""
+    kv_heads, head_dim, block_tokens = keys.shape[2], keys.shape[3], keys.shape[4]
+    for row in range(qkv.shape[0]):
+        block, offset = slots[row] // block_tokens, slots[row] % block_tokens
+        _rotate(qkv[row, : heads + kv_heads], table[positions[row]], head_dim // 2)
+        for h in range(kv_heads):
+            key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
+            highest_key = highest_value = np.float32(0.0)
+            for i in range(head_dim):
+                highest_key, highest_value = max(highest_key, abs(key[i])), max(highest_value, abs(value[i]))
+            key_scales[layer, block, h, offset] = highest_key / np.float32(127.0)
+            value_scales[layer, block, h, offset] = highest_value / np.float32(127.0)
+            key_steps = np.float32(127.0) / max(highest_key, _LEAST)
+            value_steps = np.float32(127.0) / max(highest_value, _LEAST)
+            for i in range(head_dim):
+                keys[layer, block, h, i, offset] = np.int8(np.rint(key[i] * key_steps))
+                values[layer, block, h, offset, i] = np.int8(np.rint(value[i] * value_steps))

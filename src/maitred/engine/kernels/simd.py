@@ -15,10 +15,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 3
+EDITION = 4
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _FLOAT = ir.FloatType()
+_INT8 = ir.IntType(8)
 _INT16 = ir.IntType(16)
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
@@ -44,8 +45,8 @@ def add_weighted_rows(
     """``sums[g, :lanes] += Σ_i weights[g, i] * matrix[i, :lanes]`` for ``g < group`` and ``i < count``.
 
     Arrays are flat, ``x_at`` is the first element and ``x_stride`` the distance of rows. `weights` and `sums` are
-    fp32; `matrix` is fp32, or the bits of bf16 as uint16. `group`, `lanes` and `unroll` must be constants, and `count`
-    a multiple of `unroll`, the number of independent sums per vector (they hide the latency of multiply-adds).
+    fp32; `matrix` is fp32, int8, or the bits of bf16 as uint16. `group`, `lanes` and `unroll` must be constants, and
+    `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency of multiply-adds).
     """
     constants = (group, lanes, unroll)
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
@@ -89,6 +90,24 @@ def add_weighted_rows(
     return signature, generate
 
 
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def scale_strip(typing_context: Any, numbers: Any, at: Any, scales: Any, scales_at: Any, lanes: Any) -> Any:
+    """``numbers[:lanes] *= scales[:lanes]``, of flat fp32 arrays, `lanes` a constant."""
+    if not isinstance(lanes, types.IntegerLiteral):
+        return None
+    vector = ir.VectorType(_FLOAT, lanes.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(context, builder, numbers, arguments[0], arguments[1])
+        place = builder.bitcast(place, vector.as_pointer())
+        factors = _pointer(context, builder, scales, arguments[2], arguments[3])
+        factors = builder.load(builder.bitcast(factors, vector.as_pointer()), align=4)
+        builder.store(builder.fmul(builder.load(place, align=4), factors), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.intp, scales, types.intp, lanes), generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
     """The fp32 number that an int32 spells."""
@@ -123,6 +142,9 @@ def _load(builder: Any, place: Any, dtype: Any, vector: Any) -> Any:
     if dtype == types.float32:
         return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
     wide = ir.VectorType(_INT32, vector.count)
+    if dtype == types.int8:
+        bytes_ = builder.load(builder.bitcast(place, ir.VectorType(_INT8, vector.count).as_pointer()), align=1)
+        return builder.sitofp(builder.sext(bytes_, wide), vector)
     halves = builder.load(builder.bitcast(place, ir.VectorType(_INT16, vector.count).as_pointer()), align=2)
     bits = builder.shl(builder.zext(halves, wide), ir.Constant(wide, [16] * vector.count))
     return builder.bitcast(bits, vector)

@@ -3,6 +3,10 @@
 One tensor for values, ``[layers, blocks, kv_heads, block_tokens, head_dim]``, and one for keys whose last two sides are
 swapped: a decode then computes the scores of a whole block's tokens at once, one per SIMD lane, and never sums across
 lanes. A block of a layer is one piece of memory, so a prefill gathers whole blocks.
+
+In int8, the key and the value of every token and head have a scale of their own, fp32 ``[layers, blocks, kv_heads,
+block_tokens]``: the scales of a block are vectors beside it. A block's one scale would have to grow while its tokens
+arrive, and what is stored of a token would depend on when the others came; so nothing but the token decides.
 """
 
 import numpy as np
@@ -10,6 +14,8 @@ import torch
 from torch import Tensor
 
 from maitred.engine.models.config import ModelConfig
+
+_SCALE_BYTES = 4
 
 
 class KVCache:
@@ -19,7 +25,7 @@ class KVCache:
         config: Shape of the model.
         num_blocks: Blocks to hold.
         block_tokens: Tokens per block.
-        dtype: Type of the entries.
+        dtype: Type of the entries: fp32, bf16 or int8.
         device: Where they live.
     """
 
@@ -32,22 +38,39 @@ class KVCache:
         # Zeros, not whatever was there: a masked-out value weighs nothing, but 0 * NaN would still be NaN.
         self.keys: Tensor = _zeros((*shape, config.head_dim, block_tokens), dtype, device)
         self.values: Tensor = _zeros((*shape, block_tokens, config.head_dim), dtype, device)
+        self.rounded = dtype == torch.int8
+        scales = (*shape, block_tokens if self.rounded else 0)
+        self.key_scales: Tensor = _zeros(scales, torch.float32, device)
+        self.value_scales: Tensor = _zeros(scales, torch.float32, device)
 
     @classmethod
     def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
         """Memory of one block over all layers, keys and values together."""
-        return 2 * config.layers * config.kv_heads * config.head_dim * block_tokens * dtype.itemsize
+        head_bytes = config.head_dim * dtype.itemsize + (_SCALE_BYTES if dtype == torch.int8 else 0)
+        return 2 * config.layers * config.kv_heads * head_bytes * block_tokens
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores one layer's keys and values ``[T, kv_heads, head_dim]`` at their slots."""
         blocks, offsets = slots // self.block_tokens, slots % self.block_tokens
+        if self.rounded:
+            keys, self.key_scales[layer][blocks, :, offsets] = _rounded(keys)
+            values, self.value_scales[layer][blocks, :, offsets] = _rounded(values)
         self.keys[layer][blocks, :, :, offsets] = keys.to(self.keys.dtype)
         self.values[layer][blocks, :, offsets] = values.to(self.values.dtype)
 
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Reads whole sequences: tables int64 ``[B, n]`` -> ``[B, n * block_tokens, kv_heads, head_dim]``, twice."""
         keys, values = self.keys[layer][tables], self.values[layer][tables]
+        if self.rounded:
+            keys = keys * self.key_scales[layer][tables][..., None, :]
+            values = values * self.value_scales[layer][tables][..., None]
         return keys.permute(0, 1, 4, 2, 3).flatten(1, 2), values.transpose(2, 3).flatten(1, 2)
+
+
+def _rounded(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """``[T, kv_heads, head_dim]`` as integers up to 127, and their scales ``[T, kv_heads]``."""
+    highest = heads.abs().amax(dim=2).float()
+    return (heads.float() * (127 / highest.clamp(min=1e-30))[..., None]).round(), highest / 127
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -55,5 +78,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros writes every page. NumPy, which knows no bf16, asks the system for pages that are zero already.
-    words = {2: np.uint16, 4: np.uint32}[dtype.itemsize]
+    words = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
     return torch.from_numpy(np.zeros(shape, words)).view(dtype)

@@ -71,8 +71,11 @@ def run(
     """What the backend answers, and the cache after it; the same random input for every backend."""
     generator = torch.Generator().manual_seed(seed)
     cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
-    cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
-    cache.values.copy_(torch.randn(cache.values.shape, generator=generator))
+    spread = 40 if cache.rounded else 1
+    for entries in (cache.keys, cache.values):
+        entries.copy_(spread * torch.randn(entries.shape, generator=generator).clamp(-3, 3))
+    for scales in (cache.key_scales, cache.value_scales):
+        scales.copy_(torch.rand(scales.shape, generator=generator) / 40)
     qkv = torch.randn(len(batch.positions), config.qkv_features, generator=generator).to(qkv_dtype or dtype)
     return backend.attend(1, qkv, cache, backend.plan(batch, cache)), cache
 
@@ -117,6 +120,60 @@ def test_bfloat16_cache_under_fp32_weights(make):
     assert torch.equal(cache.values, expected_cache.values)
 
 
+@pytest.mark.parametrize("qkv_dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=15, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    decodes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    chunks=st.lists(st.tuples(st.sampled_from([0, 4, 16, 23]), st.integers(1, 20)), max_size=4),
+    seed=st.integers(0, 1 << 20),
+)
+def test_int8_cache(qkv_dtype, shape, decodes, chunks, seed):
+    heads, kv_heads, head_dim, block_tokens = shape
+    config = config_of(heads, kv_heads, head_dim)
+    rest = (config, step_of(block_tokens, decodes, chunks, seed), block_tokens, torch.int8, seed, qkv_dtype)
+    expected, expected_cache = run(ReferenceAttention(config), *rest)
+    attended, cache = run(CPUAttention(config), *rest)
+    # A number halfway between two bytes may go either way.
+    tolerance = 2e-2 if qkv_dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(attended, expected, atol=tolerance, rtol=tolerance)
+    for name in ("key_scales", "value_scales"):
+        torch.testing.assert_close(getattr(cache, name), getattr(expected_cache, name), atol=1e-6, rtol=1e-5)
+    assert (cache.keys.int() - expected_cache.keys.int()).abs().max() <= 1
+    assert (cache.values.int() - expected_cache.values.int()).abs().max() <= 1
+
+
+def test_what_int8_stores_of_a_token_does_not_depend_on_its_neighbours():
+    config, generator = config_of(8, 4, 32), torch.Generator().manual_seed(2)
+    qkv = torch.randn(9, config.qkv_features, generator=generator)
+    qkv[::2] *= 100
+
+    def stored(order: list[int]) -> list[torch.Tensor]:
+        cache = KVCache(config, NUM_BLOCKS, 16, torch.int8, "cpu")
+        backend = CPUAttention(config)
+        for row in order:
+            one = torch.tensor([row])
+            batch = ForwardBatch(one, one, one, one[:0], chunks=[Chunk(0, 1, row, [0])])
+            backend.attend(0, qkv[row : row + 1].clone(), cache, backend.plan(batch, cache))
+        return [cache.keys, cache.values, cache.key_scales, cache.value_scales]
+
+    forwards, backwards = stored(list(range(9))), stored(list(range(8, -1, -1)))
+    assert all(map(torch.equal, forwards, backwards))
+    assert forwards[2].count_nonzero() == 9 * config.kv_heads
+
+
+def test_int8_rounds_each_number_by_half_a_step_at_most():
+    config = config_of(8, 4, 32)
+    cache = KVCache(config, 2, 16, torch.int8, "cpu")
+    keys, values = torch.randn(20, 4, 32), torch.randn(20, 4, 32)
+    values[3] = 0
+    cache.write(1, keys, values, torch.arange(20))
+    for stored, given_ in zip(cache.gather(1, torch.tensor([[0, 1]])), (keys, values), strict=True):
+        step = given_.abs().amax(dim=2, keepdim=True) / 127
+        assert ((stored[0, :20] - given_).abs() <= 0.501 * step).all()
+    assert KVCache.bytes_per_block(config, 16, torch.int8) == 2 * config.layers * 4 * 16 * (32 + 4)
+
+
 def test_large_scores_do_not_overflow():
     config = config_of(8, 4, 32)
     batch = step_of(16, [40], [], 0)
@@ -149,7 +206,7 @@ def test_a_decode_does_not_depend_on_its_neighbours():
     assert torch.equal(together[:1], alone)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_tokens"), [*SHAPES, (8, 1, 16, 8), (9, 1, 16, 16)])
 def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_dim, block_tokens, dtype):
     """Bit for bit, however it is cut, and on however many threads."""
