@@ -19,6 +19,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="maitred-test-data-")
 atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
+# Engines keep the weights that they have converted; those of tests make no room for themselves among the user's.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="maitred-test-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
 # A shell that starts a job in the background lets it ignore Ctrl-C, and children inherit that. The tests that press
 # Ctrl-C on a child need it to listen, however they were started themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,11 +6,32 @@ holds the function, and not of the files that it imports from: after a change to
 the files that import it too. The tests that compare the kernels with plain references fail if one forgets.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+
+
+@contextmanager
+def _absent(module: str) -> Iterator[None]:
+    """Lets imports of a module fail meanwhile, unless it is there already."""
+    known = module in sys.modules
+    if not known:
+        sys.modules[module] = None  # type: ignore[assignment] - how Python is told so
+    try:
+        yield
+    finally:
+        if not known:
+            del sys.modules[module]
+
+
+# Numba looks whether SciPy is there for its products of matrices, and to look is to load it: a third of a second of
+# every start, for something that no kernel here uses.
+with _absent("scipy.linalg"):
+    import numba.np.arraymath
 
 F = TypeVar("F", bound=Callable[..., object])
 

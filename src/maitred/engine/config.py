@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
 from maitred.core.service import ServiceWeights
+from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.fairness.config import LineConfig
 
 Device = Annotated[
@@ -224,6 +225,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "sequences"},
         ),
     ] = 8
+    weights_cache: WeightsCacheConfig = WeightsCacheConfig()
 
     @property
     def most_guests(self) -> int:

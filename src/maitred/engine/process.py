@@ -110,8 +110,8 @@ def serve(
         card = replace(card, digest=digest_of(model))
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         server = EngineServer(engine, card, listener, SystemClock(), credentials)
         server.watch_signals()
         listener.listen(128)
@@ -153,7 +153,7 @@ def build(
     precision = Precision.of(config, device)
     dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
-    loaded = load_model(model, dtype=dtype, device=device, scheme=precision.quantization)
+    loaded = load_model(model, dtype=dtype, device=device, scheme=precision.quantization, cache=config.weights_cache)
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
     kv = plan_kv(
         config, loaded.config, block_bytes=block_bytes, free_bytes=int(_free_bytes(device) * config.machine_share)

@@ -4,6 +4,7 @@ One function for all families. What differs between them is data: a bias that is
 that is there or not.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,9 +70,11 @@ class Decoder:
     def warm_up(self, cache: KVCache) -> None:
         """Runs a decode and a chunk, so that no request waits for a kernel to compile.
 
-        Writes into the cache's first block, so call it before the first request.
+        One layer is enough: the others call the same kernels. Writes into the cache's first block, so call it before
+        the first request.
         """
-        self.forward(
+        shallow = replace(self._weights, layers=self._weights.layers[:1])
+        Decoder(self.config, shallow, self._attention).forward(
             ForwardBatch(
                 token_ids=torch.zeros(3, dtype=torch.int64, device=self.device),
                 positions=torch.zeros(3, dtype=torch.int64, device=self.device),

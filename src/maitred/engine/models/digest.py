@@ -9,8 +9,11 @@ guards: against strangers there is the secret. Imports nothing heavy: gateways r
 import hashlib
 import json
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import msgspec
 
 from maitred.core.digest import ModelDigest
 
@@ -24,12 +27,28 @@ _NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dty
 
 def digest_of(folder: Path) -> ModelDigest:
     """The hashes of what is there. A file that cannot be understood counts as its bytes: judging it is others' work."""
-    files = sorted(folder.glob("*.safetensors"))
     return ModelDigest(
-        shape=_of_json(folder / "config.json", _NOTES),
+        shape=shape_digest(folder),
         tokenizer=_of_json(folder / "tokenizer.json"),
-        weights=_of_weights(files) if files else "",
+        weights=weights_digest(folder),
     )
+
+
+def shape_digest(folder: Path) -> str:
+    """The part of `digest_of` that says what is computed."""
+    return _of_json(folder / "config.json", _NOTES)
+
+
+def weights_digest(folder: Path) -> str:
+    """The part of `digest_of` that says with what."""
+    stamps = weights_stamps(folder)
+    return _of_weights(tuple(folder / name for name, _, _ in stamps), stamps) if stamps else ""
+
+
+def weights_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, bytes and time of the last change of all files with weights."""
+    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
 def _short(hashed: "hashlib._Hash") -> str:
@@ -42,16 +61,20 @@ def _of_json(path: Path, without: frozenset[str] = frozenset()) -> str:
         return ""
     data = path.read_bytes()
     try:
-        fields: Any = json.loads(data)
-    except ValueError:
+        fields: Any = msgspec.json.decode(data)
+    except msgspec.MsgspecError:
         return _short(hashlib.sha256(data))
     if isinstance(fields, dict):
         fields = {name: value for name, value in fields.items() if name not in without}
-    return _short(hashlib.sha256(json.dumps(fields, sort_keys=True).encode()))
+    return _short(hashlib.sha256(msgspec.json.encode(fields, order="deterministic")))
 
 
-def _of_weights(files: list[Path]) -> str:
-    """Of all tensors by their names, so that it does not matter how they are spread over files."""
+@lru_cache(maxsize=4)
+def _of_weights(files: tuple[Path, ...], stamps: tuple[tuple[str, int, int], ...]) -> str:
+    """Of all tensors by their names, so that it does not matter how they are spread over files.
+
+    It is remembered while the files have the same stamps.
+    """
     tensors: dict[str, bytes] = {}
     for path in files:
         with path.open("rb") as file:

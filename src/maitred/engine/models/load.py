@@ -12,7 +12,8 @@ from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.cuda import TorchAttention
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
-from maitred.engine.models.weights import load_weights
+from maitred.engine.models.weights import keep_weights
+from maitred.engine.weights_cache.config import WeightsCacheConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,12 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", scheme: Quantization = "none"
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    scheme: Quantization = "none",
+    cache: WeightsCacheConfig = WeightsCacheConfig(enabled=False),  # noqa: B008 - frozen
 ) -> LoadedModel:
     """Reads a checkpoint and picks the kernels for the device.
 
@@ -33,12 +39,13 @@ def load_model(
         dtype: fp32 or bf16, for weights, activations and KV cache.
         device: Where to run.
         scheme: How the weights of products are rounded; only fp32 ones on a CPU are.
+        cache: Where the weights are kept in the form that they are computed with.
 
     Raises:
         ConfigInvalid: The checkpoint is not one that maitred runs, or it is broken.
     """
     device = torch.device(device)
     config = ModelConfig.load(folder)
-    weights = load_weights(folder, config, dtype, device, scheme=scheme)
+    weights = keep_weights(folder, config, dtype, device, cache, scheme=scheme)
     attention: AttentionBackend[Any] = CPUAttention(config) if device.type == "cpu" else TorchAttention(config, device)
     return LoadedModel(config, Decoder(config, weights, attention))

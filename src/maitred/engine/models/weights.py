@@ -19,6 +19,8 @@ from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear import Linear, Unchanged, make_linear
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.weights_cache.config import WeightsCacheConfig
+from maitred.engine.weights_cache.kept import kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,28 @@ def load_weights(
         weights = _assemble(checkpoint, config, scheme, head=head)
         checkpoint.check_nothing_left()
     return weights
+
+
+def keep_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache: WeightsCacheConfig,
+    *,
+    head: bool = True,
+    scheme: Quantization = "none",
+) -> Weights:
+    """The same, but mapped from the cache if they are there, and put there if not.
+
+    Raises:
+        ConfigInvalid: See `load_weights`.
+    """
+
+    def make() -> Weights:
+        return load_weights(folder, config, dtype, device, head=head, scheme=scheme)
+
+    return kept(make, (Weights, LayerWeights), cache, folder, device, dtype=str(dtype), head=head, scheme=scheme)
 
 
 class Checkpoint:
