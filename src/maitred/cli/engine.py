@@ -108,11 +108,14 @@ def engine(
     parse_address(listen)
     sleep_at_barriers()
     # Hundreds of thousands of objects come to stay now. To look through them for garbage, again and again while they
-    # come, takes a quarter of the start.
+    # come, takes a quarter of the start; `serve` goes back to it when it is ready.
     gc.disable()
-    with needing("engine", "The engine"):
-        from maitred.engine.process import serve
-    serve(folder, engine_config, listen, weights, link)
+    try:
+        with needing("engine", "The engine"):
+            from maitred.engine.process import serve
+        serve(folder, engine_config, listen, weights, link)
+    finally:
+        gc.enable()
 
 
 def _decoded(passed: str) -> "PassedSettings":

@@ -20,7 +20,7 @@ def _absent(module: str) -> Iterator[None]:
     """Lets imports of a module fail meanwhile, unless it is there already."""
     known = module in sys.modules
     if not known:
-        sys.modules[module] = None  # type: ignore[assignment] - how Python is told so
+        sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ class MappedFile:
         if not 0 <= offset <= offset + count <= self.size_bytes:
             raise ValueError(f"The file ends before {offset + count}.")
         memory = (ctypes.c_uint8 * count).from_address(self._address + offset)
-        memory.mapped_file = self  # type: ignore[attr-defined] - the tensor holds the memory, and that holds the mapping
+        setattr(memory, "mapped_file", self)  # noqa: B010 - the tensor holds the memory, and that holds the mapping
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
@@ -61,7 +61,7 @@ def _map(descriptor: int, size: int, alignment: int) -> int:
     reserved = libc.mmap(None, size + alignment, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if reserved == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    address = -(-reserved // alignment) * alignment
+    address: int = -(-reserved // alignment) * alignment
     end = address + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     mapped = libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _FIXED, descriptor, 0)
     fault = ctypes.get_errno()

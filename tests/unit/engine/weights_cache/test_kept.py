@@ -23,23 +23,26 @@ def files(config):
     return sorted(Path(config.folder).glob("*"))
 
 
-def logits(config, dtype=torch.float32):
+def logits(config, dtype=torch.float32, scheme="none"):
     """What the bundled model says to five tokens, to the last bit."""
-    model = load_model(BUNDLED_MODEL, dtype=dtype, cache=config)
+    model = load_model(BUNDLED_MODEL, dtype=dtype, cache=config, scheme=scheme)
     tokens = torch.arange(40, 45)
     places = torch.arange(5)
     step = ForwardBatch(tokens, places, slots=places, logit_rows=places, chunks=[Chunk(0, 5, 0, [0])])
     return model.decoder.forward(step, KVCache(model.config, 1, 16, dtype, "cpu"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mapped_weights_compute_the_same_to_the_last_bit(config, dtype):
-    converted = logits(WeightsCacheConfig(enabled=False), dtype)
-    assert torch.equal(logits(config, dtype), converted)
+@pytest.mark.parametrize(
+    ("dtype", "scheme"),
+    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8"), (torch.float32, "int4")],
+)
+def test_mapped_weights_compute_the_same_to_the_last_bit(config, dtype, scheme):
+    converted = logits(WeightsCacheConfig(enabled=False), dtype, scheme)
+    assert torch.equal(logits(config, dtype, scheme), converted)
     (file,) = files(config)
     assert file.suffix == ".weights"
     written = file.stat().st_ctime_ns, file.stat().st_ino
-    assert torch.equal(logits(config, dtype), converted)
+    assert torch.equal(logits(config, dtype, scheme), converted)
     assert file.stat().st_ino == written[1]
 
 
