@@ -1,0 +1,99 @@
+"""What a whole answer has to look like: a thought, which is free, and then what was asked for, calls or text.
+
+    answer  = [ thought ]  calls                  a call is required
+            | [ thought ]  ( text  [ calls ] )    it may call
+            | [ thought ]  said                   a form of the answer was asked for
+            | [ thought ]  ( said | calls )       both
+
+The notation is llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
+"""
+
+from collections.abc import Mapping
+
+from maitred.core.grammar import Grammar
+from maitred.core.tools import ToolRules
+from maitred.text.answer_format import AnswerFormat
+from maitred.text.reasoning import CLOSE as THOUGHT_ENDS
+from maitred.text.reasoning import OPEN as THOUGHT_BEGINS
+from maitred.text.tool_calls.language import TEXT, CallLanguage, Rules, marker_rule, written
+
+_SPACE = r"/[ \n]{0,4}/"
+
+
+def answer_grammar(
+    answers: AnswerFormat,
+    *,
+    inside: bool,
+    said: Grammar | None = None,
+    tools: ToolRules | None = None,
+    arguments: Mapping[str, Grammar] | None = None,
+) -> Grammar | None:
+    """The grammar of an answer; None: it is free.
+
+    Args:
+        answers: How the model writes calls and thoughts.
+        inside: The prompt has opened a thought.
+        said: What its text has to be; None: anything.
+        tools: What it may call; None: nothing.
+        arguments: Function -> what its arguments have to be; of every one that may be called.
+    """
+    callable_ = () if tools is None or answers.calls is None else tools.callable
+    if not callable_ and (said is None or answers.reasoning is None):
+        return said
+    rules: Rules = {}
+    if said is not None:
+        rules["said"] = _embedded(said)
+    if not callable_:
+        answer = "said"
+    else:
+        assert tools is not None
+        assert arguments is not None
+        rules |= {f"args_{number}": _embedded(arguments[tool.name]) for number, tool in enumerate(callable_)}
+        language = CallLanguage(
+            [tool.name for tool in callable_],
+            answers.marks,
+            rules,
+            parallel=tools.parallel,
+            must=tools.must,
+            said=None if said is None else "said",
+        )
+        write = {"hermes": language.hermes, "llama3_json": language.llama3, "mistral": language.mistral}
+        assert answers.calls is not None
+        answer = write[answers.calls]()
+    if answers.reasoning is None:
+        return Grammar("lark", written(answer, rules))
+    rules["answer"] = answer
+    return Grammar("lark", written(f"{_thought(answers, rules, inside=inside)} answer", rules))
+
+
+def _thought(answers: AnswerFormat, rules: Rules, *, inside: bool) -> str:
+    """A thought and what may stand around it; one that the prompt has not opened may be missing."""
+    marks = answers.marks
+    close = marker_rule(marks, THOUGHT_ENDS)
+    if marks.tokens[THOUGHT_ENDS] is None:
+        rules["thought[lazy]"] = r"/(?s:.*)<\/think>/"
+        rest = f"thought {_SPACE}"
+    else:
+        rules["THOUGHT"] = TEXT
+        rest = f"THOUGHT? {close} {_SPACE}"
+    return rest if inside else f"({_SPACE} {marker_rule(marks, THOUGHT_BEGINS)} {rest})?"
+
+
+def _embedded(grammar: Grammar) -> str:
+    """A grammar as the body of a rule."""
+    match grammar.kind:
+        case "json_schema":
+            return f"%json {grammar.text}"
+        case "regex":
+            return "/" + _slashes_escaped(grammar.text) + "/"
+        case "lark":
+            return f"%lark {{\n{grammar.text}\n}}"
+
+
+def _slashes_escaped(pattern: str) -> str:
+    """A regular expression between slashes: those within it are escaped, unless they are."""
+    result, escaped = [], False
+    for character in pattern:
+        result.append("\\/" if character == "/" and not escaped else character)
+        escaped = character == "\\" and not escaped
+    return "".join(result)

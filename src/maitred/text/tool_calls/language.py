@@ -1,0 +1,133 @@
+"""Calls of tools as rules of a grammar, in llguidance's dialect of Lark: arguments parse, and follow their schemas.
+
+A model that is free to call writes text until its marker, or what only a call begins with; from there it cannot leave a
+call before that is whole. Behind its calls an answer ends. Markers stand as the numbers of their tokens, so that text
+that spells one stays text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from maitred.text.marks import Marks
+from maitred.text.tool_calls import hermes, llama3, mistral
+
+Rules = dict[str, str]
+"""Name -> what it stands for; upper case names regular expressions."""
+
+TEXT = r"/(?s:.+)/"
+_SPACE = r"/[ \n]{0,4}/"
+
+
+class CallLanguage:
+    """The calls of one answer.
+
+    Args:
+        names: Of the functions that may be called, in their order; at least one.
+        marks: Of the model.
+        parallel: Whether there may be several calls.
+        must: Whether the answer has to be a call.
+        rules: To which those of the calls are added; ``args_0`` and so on, in the order of the names, are there.
+        said: The name of a rule for what may be said instead; None: any text, also before the calls.
+    """
+
+    def __init__(
+        self, names: Sequence[str], marks: Marks, rules: Rules, *, parallel: bool, must: bool, said: str | None = None
+    ) -> None:
+        self._names = names
+        self._marks = marks
+        self._rules = rules
+        self._parallel = parallel
+        self._must = must
+        self._said = said
+
+    def hermes(self) -> str:
+        """The answer as Hermes and Qwen write it."""
+        objects = self._objects("arguments")
+        body, close = f'"\\n" {objects} "\\n"', self._marker(hermes.CLOSE)
+        return self._marked(hermes.OPEN, f"{body} {close}", f"{_SPACE} {self._marker(hermes.OPEN)} {body} {close}")
+
+    def mistral(self) -> str:
+        """The answer as Mistral writes it: in its newer way if the vocabulary has a token for that."""
+        if self._marks.tokens.get(mistral.ARGUMENTS) is None:
+            objects = self._objects("arguments")
+            more = f'("," " "? {objects})*' if self._parallel else ""
+            return self._marked(mistral.OPEN, f'" "? "[" {objects} {more} "]"', None)
+        given = self._marker(mistral.ARGUMENTS)
+        calls = self._one_of(lambda name, arguments: f"{_quoted(name)} {given} {arguments}")
+        return self._marked(mistral.OPEN, calls, f"{self._marker(mistral.OPEN)} {calls}")
+
+    def llama3(self) -> str:
+        """The answer as Llama 3 writes it."""
+        if self._must:
+            objects = self._objects("parameters")
+            tag = "" if self._marks.tokens[llama3.TAG] is None else f"{self._marker(llama3.TAG)}?"
+            more = self._more('";" " "? ' + objects)
+            return f"{tag} {objects} {more}"
+        objects = self._objects_behind_heads()
+        calls = f"{objects} " + self._more('";" ' + objects)
+        if self._said is not None:
+            return f"{self._said} | {calls}"
+        escaped = "|".join(_escaped(name) for name in self._names)
+        begins = rf'/\s{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"({escaped})"(?s:.*)/'
+        self._rules["NO_CALL"] = f"{TEXT} & ~{begins}"
+        tagged = "" if self._marks.tokens[llama3.TAG] is None else f"| NO_CALL? {self._marker(llama3.TAG)} {calls}"
+        return f"NO_CALL | {calls} {tagged}"
+
+    def _marked(self, marker: str, first: str, further: str | None) -> str:
+        """An answer whose calls a marker begins; `further` is what every call but the first is, marker included."""
+        more = "" if further is None else self._more(further)
+        if self._must or self._said is not None:
+            calls = f"{self._marker(marker)} {first} {more}"
+            return calls if self._must else f"{self._said} | {calls}"
+        self._rules["TEXT"] = TEXT
+        if self._marks.tokens[marker] is not None:
+            return f"TEXT | TEXT? {self._marker(marker)} {first} {more}"
+        self._rules["until_call[lazy]"] = rf"/(?s:.*){_escaped(marker)}/"
+        return f"TEXT | until_call {first} {more}"
+
+    def _more(self, further: str) -> str:
+        return f"({further})*" if self._parallel else ""
+
+    def _objects(self, key: str) -> str:
+        """A call as an object, written as templates write it."""
+
+        def call(name: str, arguments: str) -> str:
+            head = f'{{"name": {json.dumps(name)}, "{key}": '
+            return f'{_quoted(head)} {arguments} "}}"'
+
+        return self._one_of(call)
+
+    def _objects_behind_heads(self) -> str:
+        """The same where nothing but its beginning tells a call from other objects, so that may be spaced otherwise."""
+        for number, name in enumerate(self._names):
+            self._rules[f"HEAD_{number}"] = (
+                rf'/\s{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escaped(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
+            )
+        return "(" + " | ".join(f"HEAD_{number} args_{number} /\[ \n]?\\}}/" for number in range(len(self._names))) + ")"
+
+    def _one_of(self, call: Callable[[str, str], str]) -> str:
+        return "(" + " | ".join(call(name, f"args_{number}") for number, name in enumerate(self._names)) + ")"
+
+    def _marker(self, marker: str) -> str:
+        return marker_rule(self._marks, marker)
+
+
+def marker_rule(marks: Marks, marker: str) -> str:
+    """A marker as its token, or as text where it has none."""
+    token = marks.tokens[marker]
+    return _quoted(marker) if token is None else f"<[{token}]>"
+
+
+def written(start: str, rules: Mapping[str, str]) -> str:
+    """The grammar."""
+    return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in rules.items()), ""])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """As it stands in a regular expression between slashes."""
+    return re.sub(r"[^a-zA-Z0-9_]", lambda match: f"\\{match[0]}", text)
