@@ -254,3 +254,31 @@ async def test_what_is_wrong_with_tools_is_said(tokenizers, fields, param):
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == param
         assert not running.engine.submitted
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_functions_are_called_in_the_older_words(tokenizers, streams):
+    written = '<tool_call>\n{"name": "look", "arguments": ' + GIVEN + "}\n</tool_call>"
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
+        {"role": "function", "name": "look", "content": "A bird."},
+    ]
+    asked = {"model": MODEL, "messages": messages, "functions": [LOOK, GO], "function_call": {"name": "look"}}
+    async with system(tokenizers["hermes"], written) as running, openai_client(running) as client:
+        if streams:
+            stream = await client.chat.completions.create(**asked, stream=True)
+            chunks = [chunk.choices[0] async for chunk in stream]
+            pieces = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+            name, given = pieces[0].name, "".join(piece.arguments or "" for piece in pieces)
+            finish = chunks[-1].finish_reason
+        else:
+            (choice,) = (await client.chat.completions.create(**asked)).choices
+            assert (choice.message.content, choice.message.tool_calls) == (None, None)
+            called, finish = choice.message.function_call, choice.finish_reason
+            name, given = called.name, called.arguments
+        assert finish == "function_call"
+        assert {"name": name, "arguments": given} == {"name": "look", "arguments": GIVEN}
+        read = tokenizers["hermes"].decode(running.engine.submitted[0].prompt, skip_special_tokens=False)
+    assert '{"name": "look", "arguments": {}}' in read
+    assert "<tool_response>\nA bird." in read

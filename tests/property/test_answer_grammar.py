@@ -41,7 +41,7 @@ SCHEMAS = {
     "go": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 ARGUMENTS = {name: Grammar("json_schema", json.dumps(schema | GUIDANCE)) for name, schema in SCHEMAS.items()}
-TOOLS = tuple(Tool(name, {}, schema) for name, schema in SCHEMAS.items())
+TOOLS = tuple(Tool(name, "tools", {}, schema) for name, schema in SCHEMAS.items())
 OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 FORM = Grammar("json_schema", json.dumps({**OBJECT, **GUIDANCE}))
 

@@ -13,7 +13,7 @@ from maitred.api.routes import Route
 from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Ask, Conversation, Part, Score, TokenScore
 from maitred.core.ids import new_object_id
-from maitred.core.request import Usage
+from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
 from maitred.wire.openai.decode import decode_chat
@@ -29,6 +29,7 @@ from maitred.wire.openai.responses import (
     ChatLogprob,
     ChatLogprobs,
     ChatMessage,
+    Finish,
     Marks,
     TopLogprob,
     UsageBody,
@@ -42,6 +43,8 @@ from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.tools import tool_rules_of
 from maitred.wire.openai.written import merged_delta, written
 from maitred.wire.sse import encode_event
+
+_CALLS = frozenset({"tool_calls", "function_call"})
 
 
 class ChatRoutes:
@@ -98,6 +101,7 @@ class ChatShape:
         self._model = request.model
         self._choices = request.choices
         self._include_usage = request.include_usage
+        self._of_functions = not request.tools and bool(request.functions)
         self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
 
     def opening(self) -> bytes:
@@ -125,7 +129,7 @@ class ChatShape:
                         index=index,
                         message=self._message(choice),
                         logprobs=_logprobs(choice.scores),
-                        finish_reason=finish_of(choice.finish),
+                        finish_reason=self._finish_of(choice.finish),
                         stop_reason=stop_reason_of(choice.finish),
                     )
                     for index, choice in enumerate(choices)
@@ -145,20 +149,29 @@ class ChatShape:
             yield ChatChunkChoice(
                 index=part.index,
                 delta=ChatDelta(),
-                finish_reason=finish_of(part.finish),
+                finish_reason=self._finish_of(part.finish),
                 stop_reason=stop_reason_of(part.finish),
             )
 
     def _message(self, choice: WholeChoice) -> ChatMessage:
         text = "".join(choice.text)
         extra = self._shown(merged_delta(choice.extras))
-        return ChatMessage(content=text if text or not extra.get("tool_calls") else None, **extra)
+        return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
 
     def _shown(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Members of a message, without those that its reader does not want."""
+        """Members of a message as its reader knows them, without those that it does not want."""
+        if self._of_functions and "tool_calls" in extra:
+            calls = extra["tool_calls"]
+            named = [call["function"]["name"] for call in calls if "name" in call["function"]]
+            given = "".join(call["function"]["arguments"] for call in calls)
+            called = {**({"name": named[0]} if named else {}), "arguments": given}
+            extra = {name: value for name, value in extra.items() if name != "tool_calls"} | {"function_call": called}
         if not self._hidden:
             return extra
         return {name: value for name, value in extra.items() if name not in self._hidden}
+
+    def _finish_of(self, reason: FinishReason) -> Finish:
+        return "function_call" if self._of_functions and reason is FinishReason.TOOL_CALLS else finish_of(reason)
 
     def _event(self, choice: ChatChunkChoice, part: Part | None = None) -> bytes:
         marks = CONTINUED if part is not None and part.continued else UNSET

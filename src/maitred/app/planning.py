@@ -7,13 +7,12 @@ it is told so now. Nothing is held by a plan, and nothing has to be given back.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
 from maitred.app.escalation import with_scores
 from maitred.app.flows import flow_of
+from maitred.app.forms import in_form
 from maitred.app.limits import check_fits, check_generates, check_needs, check_sampling, check_size
 from maitred.app.prompts import tokens_of
 from maitred.app.reading import Reading
@@ -126,18 +125,11 @@ class Planner:
         prompts = await tokens_of(model, ask.prompts)
         rooms = [check_fits(card, prompt, ask) for prompt in prompts]
         tally.prompt_tokens = sum(map(len, prompts))
-        ask = await self._with_grammar(ask, tally.principal or ANONYMOUS)
+        organisation = (tally.principal or ANONYMOUS).tenants[-1]
+        ask = await in_form(self._grammars, organisation, model, ask, rules, prompts)
         reading = Reading(model, card, ask, prompts, rooms, rules)
         self._check_cost(reading, target)
         return reading
-
-    async def _with_grammar(self, ask: Ask, principal: Principal) -> Ask:
-        """The request with the grammar that its answer is held to, if it says one; raises what is wrong with that."""
-        constraint = None if ask.constraint is None else ask.constraint()
-        if constraint is None:
-            return ask
-        grammar = await self._grammars.grammar_of(principal.tenants[-1], constraint)
-        return msgspec.structs.replace(ask, sampling=msgspec.structs.replace(ask.sampling, grammar=grammar))
 
     def _check_cost(self, reading: AnyReading, target: Target) -> None:
         """Raises TooExpensive if it may cost more than its caller allows."""

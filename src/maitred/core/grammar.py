@@ -23,14 +23,15 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         form: What `content` is: nothing (any JSON object will do), a schema, a regular expression, a list of strings of
-            which the answer is to be one, or a context-free grammar (Lark, or EBNF as llama.cpp writes it).
+            which the answer is to be one, a context-free grammar (Lark, or EBNF as llama.cpp writes it), or one that
+            was put together here (``lark``).
         content: See `form`.
         param: The field of the request that says it.
         strict: Whether all of it has to hold; otherwise what cannot be enforced of a schema is left out.
         whitespace: A regular expression for what may stand between the tokens of JSON; None: nothing.
     """
 
-    form: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    form: Literal["json_object", "json_schema", "regex", "choice", "grammar", "lark"]
     content: Any
     param: str
     strict: bool = True

@@ -10,6 +10,7 @@ class Tool(msgspec.Struct, frozen=True):
 
     Attributes:
         name: As the model writes it.
+        param: The field that declares its parameters, for messages about them.
         declared: The whole declaration in the words of OpenAI's API, which is how chat templates know it.
         parameters: JSON Schema of its arguments, which are an object; None: nothing is said of them.
         strict: Whether every word of the schema binds. Otherwise words that no grammar can express are left to the
@@ -17,6 +18,7 @@ class Tool(msgspec.Struct, frozen=True):
     """
 
     name: str
+    param: str
     declared: dict[str, Any]
     parameters: dict[str, Any] | None = None
     strict: bool = False

@@ -74,6 +74,7 @@ _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
+    "lark": lambda constraint: _checked("lark", constraint.content),
 }
 
 

@@ -69,7 +69,7 @@ class CallLanguage:
         if self._said is not None:
             return f"{self._said} | {calls}"
         escaped = "|".join(_escaped(name) for name in self._names)
-        begins = rf'/\s{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"({escaped})"(?s:.*)/'
+        begins = rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"({escaped})"(?s:.*)/'
         self._rules["NO_CALL"] = f"{TEXT} & ~{begins}"
         tagged = "" if self._marks.tokens[llama3.TAG] is None else f"| NO_CALL? {self._marker(llama3.TAG)} {calls}"
         return f"NO_CALL | {calls} {tagged}"
@@ -102,9 +102,11 @@ class CallLanguage:
         """The same where nothing but its beginning tells a call from other objects, so that may be spaced otherwise."""
         for number, name in enumerate(self._names):
             self._rules[f"HEAD_{number}"] = (
-                rf'/\s{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escaped(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
+                rf'/[ \n]{{0,4}}\{{[ \n]?"name"[ \n]?:[ \n]?"{_escaped(name)}"[ \n]?,[ \n]?"parameters"[ \n]?:[ \n]?/'
             )
-        return "(" + " | ".join(f"HEAD_{number} args_{number} /\[ \n]?\\}}/" for number in range(len(self._names))) + ")"
+        return (
+            "(" + " | ".join(f"HEAD_{number} args_{number} /[ \\n]?\\}}/" for number in range(len(self._names))) + ")"
+        )
 
     def _one_of(self, call: Callable[[str, str], str]) -> str:
         return "(" + " | ".join(call(name, f"args_{number}") for number, name in enumerate(self._names)) + ")"

@@ -7,7 +7,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
 from maitred.wire.openai.requests import ContentPart, Message
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 1_048_576
 """In one list. No window is as long, and looking at every number of a longer list would hold up everybody else."""
@@ -57,7 +57,7 @@ def _check_message(path: str, message: Message) -> None:
             f"{path}.role must be one of {', '.join(ROLES)}; got {shown(message.role)}.", param=f"{path}.role"
         )
     match message.content:
-        case None if message.role == "assistant" and (message.tool_calls or message.refusal):
+        case None if message.role == "assistant" and (message.tool_calls or message.function_call or message.refusal):
             pass
         case None:
             raise InvalidRequest(

@@ -78,6 +78,8 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    """What was a call before there were `tool_calls`; its result is the next message, of the role ``function``."""
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -95,11 +97,21 @@ class Message(msgspec.Struct, frozen=True):
             fields["name"] = self.name
         if self.tool_call_id is not None:
             fields["tool_call_id"] = self.tool_call_id
-        if self.tool_calls:
-            fields["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        calls = list(self.tool_calls or ())
+        if self.function_call is not None:
+            calls.append(ToolCall(_id_of(self.function_call.name), self.function_call))
+        if self.role == "function":
+            fields |= {"role": "tool", "tool_call_id": _id_of(self.name or "")}
+        if calls:
+            fields["tool_calls"] = [_call_for_template(call) for call in calls]
         if thought := self.reasoning_content or self.reasoning:
             fields["reasoning_content"] = thought
         return fields
+
+
+def _id_of(function: str) -> str:
+    """Calls of the older kind have no ids; templates want some."""
+    return f"call_{function}"
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:

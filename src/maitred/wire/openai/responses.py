@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from maitred.core.request import FinishReason, Usage
 
-Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 StopReason = Literal["deadline"]
 """Why a choice ended, where OpenAI's word for it does not tell; the field's name is vLLM's."""
 Role = Literal["assistant"]
@@ -110,6 +110,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: str | None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    function_call: dict[str, Any] | UnsetType = UNSET
+    """To requests with `functions`, in place of `tool_calls`."""
     reasoning_content: str | UnsetType = UNSET
     """What a model thought before it answered; two names are in use, neither of them OpenAI's."""
     reasoning: str | UnsetType = UNSET
@@ -145,6 +147,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    function_call: dict[str, Any] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
 

@@ -106,7 +106,13 @@ def _tool(path: str, function: object) -> Tool:
         )
     # Templates show a function as it is written here: the name comes first, and what it takes is always said.
     shown_so = {"name": name, **rest, "parameters": parameters or _NO_PARAMETERS}
-    return Tool(name, {"type": "function", "function": shown_so}, parameters or None, strict=rest.get("strict") is True)
+    return Tool(
+        name,
+        f"{path}.parameters",
+        {"type": "function", "function": shown_so},
+        parameters or None,
+        strict=rest.get("strict") is True,
+    )
 
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
