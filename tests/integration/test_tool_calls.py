@@ -33,7 +33,7 @@ TOOLS = [
     for name, schema in SCHEMAS.items()
 ]
 USER = [{"role": "user", "content": "What is up there?"}]
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ async def test_what_is_required_is_called(server):
     async with openai_client(server) as client:
 
         async def call(family, seed):
-            answer = await client.chat.completions.create(**asked(family, seed, tool_choice="required"))
-            (choice,) = answer.choices
+            fields = asked(family, seed, tool_choice="required", max_tokens=120)
+            (choice,) = (await client.chat.completions.create(**fields)).choices
             assert choice.message.content is None
             calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
             # Nothing keeps a model from calling again and again, until it has no tokens left in the middle of a call.
