@@ -1,5 +1,6 @@
 """The official clients get calls of tools, and thoughts, from what models of each family write."""
 
+import asyncio
 import json
 
 import anthropic
@@ -7,7 +8,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from maitred.testing.script import Answer
+from maitred.testing.script import Answer, Fault
 from tests.gateway import CARD, MODEL, gateway
 from tests.tool_models import save_tool_tokenizer
 
@@ -23,6 +24,14 @@ ANTHROPIC_TOOLS = [
     {"name": tool["name"], "description": tool.get("description", "None."), "input_schema": tool["parameters"]}
     for tool in (LOOK, GO)
 ]
+
+
+def as_tool(tool):
+    """The same in OpenAI's words."""
+    function = {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function}
+
+
 USER = [{"role": "user", "content": "What is up there?"}]
 SKY = {"at": 'the "sky" — 空'}
 GIVEN = json.dumps(SKY, ensure_ascii=False)
@@ -230,6 +239,8 @@ async def test_tokens_are_counted_with_tools(tokenizers):
         told = await client.messages.count_tokens(**asked, tools=ANTHROPIC_TOOLS)
         message = await client.messages.create(**asked, tools=ANTHROPIC_TOOLS, max_tokens=5)
         assert plain.input_tokens < told.input_tokens == message.usage.input_tokens
+        tokenised = await running.client.post("/tokenize", json={**asked, "tools": [*map(as_tool, ANTHROPIC_TOOLS)]})
+        assert tokenised.json()["count"] == told.input_tokens
 
 
 @pytest.mark.parametrize(
@@ -282,3 +293,28 @@ async def test_functions_are_called_in_the_older_words(tokenizers, streams):
         read = tokenizers["hermes"].decode(running.engine.submitted[0].prompt, skip_special_tokens=False)
     assert '{"name": "look", "arguments": {}}' in read
     assert "<tool_response>\nA bird." in read
+
+
+async def test_a_call_goes_on_at_another_replica(tokenizers):
+    tokenizer = tokenizers["thinking"]
+    text = "Let me see.</think>" + WRITTEN["hermes"] % GIVEN
+    tokens = [*tokenizer.encode(text, add_special_tokens=False), END]
+    card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
+    within = text.index("sky")
+    breaks = Answer(
+        tokens=tokens, fault=Fault.DROP, fault_after=len(tokenizer.encode(text[:within], add_special_tokens=False))
+    )
+    answers = [breaks, Answer(tokens=tokens)]
+    async with (
+        gateway(answers, tokenizer=tokenizer, card=card, recoveries=1) as running,
+        openai_client(running) as client,
+    ):
+        asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS))
+        await running.wait_until(lambda: running.engine.submitted and not running.link.ready)
+        await running.link.connect(timeout_s=5)
+        (choice,) = (await asking).choices
+        await running.wait_until(lambda: running.tallies)
+        assert running.tallies[0].recoveries == 1
+        assert choice.message.reasoning_content == "Let me see."
+        assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [SKY, {}]
+        assert choice.finish_reason == "tool_calls"

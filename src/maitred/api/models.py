@@ -13,6 +13,7 @@ from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
 from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
+from maitred.wire.openai.tools import declared_in
 
 
 class ModelRoutes:
@@ -72,7 +73,7 @@ class ModelRoutes:
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:
             opens_turn = request.add_generation_prompt is not False
-            prompt = Conversation(request.conversation(), add_generation_prompt=opens_turn)
+            prompt = Conversation(request.conversation(), add_generation_prompt=opens_turn, tools=declared_in(request))
         tokens = await self._answering.tokenize(
             call.principal, model, prompt, add_special_tokens=request.adds_special_tokens
         )

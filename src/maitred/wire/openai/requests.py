@@ -285,6 +285,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: Any = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 from maitred.core.errors import InvalidRequest
 from maitred.core.tools import Tool, ToolRules
 from maitred.wire.openai.faults import shown
-from maitred.wire.openai.requests import ChatRequest
+from maitred.wire.openai.requests import ChatRequest, TokenizeRequest
 
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 """The fields of a request that this module reads."""
@@ -58,6 +58,15 @@ def tool_rules_of(request: ChatRequest) -> ToolRules | None:
             raise InvalidRequest(
                 f"{choice_field} must be {known} or name a function; got {shown(choice)}.", param=choice_field
             )
+
+
+def declared_in(request: TokenizeRequest) -> list[dict[str, Any]]:
+    """The tools that a model reads of in a conversation that is to be tokenised.
+
+    Raises:
+        InvalidRequest: One is malformed.
+    """
+    return [tool.declared for tool in _tools(request.tools, "tools", wrapped=True)]
 
 
 def _tools(declared: Any, field: str, *, wrapped: bool) -> Iterable[Tool]:  # noqa: ANN401 - as it was sent

@@ -30,7 +30,7 @@ def message(**fields):
 
 
 CHAT_FAULTS = [
-    (message(role="robot"), "messages[0].role", "messages[0].role must be one of system, developer, user, assistant, tool; got 'robot'."),
+    (message(role="robot"), "messages[0].role", "messages[0].role must be one of system, developer, user, assistant, tool, function; got 'robot'."),
     (message(content=5), "messages[0].content", "messages[0].content must be a string, a list or null; got an integer."),
     (message(content=None), "messages[0].content", "messages[0].content must be a string or a list of text parts; got null."),
     (message(content=[]), "messages[0].content", "messages[0].content must hold at least one part."),

@@ -1,0 +1,100 @@
+"""What a model's answers are made of, and earlier calls as its template takes them."""
+
+import pytest
+
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.text.answer_format import AnswerFormat
+from maitred.text.detokenizer import Detokenizer
+from maitred.text.tokenizer import Tokenizer
+from maitred.text.tool_calls.history import History
+from tests.tool_models import save_tool_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "calls", "reasoning"),
+    [
+        ("hermes", "hermes", None),
+        ("thinking", "hermes", "think"),
+        ("llama", "llama3_json", None),
+        ("mistral", "mistral", None),
+        ("old_mistral", "mistral", None),
+    ],
+)
+def test_the_template_tells(tmp_path, family, calls, reasoning):
+    tokenizer = save_tool_tokenizer(tmp_path, family)
+    answers = AnswerFormat.of(tokenizer)
+    assert (answers.calls, answers.reasoning) == (calls, reasoning)
+    silent = AnswerFormat.of(tokenizer, "none", "none")
+    assert (silent.calls, silent.reasoning, silent.marks.tokens) == (None, None, {})
+    told = AnswerFormat.of(tokenizer, "mistral", "think")
+    assert (told.calls, told.reasoning) == ("mistral", "think")
+
+
+def test_a_model_whose_template_has_no_place_for_tools_knows_none():
+    answers = AnswerFormat.of(Tokenizer.load(BUNDLED_MODEL), "hermes")
+    assert answers.calls is None
+    assert answers.call_parser({"look"}) is None
+
+
+def test_markers_show_only_where_they_are_looked_for(tmp_path):
+    tokenizer = save_tool_tokenizer(tmp_path, "mistral")
+    answers = AnswerFormat.of(tokenizer)
+    tokens = tokenizer.encode("Hi [TOOL_CALLS]go[ARGS]{}", add_special_tokens=False)
+    assert Detokenizer(tokenizer).push(tokens) == "Hi go{}"
+    marked = Detokenizer(tokenizer, marks=answers.marks.bytes_of).push(tokens)
+    assert len(marked) == len("Hi go{}") + 2
+    assert answers.marks.literal(marked) == "Hi [TOOL_CALLS]go[ARGS]{}"
+    spelt = [tokenizer.encode(character, add_special_tokens=False)[0] for character in "[TOOL_CALLS]"]
+    assert Detokenizer(tokenizer, marks=answers.marks.bytes_of).push(spelt) == "[TOOL_CALLS]", "text stays text"
+
+
+def test_a_prompt_may_have_opened_the_thought(tmp_path):
+    tokenizer = save_tool_tokenizer(tmp_path, "thinking")
+    answers = AnswerFormat.of(tokenizer)
+    for prompt, opened in (
+        ("<|assistant|><think>\n", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("<|assistant|>", False),
+    ):
+        assert answers.opens_thought(tokenizer, tokenizer.encode(prompt, add_special_tokens=False)) is opened
+    assert not AnswerFormat.of(tokenizer, reasoning="none").opens_thought(tokenizer, [4098])
+
+
+def call(id_):
+    return {"id": id_, "type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+def result(id_):
+    return {"role": "tool", "tool_call_id": id_, "content": id_}
+
+
+def test_several_calls_become_one_to_a_message():
+    history = History("{%- if message.tool_calls | length != 1 %}")
+    first, last = {"role": "user", "content": "?"}, {"role": "user", "content": "And?"}
+    asked = {"role": "assistant", "content": "Let me see.", "tool_calls": [call("a"), call("b"), call("c")]}
+    shaped = history.shaped([first, asked, result("b"), result("a"), result("x"), last])
+    assert shaped == [
+        first,
+        {**asked, "tool_calls": [call("a")]},
+        result("a"),
+        {**asked, "content": "", "tool_calls": [call("b")]},
+        result("b"),
+        {**asked, "content": "", "tool_calls": [call("c")]},
+        result("x"),
+        last,
+    ]
+    assert History("").shaped([first, asked]) == [first, asked]
+
+
+def test_ids_are_shortened_alike():
+    history = History("{%- if call.id | length != 9 %}")
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
+        result("call-1"),
+    ]
+    told, answered = history.shaped(messages)
+    short, kept = (each["id"] for each in told["tool_calls"])
+    assert kept == "abcDEF123"
+    assert len(short) == 9
+    assert short.isalnum()
+    assert answered["tool_call_id"] == short
