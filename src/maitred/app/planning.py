@@ -7,6 +7,8 @@ it is told so now. Nothing is held by a plan, and nothing has to be given back.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
