@@ -1,11 +1,11 @@
 """Engines die under load, and no client notices: every stream has exactly the tokens of an undisturbed run.
 
-200 callers (greedy and seeded, some with two choices, with penalties, with log-probabilities, with stop strings) read
-streams from one gateway with three engines on this machine. First nothing disturbs them, and their answers are kept.
-Then the same requests are sent again, round after round, and in the middle of each round one of the engines is killed
-(``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the text and the token counts of the
-undisturbed one; the ledger must have one line for each, with the tokens that the client was told; and nothing may be
-left behind.
+200 callers (greedy and seeded, some with two choices, with penalties, with log-probabilities, with stop strings, held
+to a schema or to a regular expression) read streams from one gateway with three engines on this machine. First nothing
+disturbs them, and their answers are kept. Then the same requests are sent again, round after round, and in the middle
+of each round one of the engines is killed (``kill -9``). Every stream must end with ``[DONE]``, its finish reasons, the
+text and the token counts of the undisturbed one; the ledger must have one line for each, with the tokens that the
+client was told; and nothing may be left behind.
 
 The added gap is what a stream had to wait that went from one engine to another (the ledger names both): its longest
 time between two events, less the longest that the same request had undisturbed.
@@ -40,6 +40,17 @@ TOKENS = 48
 ENDS_WITHIN_S = 120.0
 READY_WITHIN_S = 60.0
 MOST_ADDED_GAP_S = 5.0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animals": {"type": "array", "minItems": 5, "items": {"enum": ["hare", "heron", "hedgehog", "badger", "owl"]}},
+        "the_oldest_of_them": {"type": "string", "minLength": 12},
+        "years_of_its_life": {"type": "integer", "minimum": 20},
+    },
+    "required": ["animals", "the_oldest_of_them", "years_of_its_life"],
+    "additionalProperties": False,
+}
+"""Text that is forced, and text that is not; long enough to be cut by a kill anywhere."""
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8},
@@ -47,6 +58,8 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.3, "min_tokens": 20},
     {"temperature": 0.0, "repetition_penalty": 1.2, "logprobs": 2},
     {"temperature": 0.9, "stop": [" very", "?"]},
+    {"temperature": 1.0, "n": 2, "structured_outputs": {"json": SCHEMA}},
+    {"temperature": 0.8, "structured_outputs": {"regex": "([A-Z][a-z]{2,9}, ){12,40}and so on"}, "logprobs": 1},
 ]
 IDLE = ("maitred_in_flight", "maitred_leases", "maitred_dispatch_running", "maitred_engine_running")
 
@@ -181,9 +194,14 @@ async def _killed(
     await asyncio.sleep(0)
     while crowd.events < wanted and not reading.done():  # noqa: ASYNC110 - an event per token would cost more
         await asyncio.sleep(0.005)
-    engines = psutil.Process(server.process.pid).children()
-    rng.choice([engine for engine in engines if engine.status() != psutil.STATUS_ZOMBIE]).kill()
+    engines = [child for child in psutil.Process(server.process.pid).children() if _is_engine(child)]
+    rng.choice(engines).kill()
     return await reading
+
+
+def _is_engine(child: psutil.Process) -> bool:
+    """Grammars are tried in children, too."""
+    return child.status() != psutil.STATUS_ZOMBIE and "engine" in child.cmdline()
 
 
 async def _ready(server: ServerProcess) -> None:

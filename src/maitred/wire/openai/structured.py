@@ -102,7 +102,10 @@ def _structured_outputs(value: Any) -> Constraint | None:  # noqa: ANN401
     ((name, content),) = said.items()
     constraint = _FORMS[name](content, f"structured_outputs.{name}")
     whitespace = value.get("whitespace_pattern")
-    _check(whitespace is None or isinstance(whitespace, str), "structured_outputs.whitespace_pattern", "a string", None)
+    _check(
+        whitespace is None or isinstance(whitespace, str),
+        *("structured_outputs.whitespace_pattern", "a string", whitespace),
+    )
     return msgspec.structs.replace(constraint, whitespace=whitespace)
 
 

@@ -1,0 +1,98 @@
+"""Grammars are tried once, within bounds, and nobody's hold up anybody else's."""
+
+import asyncio
+
+import pytest
+
+from maitred.admission.grammars.config import GrammarsConfig
+from maitred.admission.grammars.desk import GrammarDesk
+from maitred.admission.grammars.verdict import Verdict
+from maitred.admission.grammars.workers import Workers
+from maitred.core.errors import InvalidRequest, Saturated
+from maitred.core.grammar import Constraint, Grammar
+
+GRAMMAR = Grammar("regex", "a")
+
+
+class Slow:
+    """Tries grammars, each until it is let go."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def verdict(self, question):
+        done = asyncio.get_running_loop().create_future()
+        self.asked.append(done)
+        return await done
+
+    async def close(self):
+        self.asked.clear()
+
+
+def regex(text):
+    return Constraint("regex", text, "guided_regex")
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_organisation_has_its_part_of_the_work_only():
+    workers = Slow()
+    desk = GrammarDesk(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
+    first, second = (asyncio.create_task(desk.grammar_of("greedy", regex(text))) for text in "ab")
+    await settle()
+    assert len(workers.asked) == 1
+    with pytest.raises(Saturated):
+        await desk.grammar_of("greedy", regex("c"))
+    other = asyncio.create_task(desk.grammar_of("modest", regex("d")))
+    await settle()
+    assert len(workers.asked) == 2
+    workers.asked[1].set_result(Verdict(GRAMMAR))
+    assert await other == GRAMMAR
+    workers.asked[0].set_result(Verdict(fault="It is wrong."))
+    with pytest.raises(InvalidRequest, match=r"guided_regex cannot be used\. It is wrong\.") as refusal:
+        await first
+    assert refusal.value.param == "guided_regex"
+    await settle()
+    workers.asked[2].set_result(Verdict(GRAMMAR))
+    assert await second == GRAMMAR
+
+
+async def test_what_was_tried_is_remembered_while_there_is_room():
+    workers = Slow()
+    desk = GrammarDesk(GrammarsConfig(cache_bytes=100), workers)
+    same = [asyncio.create_task(desk.grammar_of("one", regex("a"))) for _ in range(3)]
+    await settle()
+    workers.asked[0].set_result(Verdict(GRAMMAR))
+    assert await asyncio.gather(*same) == [GRAMMAR] * 3
+    assert len(workers.asked) == 1
+    large = asyncio.create_task(desk.grammar_of("one", regex("b" * 80)))
+    await settle()
+    workers.asked[1].set_result(Verdict(GRAMMAR))
+    await large
+    again = asyncio.create_task(desk.grammar_of("one", regex("a")))
+    await settle()
+    assert len(workers.asked) == 3
+    again.cancel()
+
+
+async def test_what_is_too_large_is_not_tried():
+    desk = GrammarDesk(GrammarsConfig(most_bytes=64), Slow())
+    with pytest.raises(InvalidRequest, match="64 are allowed"):
+        await desk.grammar_of("one", regex("a" * 65))
+
+
+async def test_a_process_that_takes_too_long_or_breaks_down_is_replaced():
+    async with GrammarDesk(GrammarsConfig(workers=1), workers=(workers := Workers(1, compile_s=30.0))) as desk:
+        chain = "start: r0\n" + "\n".join(f'r{n}: r{n + 1} "a"' for n in range(3000)) + '\nr3000: "b"'
+        assert (await desk.grammar_of("one", regex("[ab]"))).kind == "regex"
+        deep = Constraint("grammar", chain, "guided_grammar")
+        with pytest.raises(InvalidRequest, match="Send a simpler one"):
+            await desk.grammar_of("one", deep)
+        workers._compile_s = 1e-6
+        with pytest.raises(InvalidRequest, match="takes more than"):
+            await desk.grammar_of("one", regex("c"))
+        workers._compile_s = 30.0
+        assert await desk.grammar_of("one", regex("d")) == Grammar("regex", "d")

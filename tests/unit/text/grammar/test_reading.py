@@ -1,0 +1,89 @@
+"""What callers want, and the grammars that it comes to."""
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.grammar import Constraint
+from maitred.text.grammar.fault import GrammarFault
+from maitred.text.grammar.language import source_of
+from maitred.text.grammar.reading import grammar_of
+
+VOCABULARY = LLTokenizer((BUNDLED_MODEL / "tokenizer.json").read_text(encoding="utf-8"), eos_token=[4])
+
+
+def takes(constraint, text):
+    matcher = LLMatcher(VOCABULARY, source_of(grammar_of(constraint)))
+    tokens = VOCABULARY.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def schema(content, **fields):
+    return Constraint("json_schema", content, "p", **fields)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "taken", "not_taken"),
+    [
+        (Constraint("json_object", None, "p"), '{"a":[1,null]}', "[1]"),
+        (Constraint("json_object", None, "p", whitespace="[ ]{0,2}"), '{ "a": 1 }', '{   "a":1}'),
+        (Constraint("regex", "^[a-c]+$", "p"), "abc", "abd"),
+        (Constraint("regex", r"a\$", "p"), "a$", "a"),
+        (Constraint("choice", ["a b", 'say "no"\n', "Übel"], "p"), 'say "no"\n', "a"),
+        (Constraint("grammar", 'root ::= "a" root | "b"', "p"), "aab", "aa"),
+        (Constraint("grammar", 'start: NAME ("," NAME)*\nNAME: /[a-z]+/', "p"), "ab,c", "ab,"),
+        (schema(True), "[]", "]"),
+        (schema({"type": "string", "format": "topic"}), '"anything"', "1"),
+        (schema({"type": "array", "minItems": 2.0}), "[1,2]", "[1]"),
+        (schema({"type": "string", "format": "date"}), '"2024-02-29"', '"2023-02-29"'),
+        (schema({"type": "string", "format": "date"}), '"1999-12-31"', '"1999-11-31"'),
+        (schema({"format": "date-time"}), '"2016-12-31T23:59:60Z"', '"2016-12-31T23:58:60Z"'),
+        (schema({"format": "time", "pattern": "^0"}), '"08:30:00+01:00"', '"18:30:00+01:00"'),
+        (schema({"format": "hostname"}), '"a-b.example.org"', '"xn--X"'),
+        (schema({"format": "hostname", "maxLength": 5}), '"a.org"', '"ab.org"'),
+        (schema({"not": {"const": 1}}, strict=False), "1", "]"),
+    ],
+)
+def test_what_is_taken(constraint, taken, not_taken):
+    assert takes(constraint, taken)
+    assert not takes(constraint, not_taken)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        (schema([]), "must be a JSON object"),
+        (schema(False), "nsatisfiable"),
+        (schema({"properties": {"a": {"items": {"not": {}}}}}), "`not` at #/properties/a/items"),
+        (schema({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "Use `anyOf`"),
+        (schema({"format": "regex"}), "The format `regex` cannot be enforced"),
+        (schema({"type": "text"}), "Invalid type"),
+        (schema({"$ref": "#/$defs/a"}), "does not exist"),
+        (schema({"properties": {"a": {"$id": "http://x/"}}}), "`$id` of its own, at #/properties/a"),
+        (schema({"type": "object", "minProperties": 2}), "`minProperties` above 1, at #"),
+        (schema({"$schema": "http://json-schema.org/draft-07/schema#", "contentEncoding": "base64"}), "`contentEnc"),
+        (Constraint("regex", "[a", "p"), "unclosed character class"),
+        (Constraint("regex", "a(?=b)", "p"), "look-around"),
+        (Constraint("grammar", 'start: "a" b', "p"), "unknown name"),
+        (Constraint("grammar", "nothing of the kind", "p"), "Expected ::="),
+        (Constraint("json_object", None, "p", whitespace="["), "unclosed character class"),
+    ],
+)
+def test_what_is_refused(constraint, says):
+    with pytest.raises(GrammarFault, match=r"\.$") as refusal:
+        grammar_of(constraint)
+    assert says in str(refusal.value)
+
+
+def test_what_is_nested_too_deeply_is_refused():
+    nested: dict[str, object] = {}
+    for _ in range(5000):
+        nested = {"items": nested}
+    with pytest.raises(GrammarFault, match="nested too deeply"):
+        grammar_of(schema(nested))
+
+
+def test_words_of_our_own_in_a_schema_mean_nothing():
+    assert not takes(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}, strict=False), "x")
+    with pytest.raises(GrammarFault, match="`not`"):
+        grammar_of(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}))
