@@ -169,3 +169,17 @@ def test_a_schema_that_is_not_strict_is_followed_as_far_as_can_be(client):
     loose = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "not": {"const": 1}}}}
     answer = chat(client, response_format=loose, max_tokens=20)
     assert re.match("-?[0-9]+", answer.choices[0].message.content)
+
+
+def test_messages_follow_a_schema_too(server):
+    body = {
+        **{"model": MODEL, "messages": USER, "max_tokens": 300},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    }
+    headers = {"anthropic-version": "2023-06-01"}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=30).json()
+    validate(json.loads(answer["content"][0]["text"]), SCHEMA)
+    body["output_config"]["format"]["schema"] = {"not": {}}
+    error = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers).json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("output_config.format.schema cannot be used. The keyword `not` at #")

@@ -46,7 +46,9 @@ leaves = st.one_of(
 
 def objects(inner):
     return st.dictionaries(names, inner, max_size=3).flatmap(
-        lambda properties: st.lists(st.sampled_from(sorted(properties)) if properties else st.nothing(), unique=True).map(
+        lambda properties: st.lists(
+            st.sampled_from(sorted(properties)) if properties else st.nothing(), unique=True
+        ).map(
             lambda required: {
                 "type": "object",
                 "properties": properties,

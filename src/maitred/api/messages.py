@@ -5,6 +5,7 @@ has another shape.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.decode import check_version, decode_count, decode_messages
-from maitred.wire.anthropic.inbound import chat_of, thinks
+from maitred.wire.anthropic.inbound import chat_of, constraint_in, thinks
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.anthropic.responses import (
     BlockDelta,
@@ -101,7 +102,7 @@ class MessagesRoutes:
         check_version(call.header(b"anthropic-version"))
         request = decode_messages(call.body, strict=self._strict)
         ask = with_urgency(ask_of(chat_of(request)), call.header, retries=call.retries)
-        ask = replace(ask, whole=not request.streams)
+        ask = replace(ask, whole=not request.streams, constraint=partial(constraint_in, request))
         async with self._answering.answer(ask, call.tally) as answer:
             shape = MessagesShape(request.model, call.tally, thoughts=thinks(request))
             await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)

@@ -7,6 +7,7 @@ a number that is an integer is written as one.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _CONTENT = ("contentEncoding", "contentMediaType")
+_BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""What is written with a backslash in a regular expression, and whole classes of characters."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -74,6 +77,8 @@ def _narrowed(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -
             narrowed[keyword] = inner(value, keyword)
         elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
             narrowed[keyword] = int(value)
+        elif keyword == "pattern" and isinstance(value, str):
+            narrowed[keyword] = _narrow_pattern(value)
         elif keyword == "format" and isinstance(value, str) and value not in DEFINED:
             pass
         else:
@@ -93,6 +98,11 @@ def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:
     if strings.keys() & rest.keys():
         return {**rest, "allOf": [*rest.get("allOf", ()), strings]}
     return {**rest, **strings}
+
+
+def _narrow_pattern(pattern: str) -> str:
+    """ECMAScript counts the byte order mark among the spaces, Rust does not: what is no space must not match it."""
+    return _BEYOND_CLASSES.sub(lambda found: r"[^\s\uFEFF]" if found[0] == r"\S" else found[0], pattern)
 
 
 def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> None:

@@ -91,10 +91,15 @@ def _check_prompt(request: CountTokensRequest) -> None:
         value = getattr(request, field, None)
         if value is not None and value not in harmless:
             raise InvalidRequest(f"{field} is not supported by this server. Remove it.", param=field)
-    if isinstance(request.output_config, dict) and request.output_config.get("format") is not None:
-        raise InvalidRequest(
-            "output_config.format is not supported by this server yet. Remove it.", param="output_config.format"
-        )
+    wanted = request.output_format
+    match wanted:
+        case None | {"type": "json_schema", "schema": dict()}:
+            pass
+        case _:
+            raise InvalidRequest(
+                f"output_config.format must be an object with the type json_schema and a schema; got {shown(wanted)}.",
+                param="output_config.format",
+            )
     if not request.messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for position, message in enumerate(request.messages):

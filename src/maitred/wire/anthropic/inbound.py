@@ -11,6 +11,7 @@ neighbours of a role   one message, as Anthropic reads them
 ``thinking``           left out: what a model thought before an earlier answer is not read again
 ``tool_choice: any``   ``required``; ``tool`` names the function
 ``metadata.user_id``   ``user``
+``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
 
 ``thinking`` says whether the answer shows what the model thought, and no more. Hints that have no counterpart
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import InvalidRequest
+from maitred.core.grammar import Constraint
 from maitred.wire.anthropic.requests import (
     Base64Source,
     Block,
@@ -68,6 +70,7 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
             stop=request.stop_sequences or None,
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
+            response_format=_response_format(request),
         )
     check_chat(chat)
     return chat
@@ -76,6 +79,19 @@ def chat_of(request: CountTokensRequest) -> ChatRequest:
 def thinks(request: CountTokensRequest) -> bool:
     """Whether the client wants to see what the model thinks, which it has to say."""
     return isinstance(request.thinking, dict) and request.thinking.get("type") in ("enabled", "adaptive")
+
+
+def constraint_in(request: MessagesRequest) -> Constraint | None:
+    """What the answer has to look like; None: anything."""
+    wanted = request.output_format
+    return None if wanted is None else Constraint("json_schema", wanted["schema"], "output_config.format.schema")
+
+
+def _response_format(request: MessagesRequest) -> dict[str, Any] | None:
+    wanted = request.output_format
+    if wanted is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}
 
 
 def _system(system: str | list[TextBlock] | None) -> Iterator[Message]:

@@ -129,6 +129,11 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     user_profile_id: str | None = None
     workspace_id: str | None = None
 
+    @property
+    def output_format(self) -> Any:  # noqa: ANN401 - whatever was sent
+        """What the answer has to look like; None: anything."""
+        return self.output_config.get("format") if isinstance(self.output_config, dict) else None
+
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaults=True):
     """`POST /v1/messages`."""

@@ -38,7 +38,10 @@ def json_schema(**fields):
         ({"guided_grammar": "start: A"}, Constraint("grammar", "start: A", "guided_grammar")),
         ({"structured_outputs": {}}, None),
         ({"structured_outputs": {"json_object": False, "disable_any_whitespace": True}}, None),
-        ({"structured_outputs": {"json_object": True}}, Constraint("json_object", None, "structured_outputs.json_object")),
+        (
+            {"structured_outputs": {"json_object": True}},
+            Constraint("json_object", None, "structured_outputs.json_object"),
+        ),
         (
             {"structured_outputs": {"json": True, "whitespace_pattern": " "}},
             Constraint("json_schema", True, "structured_outputs.json", whitespace=" "),
@@ -76,4 +79,4 @@ def test_what_is_wrong_is_named(fields, param):
     with pytest.raises(InvalidRequest) as refusal:
         said(**fields)
     assert refusal.value.param == param
-    assert refusal.value.message.startswith(param.split(".")[0])
+    assert param.split(".")[0] in refusal.value.message
