@@ -2,9 +2,9 @@
 
 import gc
 
-from maitred.engine.threads import sleep_at_barriers
+from maitred.engine.threads import wait_briefly_at_barriers
 
-sleep_at_barriers()
+wait_briefly_at_barriers()
 
 from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve  # noqa: E402 - torch comes after
 from maitred.core.request import Request, SamplingParams  # noqa: E402

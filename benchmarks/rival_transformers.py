@@ -26,8 +26,7 @@ def load(asked: Asked) -> Loaded:
             max_requests_per_batch=asked.sequences,
         )
         greedy = GenerationConfig(max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        with torch.inference_mode():
-            done = model.generate_batch(prompts, greedy, continuous_batching_config=batching)
+        done = model.generate_batch(prompts, greedy, continuous_batching_config=batching)
         return [len(one.generated_tokens) for one in done.values()]
 
     version = transformers.__version__

@@ -21,7 +21,7 @@ from maitred.cli.options import (
 )
 from maitred.core.errors import ConfigInvalid
 from maitred.core.lifeline import follow_parent
-from maitred.engine.threads import sleep_at_barriers
+from maitred.engine.threads import wait_briefly_at_barriers
 
 if TYPE_CHECKING:
     from maitred.engine.config import PassedSettings
@@ -106,7 +106,7 @@ def engine(
         folder, engine_config = require_model(loaded), loaded.config.engine
         weights, link = loaded.config.dispatch.service.weights, loaded.config.engine_link
     parse_address(listen)
-    sleep_at_barriers()
+    wait_briefly_at_barriers()
     # Hundreds of thousands of objects come to stay now. To look through them for garbage, again and again while they
     # come, takes a quarter of the start; `serve` goes back to it when it is ready.
     gc.disable()

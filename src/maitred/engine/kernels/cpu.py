@@ -1,7 +1,7 @@
 """Attention on a CPU: one Numba kernel for all rows of a step, decodes and chunks alike."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from maitred.engine.kernels.paged import (
     rotate_and_store,
     rows_together,
 )
+from maitred.engine.kernels.team import Team
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -24,6 +25,8 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 _WORTH_A_THREAD = 1 << 20
 """Multiply-adds below which handing a share to another thread costs more than it saves."""
+_ROWS_WORTH_A_THREAD = 32
+"""The same for rows that are rotated and stored."""
 _RUN_ROWS = 32
 """A chunk is cut into runs of so many rows, which threads can share out evenly."""
 
@@ -71,7 +74,7 @@ class CPUAttention:
         self._config = config
         self._table = rotary_table(config)
         self._threads = threads or torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._threads - 1, "attention") if self._threads > 1 else None
+        self._team = Team()
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
         """Cuts the step into runs of rows and shares them out among threads."""
@@ -107,17 +110,30 @@ class CPUAttention:
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         if qkv.dtype == torch.float32:
-            table = self._table.numpy()
-            rows = heads.numpy(), table, plan.positions, plan.slots, plan.keys, plan.values
-            if cache.rounded:
-                rotate_and_round(*rows, plan.key_scales, plan.value_scales, layer, config.heads)
-            else:
-                rotate_and_store(*rows, layer, config.heads)
+            self._store(layer, heads.numpy(), cache, plan)
         else:
             angles = self._table[plan.batch.positions]
             queries, keys = rotate(queries, angles), rotate(keys, angles)
             cache.write(layer, keys, values, plan.batch.slots)
         return self._attend(queries.float().flatten(), layer, cache, plan).to(qkv.dtype).view(len(qkv), -1)
+
+    def _store(self, layer: int, heads: Array, cache: KVCache, plan: CPUPlan) -> None:
+        """Rotates queries and keys in place and writes keys and values, every thread those of its rows."""
+        table, last = self._table.numpy(), (layer, self._config.heads)
+        kernel = rotate_and_round if cache.rounded else rotate_and_store
+        scales = (plan.key_scales, plan.value_scales) if cache.rounded else ()
+        threads = max(1, min(self._threads, len(heads) // _ROWS_WORTH_A_THREAD))
+        edges = [len(heads) * part // threads for part in range(threads + 1)]
+        self._team.run(
+            [
+                partial(
+                    kernel,
+                    *(heads[first:end], table, plan.positions[first:end], plan.slots[first:end]),
+                    *(plan.keys, plan.values, *scales, *last),
+                )
+                for first, end in pairwise(edges)
+            ]
+        )
 
     def _attend(self, queries: Tensor, layer: int, cache: KVCache, plan: CPUPlan) -> Tensor:
         """Flat fp32, like the queries."""
@@ -137,10 +153,7 @@ class CPUAttention:
             (*arrays, scratch.packed, scratch.scores, scratch.sums, self._config.kv_heads, first_block, first, last)
             for (first, last), scratch in zip(plan.shares, plan.scratch, strict=True)
         ]
-        others = [self._pool.submit(plan.kernel, *share) for share in work[1:]] if self._pool else []
-        plan.kernel(*work[0])
-        for other in others:
-            other.result()
+        self._team.run([partial(plan.kernel, *share) for share in work])
         return attended
 
     def _shares(self, runs: Array) -> list[tuple[int, int]]:
