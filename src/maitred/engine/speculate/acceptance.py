@@ -3,8 +3,10 @@
 _SHARED_FADE = 0.98
 _OWN_FADE = 0.8
 """Per guess. A text that stops copying is noticed after a few guesses."""
+_CAUTION = 0.75
+"""What holds of other sequences need not hold of a new one: its first guess is put to the test in few rows."""
 _PRIOR_TRIALS = 2.0
-"""So much does what is true of all sequences count against what was seen of one."""
+"""A sequence begins with what is true of all, which counts as much and fades like the rest."""
 
 
 class Rate:
@@ -13,12 +15,12 @@ class Rate:
     Args:
         fade: What is left of them with each guess.
         right: To begin with.
-        trials: To begin with.
+        trials: To begin with; more than 0.
     """
 
     __slots__ = ("_fade", "right", "trials")
 
-    def __init__(self, fade: float, right: float = 0.0, trials: float = 0.0) -> None:
+    def __init__(self, fade: float, right: float, trials: float) -> None:
         self._fade = fade
         self.right = right
         self.trials = trials
@@ -38,18 +40,15 @@ class Acceptance:
         """By sequence, then by kind."""
 
     def of(self, sequence: int, kind: int) -> float:
-        """The probability, more than 0 and less than 1.
+        """The probability.
 
         Args:
             sequence: Its key.
             kind: See `Guess`.
         """
         shared = self._shared_rate(kind)
-        share = shared.right / shared.trials
         own = self._own.get(sequence, {}).get(kind)
-        if own is None:
-            return share
-        return (own.right + _PRIOR_TRIALS * share) / (own.trials + _PRIOR_TRIALS)
+        return _CAUTION * shared.right / shared.trials if own is None else own.right / own.trials
 
     def tested(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
         """Compares a guess with what came in its place.
@@ -63,11 +62,11 @@ class Acceptance:
             right += 1
         trials = min(right + 1, len(guessed), len(came))
         if trials:
-            self._shared_rate(kind).add(right, trials)
             own = self._own.setdefault(sequence, {})
             if kind not in own:
-                own[kind] = Rate(_OWN_FADE)
+                own[kind] = Rate(_OWN_FADE, _PRIOR_TRIALS * self.of(sequence, kind), _PRIOR_TRIALS)
             own[kind].add(right, trials)
+            self._shared_rate(kind).add(right, trials)
 
     def forget(self, sequence: int) -> None:
         """Whether anything is known of it or not."""

@@ -18,6 +18,10 @@ from maitred.engine.speculate.acceptance import Acceptance
 from maitred.engine.speculate.guess import Drafter, Guess
 from maitred.engine.speculate.worth import Worth
 
+_LOOK_S = 5e-6
+"""What it takes to look whether a sequence can be guessed, more or less..."""
+_LOOK_SHARE = 0.004
+"""...and how much of the time may be spent on looking in vain."""
 _LEAST_CHANCE = 0.04
 """Of a draft to be right. No row is so cheap that less would pay."""
 
@@ -38,6 +42,8 @@ class Speculator:
         self._worth = worth or Worth()
         self._foretold: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         """By sequence: the kind of its last guess, the place in its tokens, and the tokens."""
+        self._rest_s = 0.0
+        """Until then nobody looks, because the last look was in vain: as long as makes up for it."""
 
     def extend(self, plan: StepPlan, *, room: int, times: StepTimes) -> None:
         """Adds drafts to the decodes of a plan.
@@ -49,17 +55,21 @@ class Speculator:
         """
         work = StepWork.of_decodes(plan)
         most = min(room, self._most * work.decodes)
-        if most < 1 or not self._worth.may_pay(work, most, times):
+        self._rest_s -= times.decoding(work.decodes, work.context_tokens)
+        if most < 1 or self._rest_s > 0 or not self._worth.may_pay(work, most, times):
             return
         guesses = []
+        looks = 0
         for chunk in plan.decodes:
             limit = self._limit(chunk)
             if limit > 0:
+                looks += 1
                 guess = self._guess(chunk.sequence, limit)
                 if guess is not None:
                     guesses.append((chunk, guess))
         lengths = self._lengths(guesses, work, room, times)
         wanted = [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
+        self._rest_s = 0.0 if wanted else _LOOK_S / _LOOK_SHARE * looks
         drafts = self._drafter.draft([(chunk.sequence, guess, length) for chunk, guess, length in wanted])
         for (chunk, guess, _), tokens in zip(wanted, drafts, strict=True):
             chunk.drafts = tokens
