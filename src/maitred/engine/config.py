@@ -64,7 +64,7 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True):
             "pays where answers repeat what stands in their prompts or in themselves; guesses are made only while they "
             "are measured to pay, so never in a full batch."
         ),
-    ] = "ngram"
+    ] = "none"
     most_tokens: Annotated[
         int,
         Meta(
