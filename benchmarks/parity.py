@@ -6,13 +6,16 @@ Small random models of each family answer the same prompts, greedily. Two things
   other precisions the mean share of an answer before its first different token, which random weights make small: the
   accuracy of a scheme on a real model is in `benchmarks.quantisation`.
 * **same**: with a feature, against the plain engine in the same precision: always the same tokens. That the feature
-  was in use is checked, too: prefixes found, prompts cut, sequences preempted, drafts accepted.
+  was in use is checked, too: prefixes found, prompts cut, sequences preempted, guesses right. Answers that are held to
+  a grammar (letters and spaces) are others, so these are compared with those of one request at a time; in fp32 with
+  `transformers`, too, which is left no other tokens.
 
 Nothing is timed here, so the machine does not matter.
 """
 
 import argparse
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -24,21 +27,35 @@ from typing import Any
 import torch
 import transformers
 from msgspec.structs import replace
+from torch import Tensor
 
 from benchmarks.families import FAMILIES, make_model
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED
+from maitred.core.grammar import Grammar
 from maitred.core.ports import LoadReport
 from maitred.core.request import Request, SamplingParams
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
 from maitred.engine.process import build
+from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122
 VOCABULARY = 4096
-REQUESTS, OUTPUT_TOKENS, CONTEXT_TOKENS = 12, 24, 128
+REQUESTS, OUTPUT_TOKENS, CONTEXT_TOKENS = 12, 48, 160
 COMMON = EngineConfig(device="cpu", threads=1, block_tokens=8, kv_memory_bytes=16 << 20, context_tokens=CONTEXT_TOKENS)
-PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"}}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "fp32"},
+    "bf16": {"dtype": "bf16"},
+    "int8": {"quantization": "int8"},
+    "int8_weight_only": {"quantization": "int8_weight_only"},
+    "int4": {"quantization": "int4"},
+    "int4_weight_only": {"quantization": "int4_weight_only"},
+    "fp32, KV in bf16": {"dtype": "fp32", "kv_dtype": "bf16"},
+    "fp32, KV in int8": {"dtype": "fp32", "kv_dtype": "int8"},
+    "int8, KV in int8": {"quantization": "int8", "kv_dtype": "int8"},
+}
+LETTERS = "[a-z ]*"
 
 Answers = list[list[int]]
 
@@ -68,6 +85,9 @@ FEATURES = {
     "preempt": Feature({}, lambda load: load.preemptions, scarce=True),
     "continue": Feature({}, lambda load: load.output_tokens, resumed=True),
 }
+SPECULATION = Feature({"speculation": SpeculationConfig(method="ngram")}, lambda load: load.drafted_tokens)
+FEW = 64
+"""Tokens of a vocabulary with which random answers repeat themselves, so that there is something to guess."""
 
 
 def main() -> int:
@@ -101,8 +121,12 @@ def rows(folder: Path, family: str) -> dict[str, dict[str, Any]]:
     oracle = make_model(folder, family, vocab_size=VOCABULARY)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / name, folder / name)
-    asked = requests()
-    truth = [generated(oracle, request) for request in asked]
+    small = folder / "small"
+    make_model(small, family, vocab_size=FEW)
+    asked, repeating = requests(VOCABULARY), requests(FEW)
+    truth = [generated(oracle, request, None) for request in asked]
+    letters = letters_of(folder)
+    lettered = [generated(oracle, request, letters) for request in asked]
     table: dict[str, dict[str, Any]] = {}
     for precision, settings in PRECISIONS.items():
         config = replace(COMMON, **settings)
@@ -110,6 +134,9 @@ def rows(folder: Path, family: str) -> dict[str, dict[str, Any]]:
         cells: dict[str, Any] = {"agrees": round(agreement(plain, truth), 4)}
         for name, feature in FEATURES.items():
             cells[name] = cell(folder, config, feature, asked, plain)
+        plain = answers(engine_of(small, replace(config, prefix_cache=False)), repeating)
+        cells["speculate"] = cell(small, config, SPECULATION, repeating, plain)
+        cells["grammar"] = constrained(folder, config, asked, letters, lettered if precision == "fp32" else None)
         table[precision] = cells
     return table
 
@@ -133,6 +160,29 @@ def cell(
     return {"same": sum(a == b for a, b in zip(got, plain, strict=True)) / len(plain), "used": feature.used(load)}
 
 
+def constrained(
+    folder: Path, config: EngineConfig, asked: Sequence[Request], letters: Tensor, truth: Answers | None
+) -> dict[str, Any]:
+    """What becomes of the same requests when their answers are held to a grammar: together, and one at a time."""
+    grammar = Grammar("regex", LETTERS)
+    asked = [replace(request, sampling=replace(request.sampling, grammar=grammar)) for request in asked]
+    engine = engine_of(folder, config)
+    together = answers(engine, asked)
+    alone = [answers(engine_of(folder, config), [request])[0] for request in asked] if truth is None else truth
+    allowed = set(letters.nonzero().flatten().tolist())
+    return {
+        "same": sum(a == b for a, b in zip(together, alone, strict=True)) / len(alone),
+        "used": sum(len(answer) == OUTPUT_TOKENS and allowed.issuperset(answer) for answer in together),
+    }
+
+
+def letters_of(folder: Path) -> Tensor:
+    """Which tokens are nothing but letters and spaces: ``[VOCABULARY]``."""
+    tokenizer = Tokenizer.load(folder)
+    texts = [tokenizer.decode([token]) for token in range(VOCABULARY)]
+    return torch.tensor([bool(text and re.fullmatch(LETTERS, text)) for text in texts])
+
+
 def scarce(folder: Path, config: EngineConfig) -> int:
     """Bytes of a KV cache that is too small for all requests together, and large enough for one of any length."""
     _, card = build(folder, config)
@@ -151,30 +201,34 @@ def answers(engine: Engine, asked: Sequence[Request]) -> Answers:
     said: dict[str, list[int]] = {request.id: [] for request in asked}
     for request in asked:
         engine.submit(None, request)
-    while engine.busy:
+    while engine.occupied:  # also while a grammar is being compiled, and nothing runs
         for outputs in engine.step().values():
             for output in outputs:
                 said[output.request_id] += output.delta.tokens
     return list(said.values())
 
 
-def requests() -> list[Request]:
+def requests(vocabulary: int) -> list[Request]:
     """Prompts of all lengths, many of which begin alike."""
     rng = random.Random(SEED)
-    beginning = rng.choices(range(10, VOCABULARY), k=40)
+    beginning = rng.choices(range(10, vocabulary), k=40)
     return [
         Request(
             str(number),
-            beginning[: rng.choice((0, 0, 20, 40))] + rng.choices(range(10, VOCABULARY), k=rng.randint(1, 60)),
+            beginning[: rng.choice((0, 0, 20, 40))] + rng.choices(range(10, vocabulary), k=rng.randint(1, 60)),
             SamplingParams(max_tokens=OUTPUT_TOKENS, seed=number, temperature=0.0, ignore_eos=True),
         )
         for number in range(REQUESTS)
     ]
 
 
-def generated(oracle: transformers.PreTrainedModel, request: Request) -> list[int]:
-    """What `transformers` answers."""
+def generated(oracle: transformers.PreTrainedModel, request: Request, allowed: Tensor | None) -> list[int]:
+    """What `transformers` answers, if it may use only some tokens."""
     prompt = torch.tensor([request.prompt])
+
+    def masked(_: Tensor, scores: Tensor) -> Tensor:
+        return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+
     told: Any = oracle
     with torch.inference_mode():
         whole = told.generate(
@@ -185,6 +239,7 @@ def generated(oracle: transformers.PreTrainedModel, request: Request) -> list[in
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            logits_processor=[masked],
         )
     answer: list[int] = whole[0, len(request.prompt) :].tolist()
     return answer
