@@ -48,11 +48,15 @@ def oracle(folder):
 def server(folder):
     settings = {"encoder.path": str(folder), "encoder.step_tokens": "64", "encoder.threads": "1"}
     with serving(settings=settings) as server:
-        # The other model may be ready first, and the server with it.
-        deadline_s = time.monotonic() + 60
-        while server.metrics()["maitred_engine_up"] < 2 and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_for_both(server)
         yield server
+
+
+def wait_for_both(server):
+    """The other model may be ready first, and the server with it."""
+    deadline_s = time.monotonic() + 60
+    while server.metrics()["maitred_engine_up"] < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +193,7 @@ def test_the_model_that_chats_can_embed_too(tmp_path):
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     texts = ["Once upon a time there was a fox.", "Fox.", "Rain " * 300]
     with serving(settings={"encoder.path": str(BUNDLED_MODEL), "encoder.served_name": "vectors"}) as server:
+        wait_for_both(server)
         answer = post(server, model="vectors", input=texts).json()
         for text, entry in zip(texts, answer["data"], strict=True):
             with torch.inference_mode():

@@ -59,6 +59,9 @@ class Counting:
     def pause(self, owner, request_id, *, paused):
         pass
 
+    def rejections(self):
+        return []
+
     def disown(self, owner):
         self.running = {key: value for key, value in self.running.items() if key[0] is not owner}
 
