@@ -18,9 +18,6 @@ class Rumour:
         wrong = (sequence.key + len(sequence.tokens)) % 5
         return Guess(0, len(ahead), tuple((token + (i == wrong)) % self.vocab_size for i, token in enumerate(ahead)))
 
-    def draft(self, wanted):
-        return [guess.tokens[:length] for _, guess, length in wanted]
-
     def forget(self, sequence):
         pass
 
@@ -31,7 +28,7 @@ class Always:
     def may_pay(self, work, most, times):
         return True
 
-    def rows(self, work, gains, times):
+    def rows(self, work, gains, times, writing_s=None):
         return len(gains)
 
     def measured(self, work, seconds, times):

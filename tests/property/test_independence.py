@@ -17,6 +17,7 @@ from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.process import build
 from maitred.engine.speculate.speculator import Speculator
+from tests.clock import FakeClock
 from tests.guesses import Always, Rumour
 from tests.models import make_model
 
@@ -62,7 +63,7 @@ class Engines:
         self.crowded, _ = build(folder, crowded)
         self.guessing, _ = build(folder, crowded)
         self.rumour = Rumour(VOCABULARY)
-        self.guessing._speculator = Speculator(self.rumour, 6, Always())
+        self.guessing._speculator = Speculator(self.rumour, 6, FakeClock(), worth=Always())
 
 
 @pytest.fixture(scope="module")

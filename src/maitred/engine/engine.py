@@ -82,7 +82,8 @@ class Engine:
         self._owners: dict[int, Hashable] = {}
         """Sequence key -> owner, while it lives."""
         self._measuring: tuple[StepWork, float] | None = None
-        """What the last step computed, and when it began; None once it was recorded."""
+        """What the last step computed, and when it began, as if no draft had had to be written; None once it was
+        recorded."""
         self._steps = 0
         self._step_s = 0.0
 
@@ -183,8 +184,9 @@ class Engine:
             self._forget(sequence)
         if not plan:
             return outputs
+        writing_s = 0.0
         if self._speculator is not None:
-            self._speculator.extend(plan, room=self._scheduler.draft_room(plan), times=self._scheduler.times)
+            writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
         tokens, logprobs = self._runner.execute(plan)
         advances = self._scheduler.commit(plan, tokens)
         for advance, scores in zip(advances, logprobs, strict=True):
@@ -199,7 +201,7 @@ class Engine:
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s
-        self._measuring = StepWork.of(plan), start_s
+        self._measuring = StepWork.of(plan), start_s + writing_s
         self._rest()
         return outputs
 

@@ -195,7 +195,7 @@ def build(
         vocab_size=vocab_size,
         max_choices=config.max_sequences,
         constraints=constraints,
-        speculator=_speculator(config.speculation),
+        speculator=_speculator(config.speculation, constraints),
     )
     card = ModelCard(
         name=model.name,
@@ -211,8 +211,10 @@ def build(
     return engine, card
 
 
-def _speculator(config: SpeculationConfig) -> Speculator | None:
-    return Speculator(NgramDrafter(), config.most_tokens) if config.method == "ngram" else None
+def _speculator(config: SpeculationConfig, constraints: Constraints) -> Speculator | None:
+    if config.method == "none":
+        return None
+    return Speculator(NgramDrafter(), config.most_tokens, SystemClock(), constraints=constraints)
 
 
 def _listen(address: UnixAddress | TcpAddress) -> socket.socket:

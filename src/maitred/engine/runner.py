@@ -57,33 +57,37 @@ class ModelRunner:
         # An answer that can begin in one way only is not sampled, though its prompt is computed.
         forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
         drawn = [chunk for chunk in sampling if chunk.sequence.key not in forced] if forced else sampling
-        keys, positions = [], []
+        keys: list[int] = []
+        positions: list[int] = []
+        supposed: dict[int, tuple[int, ...]] = {}
         for chunk in drawn:
             first = chunk.sequence.output_tokens
-            for position in range(first, first + 1 + len(chunk.drafts)):
+            for ahead in chunk.draws:
+                if ahead:
+                    supposed[len(keys)] = chunk.drafts[:ahead]
                 keys.append(chunk.sequence.key)
-                positions.append(position)
+                positions.append(first + ahead)
         masks = self._constraints.begin(keys, positions)
         logits = self._decoder.forward(self._batch(plan, drawn), self._cache)
         if not sampling:
             return [], []
-        result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result())
+        result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result(), supposed)
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         row = 0
         for chunk in sampling:
             key = chunk.sequence.key
-            own: list[int] = []
+            own = forced.get(key)
             scores: list[TokenLogprobs] = []
-            further = forced.get(key)
-            if further is None:
-                kept = _kept(chunk.drafts, result.tokens, row)
-                own = result.tokens[row : row + kept]
-                scores = [score for score in result.logprobs[row : row + kept] if score is not None]
-                further = self._constraints.advance(key, own[-1])
-                row += 1 + len(chunk.drafts)
-            self._sampler.extend(key, further)
-            tokens.append(own + further)
+            if own is None:
+                if chunk.drafts:
+                    own, draws = self._follow(chunk, result.tokens, row)
+                else:
+                    own, draws = [result.tokens[row], *self._constraints.advance(key, result.tokens[row])], 1
+                scores = [score for score in result.logprobs[row : row + draws] if score is not None]
+                row += len(chunk.draws)
+            self._sampler.extend(key, own)
+            tokens.append(own)
             logprobs.append(scores or None)
         return tokens, logprobs
 
@@ -93,6 +97,27 @@ class ModelRunner:
             self._lanes.release(sequence)
             self._sampler.remove(sequence.key)
             self._constraints.remove(sequence.key)
+
+    def _follow(self, chunk: Chunk, sampled: list[int], row: int) -> tuple[list[int], int]:
+        """The tokens that follow a chunk with drafts, and how many were sampled: those with right drafts before them.
+
+        What was sampled behind a wrong draft goes by a text that is not the answer's.
+
+        Args:
+            chunk: One that samples.
+            sampled: In all rows.
+            row: The first one of the chunk.
+        """
+        key = chunk.sequence.key
+        own: list[int] = []
+        draws = 0
+        for ahead in chunk.draws:
+            if ahead != len(own) or tuple(own) != chunk.drafts[:ahead]:
+                break
+            token = sampled[row + draws]
+            own += [token, *self._constraints.advance(key, token)]
+            draws += 1
+        return own, draws
 
     def _begin(self, sequence: Sequence) -> None:
         output = sequence.tokens[sequence.prompt_tokens :]
@@ -133,7 +158,7 @@ class ModelRunner:
         logit_rows: list[int] = []
         for chunk in drawn:
             row = last_row[chunk.sequence.key]
-            logit_rows += range(row, row + 1 + len(chunk.drafts)) if chunk.drafts else [row]
+            logit_rows += [row + ahead for ahead in chunk.draws] if chunk.drafts else [row]
         return ForwardBatch(
             token_ids=torch.tensor(tokens),
             positions=torch.from_numpy(np.concatenate(positions)),
@@ -147,14 +172,3 @@ class ModelRunner:
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return blocks * self._block_tokens + positions % self._block_tokens
-
-
-def _kept(drafts: tuple[int, ...], sampled: list[int], row: int) -> int:
-    """How many tokens count that were sampled from `row` on: those with nothing but right drafts before them.
-
-    What was sampled behind a wrong draft goes by a text that is not the answer's.
-    """
-    kept = 1
-    while kept <= len(drafts) and drafts[kept - 1] == sampled[row + kept - 1]:
-        kept += 1
-    return kept

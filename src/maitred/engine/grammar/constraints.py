@@ -13,18 +13,22 @@ tokens*). A request for log-probabilities has every token sampled, as nobody has
 What may end an answer is a token, too: the model's end of turn, and the request's own stop tokens, may come where the
 word is complete; before `min_tokens`, and the end of turn under `ignore_eos`, only where nothing else may. When a word
 is complete and cannot go on, its answer ends whatever the request says: there is no token that could follow.
+
+What would follow a guess is found on copies (`supposition`). Where the guess was right the copy is the sequence's
+place, so no token is read twice.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
-from numpy.typing import NDArray
+from llguidance import LLExecutor
 
 from maitred.core.request import SamplingParams
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.masks import WORD_BITS, RowMasks
+from maitred.engine.grammar.supposition import Supposition
+from maitred.engine.grammar.word import Word
 
 _MASK_THREADS = 2
 
@@ -46,7 +50,8 @@ class Constraints:
         self.compiler = compiler
         self._words = -(-vocab_size // WORD_BITS)
         self._eos = eos_token_ids
-        self._words_of: dict[int, _Word] = {}
+        self._words_of: dict[int, Word] = {}
+        self._supposed: dict[int, Supposition] = {}
         self._faults: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._executor: LLExecutor | None = None
@@ -61,25 +66,51 @@ class Constraints:
             output: What it has generated so far.
         """
         if sampling.grammar is not None:
-            self._words_of[key] = _Word(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
+            self._words_of[key] = Word(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
 
     def remove(self, key: int) -> None:
         """Forgets a sequence; an unknown key is ignored."""
         self._words_of.pop(key, None)
+        self._supposed.pop(key, None)
         self._faults.pop(key, None)
 
     def begin(self, keys: Sequence[int], positions: Sequence[int]) -> "Future[RowMasks] | None":
         """Begins to compute the masks of a step; None: none of its rows is constrained.
 
         Args:
-            keys: The sequences that the rows belong to.
-            positions: Output tokens that each has so far.
+            keys: The sequences that the rows belong to. Several rows of one stand together: the first one is for its
+                next token, those behind it for what follows its latest supposition, choice by choice.
+            positions: Output tokens that each has so far, supposed ones included.
         """
+        if not self._words_of:
+            return None
         rows = [row for row, key in enumerate(keys) if key in self._words_of]
         if not rows:
             return None
-        words = [self._words_of[keys[row]] for row in rows]
+        words, ahead = [], 0
+        for row in rows:
+            key = keys[row]
+            ahead = ahead + 1 if row and keys[row - 1] == key else 0
+            words.append(self._supposed[key].words[ahead] if ahead else self._words_of[key])
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
+
+    def suppose(self, key: int) -> Supposition:
+        """What would come of a sequence: nothing yet. Replaces the supposition that there was."""
+        supposition = self._supposed[key] = Supposition(self._words_of[key]) if key in self._words_of else Supposition()
+        return supposition
+
+    def masks_behind(self, suppositions: Sequence[Supposition], positions: Sequence[int]) -> RowMasks | None:
+        """The masks of rows that follow suppositions; None: none of them is constrained.
+
+        Args:
+            suppositions: One per row.
+            positions: Output tokens that each row's sequence would have.
+        """
+        rows = [row for row, supposition in enumerate(suppositions) if supposition.words]
+        if not rows:
+            return None
+        words = [suppositions[row].words[-1] for row in rows]
+        return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows]).result()
 
     def opening(self, key: int) -> list[int]:
         """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
@@ -93,6 +124,13 @@ class Constraints:
         word = self._words_of.get(key)
         if word is None:
             return []
+        supposed = self._supposed.get(key)
+        known = None if supposed is None else supposed.after(word, token)
+        if known is not None:
+            self._words_of[key], forced = known
+            self.forced_tokens += len(forced)
+            return forced
+        self._supposed.pop(key, None)
         fault = word.take(token)
         if fault is not None:
             self._faults[key] = fault
@@ -106,7 +144,7 @@ class Constraints:
         """The sequences that cannot go on, because their grammar has become too costly, and why."""
         return self._faults
 
-    def _masks(self, rows: list[int], words: "list[_Word]", positions: list[int]) -> RowMasks:
+    def _masks(self, rows: list[int], words: list[Word], positions: list[int]) -> RowMasks:
         bits = np.empty((len(rows), self._words), np.int32)
         if self._executor is None:
             self._executor = LLExecutor(_MASK_THREADS)
@@ -118,70 +156,3 @@ class Constraints:
             else:
                 word.settle(own, position)
         return RowMasks(rows, bits)
-
-
-class _Word:
-    """One sequence's place in its grammar."""
-
-    __slots__ = ("_ended", "_ends", "_eos", "_fast", "_ignores_eos", "_min_tokens", "_stops", "matcher")
-
-    def __init__(self, matcher: LLMatcher, sampling: SamplingParams, eos: Sequence[int], output: Sequence[int]) -> None:
-        self.matcher = matcher
-        self._eos = eos
-        self._stops = sorted(frozenset(sampling.stop_token_ids).difference(eos))
-        self._ends = frozenset((*eos, *self._stops))
-        self._min_tokens = sampling.min_tokens
-        self._ignores_eos = sampling.ignore_eos
-        self._fast = sampling.top_logprobs is None  # nobody has computed the log-probability of a forced token
-        self._ended = False
-        for token in output:
-            matcher.consume_token(token)
-
-    def settle(self, bits: NDArray[np.int32], position: int) -> None:
-        """Lets the tokens that end the answer come where they may, and only there."""
-        if self._stops and self.matcher.is_accepting():
-            for token in self._stops:
-                _set(bits, token)
-        early = position < self._min_tokens
-        unwanted = [*(self._eos if early or self._ignores_eos else ()), *(self._stops if early else ())]
-        if unwanted:
-            rest = bits.copy()
-            for token in unwanted:
-                _clear(rest, token)
-            if rest.any():
-                bits[:] = rest
-
-    def take(self, token: int) -> str | None:
-        """One more token of the answer; returns why it cannot go on, if it cannot."""
-        if not self.matcher.is_error():
-            if token in self._ends:
-                self._ended = True
-                return None
-            if self.matcher.consume_token(token):
-                return None
-        return self.matcher.get_error() or "The grammar does not take the token."
-
-    def forced(self) -> list[int]:
-        """The tokens that must come next, which count as taken."""
-        forced: list[int] = []
-        if not self._fast or self._ended:
-            return forced
-        while tokens := self.matcher.compute_ff_tokens():
-            taken = self.matcher.try_consume_tokens(tokens)
-            forced += tokens[:taken]
-            if taken < len(tokens):
-                break
-        if self._eos and self.matcher.is_stopped() and not self.matcher.is_error():
-            self._ended = True
-            forced.append(self._eos[0])
-        return forced
-
-
-def _set(bits: NDArray[np.int32], token: int) -> None:
-    if token // WORD_BITS < bits.size:
-        bits[token // WORD_BITS] |= np.int32(np.uint32(1 << token % WORD_BITS).view(np.int32))
-
-
-def _clear(bits: NDArray[np.int32], token: int) -> None:
-    if token // WORD_BITS < bits.size:
-        bits[token // WORD_BITS] &= np.int32(~np.uint32(1 << token % WORD_BITS).view(np.int32))

@@ -37,7 +37,7 @@ class RowEdits:
         vocab_size: Token ids from here on have no logit; they are left out.
     """
 
-    __slots__ = ("_bias", "_counts", "_ending", "_seen", "_size", "_slot_of", "_tokens", "_vocab_size", "params")
+    __slots__ = ("_bias", "_counts", "_ending", "_in_prompt", "_size", "_slot_of", "_tokens", "_vocab_size", "params")
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RowEdits:
         self._slot_of: dict[int, int] = {}
         self._size = 0
         self._tokens = np.empty(64, np.int64)
-        self._seen = np.zeros(64, np.bool_)
+        self._in_prompt = np.zeros(64, np.bool_)
         self._counts = np.zeros(64, np.int32)
         self._bias = np.zeros(64, np.float32)
         self._ending = np.array(sorted(t for t in ending if 0 <= t < vocab_size), np.int64)
@@ -64,7 +64,7 @@ class RowEdits:
             for token in dict.fromkeys(prompt):
                 if 0 <= token < vocab_size:
                     slot = self._slot(token)
-                    self._seen[slot] = True
+                    self._in_prompt[slot] = True
         for token in output:
             self.record(token)
 
@@ -75,18 +75,24 @@ class RowEdits:
 
     def record(self, token: int) -> None:
         """Takes note of a token that was chosen."""
-        if not _penalises(self.params) or not 0 <= token < self._vocab_size:
-            return
-        slot = self._slot(token)
-        self._seen[slot] = True
-        self._counts[slot] += 1
+        self._count(token, 1)
 
-    def apply(self, row: Tensor, position: int) -> None:
-        """Edits the row's logits, at this position of the output, in place."""
+    def apply(self, row: Tensor, position: int, supposed: Sequence[int] = ()) -> None:
+        """Edits the row's logits in place.
+
+        Args:
+            row: The logits.
+            position: Of the output.
+            supposed: Tokens that count for this row as if they had been chosen, and are forgotten again.
+        """
+        for token in supposed:
+            self._count(token, 1)
         if row.device.type == "cpu":
             self._apply_on_host(row.detach().numpy(), position)
         else:
             self._apply_on_device(row, position)
+        for token in supposed:
+            self._count(token, -1)
 
     def _apply_on_host(self, row: NDArray[np.float32], position: int) -> None:
         p = self.params
@@ -95,7 +101,7 @@ class RowEdits:
             _edit_row(
                 row,
                 self._tokens[:n],
-                self._seen[:n],
+                self._in_prompt[:n],
                 self._counts[:n],
                 self._bias[:n],
                 np.float32(p.repetition_penalty),
@@ -109,18 +115,23 @@ class RowEdits:
         p = self.params
         n = self._size
         if n:
-            tokens, seen, counts, bias = (
+            tokens, in_prompt, counts, bias = (
                 torch.from_numpy(array[:n]).to(row.device, non_blocking=True)
-                for array in (self._tokens, self._seen, self._counts, self._bias)
+                for array in (self._tokens, self._in_prompt, self._counts, self._bias)
             )
             x = row[tokens]
             repeated = torch.where(x > 0, x / p.repetition_penalty, x * p.repetition_penalty)
-            x = torch.where(seen, repeated, x)
+            x = torch.where(in_prompt | (counts > 0), repeated, x)
             x = x - counts * p.frequency_penalty
             x = x - (counts > 0) * p.presence_penalty
             row[tokens] = x + bias
         if position < p.min_tokens:
             row[torch.from_numpy(self._ending).to(row.device)] = -torch.inf
+
+    def _count(self, token: int, times: int) -> None:
+        if _penalises(self.params) and 0 <= token < self._vocab_size:
+            slot = self._slot(token)  # before the array is named: making room replaces it
+            self._counts[slot] += times
 
     def _slot(self, token: int) -> int:
         slot = self._slot_of.get(token)
@@ -128,7 +139,7 @@ class RowEdits:
             slot = self._size
             if slot == self._tokens.size:
                 self._tokens = _doubled(self._tokens)
-                self._seen = _doubled(self._seen)
+                self._in_prompt = _doubled(self._in_prompt)
                 self._counts = _doubled(self._counts)
                 self._bias = _doubled(self._bias)
             self._tokens[slot] = token
@@ -149,7 +160,7 @@ def _penalises(params: SamplingParams) -> bool:
 def _edit_row(
     row: NDArray[np.float32],
     tokens: NDArray[np.int64],
-    seen: NDArray[np.bool_],
+    in_prompt: NDArray[np.bool_],
     counts: NDArray[np.int32],
     bias: NDArray[np.float32],
     repetition: np.float32,
@@ -158,7 +169,7 @@ def _edit_row(
 ) -> None:
     for i in range(tokens.size):
         x = row[tokens[i]]
-        if seen[i]:
+        if in_prompt[i] or counts[i] > 0:
             x = x / repetition if x > 0 else x * repetition
         x = x - np.float32(counts[i]) * frequency
         if counts[i] > 0:

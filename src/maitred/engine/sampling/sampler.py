@@ -23,7 +23,7 @@ Parameters are turned into arrays once for a set of rows and reused while the sa
 step of a stable batch does no work per row in Python unless the row has edits or wants log-probabilities.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -42,6 +42,8 @@ from maitred.engine.sampling.host_rows import HostRows
 from maitred.engine.sampling.logprobs import LogprobRows
 from maitred.engine.sampling.philox import random_bits
 from maitred.engine.sampling.row_kernels import NOT_A_NUMBER
+
+_NOTHING: Mapping[int, Sequence[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +110,28 @@ class Sampler:
             self._layout = None
 
     def extend(self, key: int, tokens: Iterable[int]) -> None:
-        """Remembers tokens that the sequence got without their being sampled, for its penalties."""
+        """Remembers tokens that the sequence got, for its penalties."""
         edits = self._rows[key].edits
         if edits is not None:
             for token in tokens:
                 edits.record(token)
 
     def sample(
-        self, logits: Tensor, keys: Sequence[int], positions: Sequence[int], masks: RowMasks | None = None
+        self,
+        logits: Tensor,
+        keys: Sequence[int],
+        positions: Sequence[int],
+        masks: RowMasks | None = None,
+        supposed: Mapping[int, Sequence[int]] = _NOTHING,
     ) -> SampleResult:
-        """Chooses one token per row and remembers it for the row's penalties.
+        """Chooses one token per row. Which of them count is told by `extend`.
 
         Args:
             logits: [rows, vocabulary]. Consumed: rows with penalties, bias or `min_tokens` are edited in place.
             keys: The sequences that the rows belong to; any of those added, in any order.
-            positions: Output tokens that each has so far.
+            positions: Output tokens that each has so far, supposed ones included.
             masks: Which tokens may come, in the rows that may not have any; None: all may.
+            supposed: By row: the tokens that it takes for granted behind those that its sequence has.
 
         Raises:
             Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
@@ -141,14 +149,12 @@ class Sampler:
         read = None if layout.logprobs is None else layout.logprobs.observe(logits)
         if masks is not None:
             masks.apply(logits)
-        tokens = layout.draw(logits, positions)
+        tokens = layout.draw(logits, positions, supposed)
         if NOT_A_NUMBER in tokens:
             raise Bug(
                 f"The model computed NaN or infinite logits in row {tokens.index(NOT_A_NUMBER)} of {len(tokens)}. "
                 "Check the weights and the dtype (fp32 has the widest range)."
             )
-        for row, edits in layout.edits:
-            edits.record(tokens[row])
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
         if layout.logprobs is not None and read is not None:
             rows = layout.logprobs.rows
@@ -207,10 +213,10 @@ class _Layout:
         self._greedy = not parameters.scales.any()
         self._no_bits = np.zeros(len(rows), np.int64)
 
-    def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
+    def draw(self, logits: Tensor, positions: Sequence[int], supposed: Mapping[int, Sequence[int]]) -> list[int]:
         """Edits the logits and chooses one token per row."""
         for i, edits in self.edits:
-            edits.apply(logits[i], positions[i])
+            edits.apply(logits[i], positions[i], supposed.get(i, ()))
         p = self._parameters
         bits = self._no_bits if self._greedy else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
         return self._form.draw(logits, bits)

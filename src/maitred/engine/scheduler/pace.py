@@ -60,20 +60,21 @@ class Pace:
         time = self._meter.budget(objective_s, decodes, batch.context_tokens)
         return PrefillBudget(left, time, min(left, fitting))
 
-    def drafts(self, batch: Batch, work: StepWork, tokens: int) -> int:
+    def drafts(self, batch: Batch, work: StepWork, tokens: int, writing_s: float = 0.0) -> int:
         """Rows that a step can have beside what it computes.
 
         Args:
             batch: Those that run.
             work: What it computes.
             tokens: Of the step so far.
+            writing_s: What it takes to have one more written.
         """
         objective_s = batch.itl_objective_s
         room = max(0, self._step_tokens - tokens)
         if objective_s is None:
             return room
         left_s = max(0.0, objective_s / self._meter.margin() - work.seconds(self.times))
-        row_s = self.times.token_s + self.times.decode_s
+        row_s = self.times.token_s + self.times.decode_s + writing_s
         return room if left_s >= room * row_s else int(left_s / row_s)
 
     def measured(self, work: StepWork, seconds: float, *, running: int, waiting: int) -> None:

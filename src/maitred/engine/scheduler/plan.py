@@ -20,6 +20,9 @@ class Chunk(Struct, gc=False):
     drafts: tuple[int, ...] = ()
     """Guesses at the tokens that will follow (see `engine.speculate`), computed behind a chunk that samples. Those that
     are then sampled in their places are computed already; of the others nothing is left."""
+    draws: tuple[int, ...] = (0,)
+    """How many of the drafts stand before each token that is sampled; some may be of those that are not (see
+    `engine.grammar.supposition`)."""
 
     @property
     def end(self) -> int:

@@ -279,9 +279,9 @@ class Scheduler:
         planner.run(hold)
         return plan
 
-    def draft_room(self, plan: StepPlan) -> int:
-        """Rows of drafts that a plan can still take; see `engine.speculate`."""
-        return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens)
+    def draft_room(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:
+        """Rows of drafts that a plan can still take, if each takes so long to write; see `engine.speculate`."""
+        return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens, writing_s)
 
     def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[Advance]:
         """Books what a step computed.

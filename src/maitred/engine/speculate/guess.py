@@ -1,8 +1,16 @@
-"""What speculation asks of whoever guesses."""
+"""What speculation asks of whoever guesses.
+
+There are two kinds. A `Drafter` looks up what it says, which costs next to nothing. An `Author` writes: it computes its
+guesses token by token, so each has its price, and how many are wanted is decided before.
+"""
 
 from typing import NamedTuple, Protocol
 
+from maitred.engine.grammar.supposition import Supposition
 from maitred.engine.scheduler.sequence import Sequence
+
+WRITTEN = -1
+"""The kind of all guesses of an author."""
 
 
 class Guess(NamedTuple):
@@ -11,7 +19,7 @@ class Guess(NamedTuple):
     Attributes:
         kind: How much speaks for it; guesses of one kind are about equally often right.
         length: Tokens that there would be.
-        tokens: They, where they cost nothing to know; None: only `Drafter.draft` finds them.
+        tokens: They; None: an author has to write them.
     """
 
     kind: int
@@ -19,15 +27,48 @@ class Guess(NamedTuple):
     tokens: tuple[int, ...] | None
 
 
+class Wanted(NamedTuple):
+    """A guess that an author shall write.
+
+    Attributes:
+        sequence: Of which.
+        length: Tokens that are wanted.
+        most: Tokens that there is room for, with what a grammar forces behind them.
+        supposition: Takes them.
+    """
+
+    sequence: Sequence
+    length: int
+    most: int
+    supposition: Supposition
+
+
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences."""
+    """Guesses the next tokens of sequences by looking up."""
 
     def guess(self, sequence: Sequence, most: int) -> Guess | None:
-        """What it could say of a sequence, in at most so many tokens; None: nothing. This must cost next to nothing."""
+        """What it says of a sequence, in at most so many tokens; None: nothing. This must cost next to nothing."""
         ...
 
-    def draft(self, wanted: list[tuple[Sequence, Guess, int]]) -> list[tuple[int, ...]]:
-        """The first tokens of guesses, so many of each (at least one)."""
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence does not run any more; whether it was ever asked about or not."""
+        ...
+
+
+class Author(Protocol):
+    """Writes the next tokens of sequences."""
+
+    def pass_s(self, sequences: int, context_tokens: int) -> float:
+        """What one further token of so many sequences takes, with so much context in all; 0: not measured yet."""
+        ...
+
+    def write(self, wanted: list[Wanted], room: int) -> None:
+        """Writes guesses; of a sequence that it has fallen behind it may write none yet.
+
+        Args:
+            wanted: Which.
+            room: Tokens that it may read at once of those that it has not followed.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -40,10 +40,6 @@ class NgramDrafter:
             ahead += ahead[: most - len(ahead)]
         return Guess(matched.bit_length(), most, tuple(ahead))
 
-    def draft(self, wanted: list[tuple[Sequence, Guess, int]]) -> list[tuple[int, ...]]:
-        """What `guess` has found."""
-        return [(guess.tokens or ())[:length] for _, guess, length in wanted]
-
     def forget(self, sequence: Sequence) -> None:
         """Drops its index."""
         self._indexes.pop(sequence.key, None)

@@ -8,73 +8,107 @@ is sampled with bits of its own.
 
 Drafts take no KV blocks: they go where their sequence has room behind its last token, in blocks that it holds anyway.
 So nothing is preempted or evicted for a guess, and one that was wrong is overwritten by what comes in its place.
+
+A batch in which no draft could pay must not notice that somebody looks. So nobody looks for a while where nothing was
+found: the time spent in vain is a small share of all, and gets smaller the longer nothing is found.
 """
 
+from typing import NamedTuple, Protocol
+
+from maitred.core.clock import Clock
 from maitred.core.ports import StepTimes
+from maitred.engine.grammar.constraints import Constraints
+from maitred.engine.grammar.supposition import Supposition
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.engine.speculate.acceptance import Acceptance
-from maitred.engine.speculate.guess import Drafter, Guess
+from maitred.engine.speculate.guess import WRITTEN, Author, Drafter, Guess, Wanted
 from maitred.engine.speculate.worth import Worth
 
-_LOOK_S = 5e-6
-"""What it takes to look whether a sequence can be guessed, more or less..."""
-_LOOK_SHARE = 0.004
-"""...and how much of the time may be spent on looking in vain."""
+_VAIN_SHARE, _LEAST_VAIN_SHARE = 0.004, 0.001
+"""Of the time that may be spent on looking in vain; the second where that has been so for long."""
+_LONGEST_REST_S = 1.0
+_DORMANT_STEPS = 8
+"""For which nobody asks again whether drafts might pay where a row was found to be too dear for that."""
 _LEAST_CHANCE = 0.04
 """Of a draft to be right. No row is so cheap that less would pay."""
+
+
+class Room(Protocol):
+    """`maitred.engine.scheduler.scheduler.Scheduler.draft_room`."""
+
+    def __call__(self, plan: StepPlan, /, *, writing_s: float) -> int:
+        """Rows of drafts that a plan can still take, if each takes so long to write."""
+        ...
 
 
 class Speculator:
     """Chooses drafts.
 
     Args:
-        drafter: Who guesses.
+        drafter: Who guesses by looking up, if anybody.
         most_tokens: Drafts of one sequence in one step at most.
+        clock: Tells what looking and writing take.
         worth: Says how many pay.
+        constraints: Where sequences stand in their grammars; None: those that have one get no drafts.
+        author: Who writes guesses, if anybody.
     """
 
-    def __init__(self, drafter: Drafter, most_tokens: int, worth: Worth | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        most_tokens: int,
+        clock: Clock,
+        *,
+        worth: Worth | None = None,
+        constraints: Constraints | None = None,
+        author: Author | None = None,
+    ) -> None:
         self._drafter = drafter
+        self._author = author
         self._most = most_tokens
+        self._clock = clock
+        self._constraints = constraints
         self._acceptance = Acceptance()
         self._worth = worth or Worth()
-        self._foretold: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        """By sequence: the kind of its last guess, the place in its tokens, and the tokens."""
-        self._rest_s = 0.0
-        """Until then nobody looks, because the last look was in vain: as long as makes up for it."""
+        self._foretold: dict[int, list[_Foretold]] = {}
+        """By sequence: its last guesses."""
+        self._rest_until_s = 0.0
+        self._in_vain = 0
+        """Looks, since there was something."""
 
-    def extend(self, plan: StepPlan, *, room: int, times: StepTimes) -> None:
+    def extend(self, plan: StepPlan, room: Room, times: StepTimes) -> float:
         """Adds drafts to the decodes of a plan.
 
         Args:
             plan: Has everything else.
-            room: Rows that the step can take yet.
+            room: Says how many rows it can take yet.
             times: What steps take.
+
+        Returns:
+            Seconds for which drafts were written.
         """
+        start_s = self._clock.monotonic_s()
+        if start_s < self._rest_until_s or not plan.decodes:
+            return 0.0
         work = StepWork.of_decodes(plan)
-        most = min(room, self._most * work.decodes)
-        self._rest_s -= times.decoding(work.decodes, work.context_tokens)
-        if most < 1 or self._rest_s > 0 or not self._worth.may_pay(work, most, times):
-            return
-        guesses = []
-        looks = 0
-        for chunk in plan.decodes:
-            limit = self._limit(chunk)
-            if limit > 0:
-                looks += 1
-                guess = self._guess(chunk.sequence, limit)
-                if guess is not None:
-                    guesses.append((chunk, guess))
-        lengths = self._lengths(guesses, work, room, times)
-        wanted = [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
-        self._rest_s = 0.0 if wanted else _LOOK_S / _LOOK_SHARE * looks
-        drafts = self._drafter.draft([(chunk.sequence, guess, length) for chunk, guess, length in wanted])
-        for (chunk, guess, _), tokens in zip(wanted, drafts, strict=True):
-            chunk.drafts = tokens
-            if guess.tokens is None:
-                self._foretold[chunk.sequence.key] = guess.kind, len(chunk.sequence.tokens), tokens
+        if not self._worth.may_pay(work, self._most * work.decodes, times):
+            dormant_s = _DORMANT_STEPS * times.decoding(work.decodes, work.context_tokens)
+            self._rest_until_s = start_s + min(dormant_s, _LONGEST_REST_S)
+            return 0.0
+        pass_s = self._author.pass_s(work.decodes, work.context_tokens) if self._author is not None else 0.0
+        rows = room(plan, writing_s=pass_s / work.decodes)
+        if rows < 1:
+            return 0.0
+        chosen = self._choose(plan, work, rows, times, pass_s)
+        looked_s = self._clock.monotonic_s()
+        self._rest(chosen != [], start_s, looked_s)
+        if not chosen:
+            return 0.0
+        spare = rows - sum([length for _, _, length in chosen])
+        self._draft(chosen, spare, rows)
+        return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
     def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
         """See `Worth.measured`."""
@@ -82,61 +116,123 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence lost its blocks: finished, cancelled or preempted."""
-        self._drafter.forget(sequence)
+        for guesser in (self._drafter, self._author):
+            if guesser is not None:
+                guesser.forget(sequence)
         self._acceptance.forget(sequence.key)
         self._foretold.pop(sequence.key, None)
+
+    def _choose(
+        self, plan: StepPlan, work: StepWork, room: int, times: StepTimes, pass_s: float
+    ) -> "list[tuple[Chunk, Guess, int]]":
+        """The guesses that drafts are made of, and how long these are."""
+        step_s = times.decoding(work.decodes, work.context_tokens)
+        written_price = min(1.0, pass_s / step_s) if step_s > 0 else 0.0
+        guesses = []
+        for chunk in plan.decodes:
+            limit = self._limit(chunk)
+            if limit > 0:
+                guess = self._guess(chunk.sequence, limit, written_price)
+                if guess is not None:
+                    guesses.append((chunk, guess))
+        lengths = self._lengths(guesses, work, room, times, pass_s)
+        return [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
+
+    def _draft(self, chosen: "list[tuple[Chunk, Guess, int]]", spare: int, room: int) -> None:
+        """Makes drafts.
+
+        Args:
+            chosen: Of what.
+            spare: Rows beyond, for what grammars force.
+            room: Rows of the step.
+        """
+        made: list[tuple[Chunk, Supposition]] = []
+        wanted = []
+        for chunk, guess, length in chosen:
+            sequence = chunk.sequence
+            most = min(length + spare, self._limit(chunk)) if sequence.sampling.grammar is not None else length
+            spare -= most - length
+            supposition = Supposition() if self._constraints is None else self._constraints.suppose(sequence.key)
+            made.append((chunk, supposition))
+            if guess.tokens is None:
+                wanted.append(Wanted(sequence, length, most, supposition))
+            else:
+                supposition.follow(guess.tokens[:length], most)
+        if wanted and self._author is not None:
+            self._author.write(wanted, room)
+            for want in wanted:
+                tokens = tuple(want.supposition.tokens)
+                self._foretell(want.sequence, WRITTEN, tokens)
+        for chunk, supposition in made:
+            if supposition.tokens:
+                chunk.drafts, chunk.draws = tuple(supposition.tokens), tuple(supposition.draws)
+
+    def _rest(self, found: bool, start_s: float, end_s: float) -> None:
+        """After a look in vain nobody looks for as long as makes up for it."""
+        if found:
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        share = max(_LEAST_VAIN_SHARE, _VAIN_SHARE / self._in_vain)
+        self._rest_until_s = end_s + min((end_s - start_s) / share, _LONGEST_REST_S)
 
     def _limit(self, chunk: Chunk) -> int:
         """Drafts that a decode may have at most."""
         sequence = chunk.sequence
-        if not chunk.samples or not _foreseeable(sequence):
+        if not chunk.samples or (self._constraints is None and sequence.sampling.grammar is not None):
             return 0
         # The step gives one token beyond the drafts that are right.
         tokens_left = sequence.max_tokens - sequence.output_tokens - 1
         return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
 
-    def _guess(self, sequence: Sequence, limit: int) -> Guess | None:
-        """The next guess; and the last one is compared with what came, whether it was computed or not."""
-        foretold = self._foretold.pop(sequence.key, None)
-        if foretold is not None:
-            kind, place, tokens = foretold
-            self._acceptance.tested(sequence.key, kind, tokens, sequence.tokens[place : place + len(tokens)])
-        guess = self._drafter.guess(sequence, limit)
+    def _guess(self, sequence: Sequence, limit: int, written_price: float) -> Guess | None:
+        """The next guess; and the last ones are compared with what came, whether they were computed or not."""
+        key = sequence.key
+        for kind, place, tokens in self._foretold.pop(key, ()):
+            self._acceptance.tested(key, kind, tokens, sequence.tokens[place : place + len(tokens)])
+        guess = None if self._drafter is None else self._drafter.guess(sequence, limit)
         if guess is not None and guess.tokens is not None:
-            self._foretold[sequence.key] = guess.kind, len(sequence.tokens), guess.tokens
+            self._foretell(sequence, guess.kind, guess.tokens)
+        if self._author is None:
+            return guess
+        looked_up = 0.0 if guess is None else self._acceptance.of(key, guess.kind)
+        if self._acceptance.of(key, WRITTEN) - written_price > looked_up:
+            return Guess(WRITTEN, limit, None)
         return guess
 
-    def _lengths(self, guesses: list[tuple[Chunk, Guess]], work: StepWork, room: int, times: StepTimes) -> list[int]:
+    def _foretell(self, sequence: Sequence, kind: int, tokens: tuple[int, ...]) -> None:
+        self._foretold.setdefault(sequence.key, []).append(_Foretold(kind, len(sequence.tokens), tokens))
+
+    def _lengths(
+        self, guesses: list[tuple[Chunk, Guess]], work: StepWork, room: int, times: StepTimes, pass_s: float
+    ) -> list[int]:
         """How many tokens of each guess are drafted: in all as many as pay, the most probable ones first."""
         chances = []
         for place, (chunk, guess) in enumerate(guesses):
             share = chance = self._acceptance.of(chunk.sequence.key, guess.kind)
-            for _ in range(guess.length):
+            for nth in range(guess.length):
                 if chance < _LEAST_CHANCE:
                     break
-                chances.append((chance, place))
+                chances.append((chance, place, 0 if guess.tokens is not None else nth + 1))
                 chance *= share
         chances.sort(reverse=True)
         del chances[room:]
-        gains, gain = [], 0.0
-        for chance, _ in chances:
+        gains, writing_s, gain, passes = [], [], 0.0, 0
+        for chance, _, nth in chances:
             gain += chance
+            passes = max(passes, nth)
             gains.append(gain)
+            writing_s.append(passes * pass_s)
         lengths = [0] * len(guesses)
-        for _, place in chances[: self._worth.rows(work, gains, times)]:
+        rows = self._worth.rows(work, gains, times, writing_s if pass_s else None)
+        for _, place, _ in chances[:rows]:
             lengths[place] += 1
         return lengths
 
 
-def _foreseeable(sequence: Sequence) -> bool:
-    """Whether the choice at a position depends on nothing but the tokens before it and the position.
+class _Foretold(NamedTuple):
+    """A guess, and the place of its first token."""
 
-    Penalties count the tokens of the answer as they are chosen; a grammar moves on with each of them.
-    """
-    sampling = sequence.sampling
-    return (
-        sampling.grammar is None
-        and sampling.repetition_penalty == 1.0
-        and sampling.presence_penalty == 0.0
-        and sampling.frequency_penalty == 0.0
-    )
+    kind: int
+    place: int
+    tokens: tuple[int, ...]

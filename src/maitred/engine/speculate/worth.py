@@ -9,10 +9,13 @@ guess is worth. No setting says where the one turns into the other.
 Prices are kept by the binary orders of magnitude of `B` and of `R`, for time does not rise evenly with the rows. As far
 as nothing was measured the step-time model says what a row costs, and rows become more by doubling: so a wrong first
 guess costs little. `T` comes from the same model, corrected by steps without drafts; there is such a step now and then.
-And what was found not to pay is tried again now and then, for the machine may have been busy with something else.
+And what was found not to pay is tried again now and then, for the machine may have been busy with something else; ever
+less often, if that is what is found again.
+
+Drafts that a model has to write first cost what that takes, too. Those seconds are known by themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from maitred.core.ports import StepTimes
@@ -20,8 +23,10 @@ from maitred.engine.scheduler.step_times import StepWork
 
 _MARGIN = 1.03
 """By so much must drafts be expected to speed a step up."""
-_TRIAL_EVERY = 100
-"""Steps in which drafts did not pay. A trial of a quarter more rows then costs a part in four hundred at most."""
+_TRIAL_EVERY, _LONGEST_PATIENCE = 100, 1600
+"""Steps in which drafts did not pay, from one trial to the next; the first, and the most after fruitless ones..."""
+_TRIAL_PART = 8
+"""...and so few rows has a trial, by the decodes. It then costs a part in eight hundred at most."""
 _PLAIN_EVERY = 50
 """Steps with drafts."""
 _FADE = 0.9
@@ -49,8 +54,9 @@ class Worth:
         self._plain: dict[int, float] = {}
         """By order of magnitude of the decodes: what steps without drafts take, over what the model says."""
         self._steps = 0
-        self._idle = 0
-        """Steps since drafts paid, or were tried."""
+        self._tried = 0
+        """The last step in which drafts paid, or were tried."""
+        self._patience = _TRIAL_EVERY
         self._busy = 0
         """Steps since there were none."""
 
@@ -59,7 +65,7 @@ class Worth:
 
         Args:
             work: What it computed; one with prompts tells nothing.
-            seconds: From one plan to the next.
+            seconds: From one plan to the next, less what it took to write drafts.
             times: What was known before it.
         """
         self._steps += 1
@@ -83,54 +89,70 @@ class Worth:
         price.at = self._steps
 
     def may_pay(self, work: StepWork, most: int, times: StepTimes) -> bool:
-        """Whether some rows, `most` of them, would pay if all of them were right; or it is time to try."""
-        if self._best(work, range(1, most + 1), times):
-            return True
-        self._idle += 1
-        return self._idle >= _TRIAL_EVERY
+        """Whether some rows, up to `most`, would pay if all of them were right; or it is time to try."""
+        decodes = work.decodes
+        for _, rows, price in self._prices_of(work, most, times):
+            if decodes + rows > _MARGIN * (decodes + price * rows):
+                return True
+        return self._steps - self._tried >= self._patience
 
-    def rows(self, work: StepWork, gains: Sequence[float], times: StepTimes) -> int:
+    def rows(
+        self, work: StepWork, gains: Sequence[float], times: StepTimes, writing_s: Sequence[float] | None = None
+    ) -> int:
         """How many rows of drafts the step should have.
 
         Args:
             work: Its decodes.
             gains: Tokens that the first row saves on average, the first two rows together, and so on.
             times: What steps take.
+            writing_s: What it takes to have the first row written, the first two, and so on; None: nothing.
         """
-        best = self._best(work, gains, times)
-        if not best and gains:
-            self._idle += 1
-            if self._idle >= _TRIAL_EVERY:
-                best = min(len(gains), max(1, work.decodes // 4))
+        best = self._best(work, gains, times, writing_s)
+        if best:
+            self._patience = _TRIAL_EVERY
+        elif self._steps - self._tried >= self._patience:
+            best = min(len(gains), max(1, work.decodes // _TRIAL_PART))
+            self._tried = self._steps
+            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         if best:
             self._busy += 1
             if self._busy > _PLAIN_EVERY:
                 best = 0
         if best:
-            self._idle = 0
+            self._tried = self._steps
         else:
             self._busy = 0
         return best
 
-    def _best(self, work: StepWork, gains: Sequence[float], times: StepTimes) -> int:
+    def _best(self, work: StepWork, gains: Sequence[float], times: StepTimes, writing_s: Sequence[float] | None) -> int:
+        decodes = work.decodes
+        token_s = times.decoding(decodes, work.context_tokens) * self._plain.get(decodes.bit_length(), 1.0) / decodes
+        best, highest = 0, _MARGIN
+        for first, last, price in self._prices_of(work, len(gains), times):
+            for rows in range(first, last + 1):
+                lost = price * rows
+                if writing_s is not None and token_s > 0:
+                    lost += writing_s[rows - 1] / token_s
+                rate = (decodes + gains[rows - 1]) / (decodes + lost)
+                if rate > highest:
+                    best, highest = rows, rate
+        return best
+
+    def _prices_of(self, work: StepWork, most: int, times: StepTimes) -> Iterator[tuple[int, int, float]]:
+        """Up to `most` rows: the first and the last number of an order of magnitude, and the price of each row."""
         decodes, order = work.decodes, work.decodes.bit_length()
         if order not in self._plain:
-            return 0
+            return
         price = max(0.0, self._modelled(work, times))
-        least = _MARGIN
-        best, rows, seen = 0, 1, True
-        while rows <= len(gains) and seen:
-            # The most rows of one order of magnitude, for they have the same price.
-            rows = min(2 * rows - 1, len(gains))
+        rows, seen = 1, True
+        while rows <= most and seen:
+            first, rows = rows, min(2 * rows - 1, most)
             known = self._prices.get((order, rows.bit_length()))
             seen = known is not None or rows < decodes // 4
             if known is not None:
                 price = max(0.0, known.tokens / known.rows)
-            rate = (decodes + gains[rows - 1]) / (decodes + price * rows)
-            if rate > least:
-                best, least = rows, rate
+            yield first, rows, price
             rows += 1
-        return best
 
     def _modelled(self, work: StepWork, times: StepTimes) -> float:
         """The price of a row as far as the model knows."""

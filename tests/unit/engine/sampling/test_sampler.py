@@ -49,19 +49,43 @@ def test_a_whole_answer_equals_the_reference(sampler):
         row = reference.edited(logits[0].numpy(), params, prompt, output, list(EOS))
         expected = reference.draw(row, params, reference.bits_of(params, 3, position))
         assert sampler.sample(logits, [5], [position]).tokens == [expected]
+        sampler.extend(5, [expected])
         output.append(expected)
 
 
 def test_a_resumed_sequence_goes_on_as_if_it_had_never_left(sampler):
     params = settings(presence_penalty=1.0, repetition_penalty=1.3)
-    output: list[int] = []
-    sampler.add(1, params, 0, [3], output, EOS)
-    for position in range(10):
-        output += sampler.sample(logits_of(1, position), [1], [position]).tokens
-    first = [sampler.sample(logits_of(1, p), [1], [p]).tokens for p in range(10, 20)]
+
+    def answer(positions):
+        for position in positions:
+            tokens = sampler.sample(logits_of(1, position), [1], [position]).tokens
+            sampler.extend(1, tokens)
+            yield from tokens
+
+    sampler.add(1, params, 0, [3], [], EOS)
+    output = [*answer(range(10))]
+    first = [*answer(range(10, 20))]
     sampler.remove(1)
     sampler.add(1, params, 0, [3], output, EOS)
-    assert [sampler.sample(logits_of(1, p), [1], [p]).tokens for p in range(10, 20)] == first
+    assert [*answer(range(10, 20))] == first
+
+
+def test_rows_on_supposed_tokens_are_what_they_would_be_after_them(sampler):
+    params = settings(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.3, logit_bias={7: 1.0})
+    sampler.add(1, params, 0, [3], [], EOS)
+    sampler.add(2, settings(), 0, [3])
+    guesses = [3, 11, 11]
+    logits = torch.cat([logits_of(1, position) for position in range(4)])
+    supposed = {row: guesses[:row] for row in range(4)}
+    for _ in range(2):  # nothing is left of what was only supposed
+        rows = sampler.sample(logits.clone(), [1, 1, 1, 1], [0, 1, 2, 3], supposed=supposed).tokens
+        one_by_one = []
+        sampler.add(1, params, 0, [3], [], EOS)
+        for position in range(4):
+            one_by_one += sampler.sample(logits_of(1, position), [1], [position]).tokens
+            sampler.extend(1, guesses[position : position + 1])
+        assert rows == one_by_one
+        sampler.add(1, params, 0, [3], [], EOS)
 
 
 def test_replacing_a_sequence_under_its_key_takes_effect(sampler):

@@ -13,6 +13,7 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.process import build
 from maitred.engine.speculate.guess import Guess
 from maitred.engine.speculate.speculator import Speculator
+from tests.clock import FakeClock
 from tests.guesses import Always
 from tests.models import make_model
 
@@ -29,9 +30,6 @@ class Favourite:
 
     def guess(self, sequence, most):
         return Guess(sequence.key, 1, (self.token,))  # of a kind of its own: nothing is known against it
-
-    def draft(self, wanted):
-        return [(self.token,) for _ in wanted]
 
     def forget(self, sequence):
         pass
@@ -54,7 +52,7 @@ def exact(oracle):
 def answers(folder, drafter):
     config = EngineConfig(device="cpu", dtype="fp32", threads=1, max_sequences=128, kv_memory_bytes=8 << 20)
     engine, _ = build(folder, config)
-    engine._speculator = Speculator(drafter, 1, Always())
+    engine._speculator = Speculator(drafter, 1, FakeClock(), worth=Always())
     for seed in range(ANSWERS):
         sampling = SamplingParams(max_tokens=3, seed=seed, ignore_eos=True)
         engine.submit("owner", Request(id=str(seed), prompt=PROMPT, sampling=sampling))

@@ -1,0 +1,160 @@
+"""Answers that follow a grammar, or are penalised, are the same token by token, whatever was guessed."""
+
+import pytest
+
+from maitred.config.tree import BUNDLED_MODEL
+from maitred.core.grammar import Constraint
+from maitred.core.request import Request, SamplingParams
+from maitred.engine.config import EngineConfig
+from maitred.engine.grammar.supposition import Supposition
+from maitred.engine.process import build
+from maitred.engine.speculate.speculator import Speculator
+from maitred.text.grammar.reading import grammar_of
+from maitred.text.tokenizer import Tokenizer
+from tests.clock import FakeClock
+from tests.guesses import Always, Rumour
+
+TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "kind": {"enum": ["rabbit", "raven", "river"]},
+        "years": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 4},
+    },
+    "required": ["name", "kind", "years"],
+    "additionalProperties": False,
+}
+FIELDS = [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4, "top_p": 0.95},
+    {"top_logprobs": 2, "min_p": 0.02},
+    {"min_tokens": 9, "logit_bias": {300: 2.0}},
+    {"temperature": 0.0},
+]
+
+
+def make_engine(**fields):
+    config = EngineConfig(device="cpu", dtype="fp32", threads=1, kv_memory_bytes=16 << 20, **fields)
+    return build(BUNDLED_MODEL, config)[0]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return make_engine(block_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def rumour():
+    return Rumour(4096)
+
+
+@pytest.fixture(scope="module")
+def guessing(rumour):
+    engine = make_engine(block_tokens=32)
+    engine._speculator = Speculator(rumour, 12, FakeClock(), worth=Always(), constraints=engine._constraints)
+    return engine
+
+
+def requests(schema, fields):
+    grammar = None if schema is None else grammar_of(Constraint("json_schema", schema, "guided_json"))
+    prompt = TOKENIZER.encode("Once upon a time there was a little rabbit", add_special_tokens=False)
+    return [
+        Request(
+            id=str(number),
+            prompt=prompt[: 3 + number],
+            sampling=SamplingParams(
+                **{"max_tokens": 60, "seed": number, "temperature": 0.9, "n": 2, **fields}, grammar=grammar
+            ),
+        )
+        for number in range(5)
+    ]
+
+
+def answers(engine, asked):
+    told, scores, finishes = {}, {}, {}
+    for request in asked:
+        engine.submit("owner", request)
+    while engine.occupied:
+        for output in engine.step().get("owner", []):
+            key = output.request_id, output.delta.index
+            told.setdefault(key, []).extend(output.delta.tokens)
+            scores.setdefault(key, []).extend(entry.logprob for entry in output.delta.logprobs or [])
+            if output.delta.finish:
+                finishes[key] = output.delta.finish
+    assert not engine.rejections()
+    return told, scores, finishes
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("schema", [SCHEMA, None], ids=["schema", "free"])
+def test_answers_are_the_same(plain, guessing, rumour, schema, fields):
+    expected = answers(plain, requests(schema, fields))
+    rumour.answers = expected[0]
+    before = guessing.load()
+    assert answers(guessing, requests(schema, fields)) == expected
+    after = guessing.load()
+    drafted, right = after.drafted_tokens - before.drafted_tokens, after.accepted_tokens - before.accepted_tokens
+    assert 0.2 * drafted < right < drafted
+    assert after.free_blocks == after.total_blocks
+
+
+class Letters:
+    """A place in a grammar of small numbers: 9 may not come, 1 forces 2 and 3, and 0 ends the answer."""
+
+    def __init__(self):
+        self.ended = False
+        self.last = None
+
+    def copy(self):
+        return Letters()
+
+    def take(self, token):
+        self.last = token
+        self.ended = token == 0
+        return "no" if token == 9 else None
+
+    def forced(self):
+        return [2, 3] if self.last == 1 else []
+
+
+def test_a_supposition_has_what_is_forced_and_says_where_the_model_chooses():
+    supposition = Supposition(Letters())
+    supposition.follow((1, 2, 3, 5, 1), 12)
+    assert supposition.tokens == [1, 2, 3, 5, 1, 2, 3]
+    assert supposition.draws == [0, 3, 4, 7]
+    assert len(supposition.words) == 4
+
+
+def test_a_guess_that_disagrees_with_what_is_forced_ends_there():
+    supposition = Supposition(Letters())
+    supposition.follow((5, 1, 2, 7, 7), 12)
+    assert supposition.tokens == [5, 1, 2, 3]
+
+
+def test_nothing_follows_what_cannot_come_or_ends_the_answer_or_has_no_room():
+    impossible, ending, full = (Supposition(Letters()) for _ in range(3))
+    impossible.follow((5, 9, 5), 12)
+    assert (impossible.tokens, impossible.draws) == ([5], [0, 1])
+    ending.follow((5, 0, 5), 12)
+    assert (ending.tokens, ending.draws) == ([5, 0], [0, 1])
+    full.follow((5, 1, 2, 3), 3)
+    assert (full.tokens, full.draws) == ([5, 1, 2], [0, 1])
+
+
+def test_where_a_guess_was_right_its_place_is_known():
+    word = Letters()
+    supposition = Supposition(word)
+    supposition.follow((5, 1), 12)
+    assert supposition.after(word, 7) is None
+    first, forced = supposition.after(word, 5)
+    assert forced == []
+    assert supposition.after(first, 1) == (supposition.words[2], [2, 3])
+    assert supposition.after(Letters(), 5) is None
+
+
+def test_without_a_grammar_every_guess_is_chosen():
+    supposition = Supposition()
+    supposition.follow((9, 1, 0), 2)
+    assert (supposition.tokens, supposition.draws) == ([9, 1], [0, 1, 2])
