@@ -1,8 +1,9 @@
 """A flood: one tenant sends twenty times its share, and nine light tenants must not notice.
 
-Ten tenants of the same weight share a server, so each one's share is a tenth of what it can do (measured first, with
-users who keep it busy). In three situations, which take turns, the nine send the same requests at the same moments,
-together 36 % of capacity:
+Ten tenants of the same weight share a server, so each one's share is a tenth of what it can do. That is measured at the
+beginning of each round, with users who keep it busy: a shared machine is a fifth faster or slower a minute later, and
+nine tenths of a capacity that is not there any more are an overload. In three situations, which take turns, the nine
+send the same requests at the same moments, together 36 % of capacity:
 
 * *polite*: the tenth sends what fills the server to 90 %. This is "alone at the same utilisation below saturation": no
   tenant asks for more than there is. It cannot be the utilisation of the flood itself, which is 100 %, since there no
@@ -18,8 +19,9 @@ so that all of them have requests waiting all the time. What each was served (a 
 its weight, goes into Jain's index, on both servers.
 
 Ratios are taken within each round, and the median of the rounds counts: the machine's speed drifts from round to round,
-and a pause of it falls on one situation of one round. The same of all rounds together stands beside it. On the 0.5B
-shape everything is slower, so there are few requests of the light tenants; their number stands beside p99.
+and a pause of it falls on one situation of one round. The same of all rounds together stands beside it. The 0.5B shape is served in
+int8, as one would on such a machine; even so there are few requests of the light tenants, and their number stands
+beside p99.
 """
 
 import argparse
@@ -75,11 +77,12 @@ class Size:
     Attributes:
         slots: Sequences at once.
         prompt, output: Tokens of a request.
-        capacity_s: For measuring what the server can do.
+        capacity_s: For measuring what the server can do, in each round.
         rounds: Of all situations.
         seconds: Of one situation.
         warmup_s: Of these, what is not counted.
         backlog_s: Of the weighted tenants; 0: without them.
+        quantization: Of the weights.
     """
 
     slots: int
@@ -90,10 +93,11 @@ class Size:
     seconds: float
     warmup_s: float
     backlog_s: float = 0.0
+    quantization: str = "none"
 
 
-BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=10, rounds=5, seconds=18, warmup_s=3, backlog_s=16)
-QWEN = Size(8, (6, 16), (4, 10), capacity_s=15, rounds=4, seconds=36, warmup_s=5)
+BUNDLED = Size(SLOTS, (50, 150), (20, 80), capacity_s=7, rounds=6, seconds=18, warmup_s=3, backlog_s=16)
+QWEN = Size(8, (6, 16), (4, 10), capacity_s=12, rounds=4, seconds=32, warmup_s=5, quantization="int8")
 QUICK = Size(SLOTS, (50, 150), (20, 80), capacity_s=2, rounds=1, seconds=4, warmup_s=0.5, backlog_s=3)
 
 
@@ -133,7 +137,7 @@ def both_servers(size: Size, model: Path | None) -> Iterator[Servers]:
     """One whose queues are fair, one whose queues are in order of arrival."""
     weights = dict.fromkeys((*LIGHT, HEAVY), 1.0) | WEIGHTS
     organisations = {name: Organisation({"key": Key()}, weight=weight) for name, weight in weights.items()}
-    common: Settings = merged(unbounded(), {"engine": {"max_sequences": size.slots}})
+    common: Settings = merged(unbounded(), {"engine": {"max_sequences": size.slots, "quantization": size.quantization}})
     clock = RunClock()
     with ExitStack() as stack:
         processes = {
@@ -149,29 +153,32 @@ async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, l
     """All situations in turns, then the weighted tenants; the figures, and the light tenants' times by situation."""
     everybody = [Sort(name, servers.keys[name], size.prompt, size.output) for name in (*LIGHT, HEAVY)]
     fair = servers.clients["fair"]
-    can = await capacity(
-        fair,
-        everybody,
-        users=3 * size.slots,
-        warmup_s=max(2.0, size.capacity_s / 3),
-        seconds=size.capacity_s,
-        seed="capacity",
-    )
-    print("capacity", can, flush=True)
+    cans: list[Capacity] = []
     seen: dict[str, list[list[Visit]]] = {situation: [] for situation in SITUATIONS}
     speed: dict[str, list[float]] = {situation: [] for situation in SITUATIONS}
     for number in range(size.rounds):
+        can = await capacity(
+            servers.clients["fair"],
+            everybody,
+            users=3 * size.slots,
+            warmup_s=max(2.0, size.capacity_s / 3),
+            seconds=size.capacity_s,
+            seed=f"capacity:{number}",
+        )
+        print("capacity", can, flush=True)
+        cans.append(can)
         for situation in (*SITUATIONS[number % 3 :], *SITUATIONS[: number % 3]):
-            policy = "fifo" if "fifo" in situation else "fair"
-            await settled(servers.processes[policy])
+            for process in servers.processes.values():  # what the last one has left behind is cleared away by now
+                await settled(process)
             visits = plan(everybody, situation, can, size, number)
-            await play(servers.clients[policy], visits, until_s=size.seconds)
+            await play(servers.clients["fifo" if "fifo" in situation else "fair"], visits, until_s=size.seconds)
             seen[situation].append(visits)
             speed[situation].append(tokens_per_s(visits, size.warmup_s, size.seconds))
     rounds = {situation: [_light_ttfts_s(visits, size) for visits in each] for situation, each in seen.items()}
     times = {situation: list(chain.from_iterable(each)) for situation, each in rounds.items()}
     figures: dict[str, Any] = {
-        "capacity": {"requests_per_s": can.requests_per_s, "tokens_per_s": can.tokens_per_s},
+        "capacity_requests_per_s_by_round": [can.requests_per_s for can in cans],
+        "capacity_tokens_per_s_by_round": [can.tokens_per_s for can in cans],
         "slots": size.slots,
         "situations": {
             situation: {
