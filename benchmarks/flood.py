@@ -19,9 +19,9 @@ so that all of them have requests waiting all the time. What each was served (a 
 its weight, goes into Jain's index, on both servers.
 
 Ratios are taken within each round, and the median of the rounds counts: the machine's speed drifts from round to round,
-and a pause of it falls on one situation of one round. The same of all rounds together stands beside it. The 0.5B shape is served in
-int8, as one would on such a machine; even so there are few requests of the light tenants, and their number stands
-beside p99.
+and a pause of it falls on one situation of one round. The same of all rounds together stands beside it. The 0.5B shape
+is served in int8, as one would on such a machine; even so there are few requests of the light tenants, and their number
+stands beside p99.
 """
 
 import argparse
@@ -152,7 +152,6 @@ def both_servers(size: Size, model: Path | None) -> Iterator[Servers]:
 async def run(servers: Servers, size: Size) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """All situations in turns, then the weighted tenants; the figures, and the light tenants' times by situation."""
     everybody = [Sort(name, servers.keys[name], size.prompt, size.output) for name in (*LIGHT, HEAVY)]
-    fair = servers.clients["fair"]
     cans: list[Capacity] = []
     seen: dict[str, list[list[Visit]]] = {situation: [] for situation in SITUATIONS}
     speed: dict[str, list[float]] = {situation: [] for situation in SITUATIONS}

@@ -69,7 +69,7 @@ class Scheduler:
         pool: The KV blocks.
         block_tokens: Tokens per block.
         max_sequences: Running sequences at most, guests not counted.
-        guests: See `Guests`; at most so many.
+        guests: See `Guests`; at most so many, and no more than a step has tokens for beside those that have places.
         step_tokens: Tokens computed per step at most; at least `max_sequences`.
         context_tokens: Prompt and answer together at most.
         eos_token_ids: How the model ends its turn.
@@ -124,9 +124,8 @@ class Scheduler:
             prefix_cache=prefix_cache,
         )
         room = WaitingRoom(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
-        self._state = State(
-            pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, Guests(guests)
-        )
+        own_guests = Guests(min(guests, step_tokens - max_sequences))
+        self._state = State(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, own_guests)
 
     # --- where things stand ---
 

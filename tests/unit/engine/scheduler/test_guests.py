@@ -13,18 +13,22 @@ from maitred.fairness.line import LineConfig
 PLACES = 8
 
 
-@pytest.fixture
-def scheduler():
+def make(step_tokens):
     return Scheduler(
         BlockPool(256),
         block_tokens=4,
         max_sequences=PLACES,
         guests=2,
-        step_tokens=64,
+        step_tokens=step_tokens,
         context_tokens=256,
         eos_token_ids=(99,),
         line=LineConfig(),
     )
+
+
+@pytest.fixture
+def scheduler():
+    return make(step_tokens=64)
 
 
 def add(scheduler, tenant, *, max_tokens=40, weight=1.0, priority=PriorityClass.STANDARD):
@@ -135,3 +139,15 @@ def test_the_only_patient_one_is_not_left_out_all_the_time(scheduler):
     add(scheduler, "light", priority=PriorityClass.INTERACTIVE)
     step(scheduler)
     assert [patient.key in step(scheduler) for _ in range(6)] in ([True, False] * 3, [False, True] * 3)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2])
+def test_a_guest_comes_in_only_where_a_step_has_tokens_for_its_prompt(beyond):
+    scheduler = make(step_tokens=PLACES + beyond)
+    flood = [add(scheduler, "flood", max_tokens=100) for _ in range(PLACES)]
+    while not all(sequence.output_tokens for sequence in flood):
+        step(scheduler)
+    lights = [add(scheduler, f"light-{number}") for number in range(2)]
+    for _ in range(2 * len(lights[0].tokens) + 1):
+        step(scheduler)
+    assert [light.output_tokens > 0 for light in lights] == [number < beyond for number in range(2)]
