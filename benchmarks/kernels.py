@@ -170,6 +170,7 @@ class Bench:
         """Shares the decodes of a step over that many threads from now on."""
         self._attention = CPUAttention(self._config, threads)
         self._decoder = Decoder(self._config, self._weights, self._attention)
+        self._half_decoder = Decoder(self._config, self._weights, CPUAttention(self._config, threads))
 
     def decode(self, rows: int) -> dict[str, Callable[[], object]]:
         """A step of single tokens after contexts of 100 to 300."""
@@ -215,7 +216,7 @@ class Bench:
             "packed linears": packed_linears,
             "attention": attention,
             "step": lambda: self._decoder.forward(batch, self._cache),
-            "step, bf16 cache": lambda: self._decoder.forward(batch, self._half_cache),
+            "step, bf16 cache": lambda: self._half_decoder.forward(batch, self._half_cache),
         }
 
     def prefill(self, sizes: list[tuple[int, int]]) -> dict[str, Callable[[], object]]:

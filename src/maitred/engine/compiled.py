@@ -1,4 +1,4 @@
-"""Numba's compiler behind two typed decorators: exact arithmetic for sampling, relaxed arithmetic for the model.
+"""Numba's compiler behind typed functions: exact arithmetic for sampling, relaxed arithmetic for the model.
 
 Machine code is kept in Numba's cache (beside the source, or under ``NUMBA_CACHE_DIR``, or in the user's cache folder),
 so only the first engine on a machine waits for the compiler. Numba tells a stale entry by the age of the file that
@@ -44,18 +44,19 @@ def compiled(function: F) -> F:
     return _compile(function)
 
 
-def compiled_fast(function: F) -> F:
-    """The same, free to reorder sums so that they vectorise: results may differ in the last bits."""
-    return _compile(function, fastmath=set(FAST), error_model="numpy")
+def compiled_entry(function: Callable[[Any], None], *, fast: bool = False) -> Any:  # noqa: ANN401 - Numba has no types
+    """A function of one address as a C function, ``void (int64_t *)``: its ``address``, for whoever keeps the object.
 
-
-def compiled_entry(function: Callable[[Any], None]) -> Any:  # noqa: ANN401 - Numba has no types
-    """The same as a C function of one address, ``void (int64_t *)``: its ``address``, for whoever keeps the object."""
+    Args:
+        function: What is compiled.
+        fast: It is free to reorder sums so that they vectorise: results may differ in the last bits.
+    """
     signature = types.void(types.CPointer(types.int64))
+    options: dict[str, Any] = {"fastmath": set(FAST), "error_model": "numpy"} if fast else {}
     try:
-        return numba.cfunc(signature, cache=True)(function)
+        return numba.cfunc(signature, cache=True, **options)(function)
     except RuntimeError:  # see `_compile`
-        return numba.cfunc(signature)(function)
+        return numba.cfunc(signature, **options)(function)
 
 
 def _compile(function: F, **options: Any) -> F:  # noqa: ANN401 - Numba's own options

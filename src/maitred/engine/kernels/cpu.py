@@ -1,23 +1,15 @@
-"""Attention on a CPU: one Numba kernel for all rows of a step, decodes and chunks alike."""
+"""Attention on a CPU: one compiled kernel for all rows of a step, decodes and chunks alike."""
 
+import ctypes
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.paged import (
-    RUN_FIELDS,
-    Array,
-    Kernel,
-    attention_kernel,
-    rotate_and_round,
-    rotate_and_store,
-    rows_together,
-)
-from maitred.engine.kernels.team import Team
+from maitred.engine.kernels.job import BF16, FP32, INT8, Entry
+from maitred.engine.kernels.paged import RUN_FIELDS, STEP_FIELDS, Array, attention, rotation, scratch_bytes
+from maitred.engine.kernels.tape import Tape
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -31,35 +23,19 @@ _RUN_ROWS = 32
 """A chunk is cut into runs of so many rows, which threads can share out evenly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """What one thread writes while it computes."""
-
-    packed: Array
-    scores: Array
-    sums: Array
+_KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
+_Step = ctypes.c_int64 * len(STEP_FIELDS)
+_PLACES = {name: STEP_FIELDS.index(name) for name in STEP_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class CPUPlan:
-    """What every layer of a step needs."""
+    """What the step's fields point to, for as long as it is computed."""
 
     batch: ForwardBatch
-    positions: Array
-    slots: Array
     tables: Array
     """Of the decodes, then of the chunks."""
     runs: Array
-    keys: Array
-    values: Array
-    """The whole cache; bf16 as the bits that it is."""
-    key_scales: Array
-    value_scales: Array
-    """Of a cache of int8; otherwise empty."""
-    kernel: Kernel
-    shares: list[tuple[int, int]]
-    """Runs ``first … last - 1`` for each thread."""
-    scratch: list[Scratch]
 
 
 class CPUAttention:
@@ -71,100 +47,77 @@ class CPUAttention:
     """
 
     def __init__(self, config: ModelConfig, threads: int | None = None) -> None:
+        self.threads = threads or torch.get_num_threads()
         self._config = config
         self._table = rotary_table(config)
-        self._threads = threads or torch.get_num_threads()
-        self._team = Team()
+        self._step = _Step()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
-        """Cuts the step into runs of rows and shares them out among threads."""
-        config = self._config
+        """Cuts the step into runs of rows, and points at them."""
+        config, step = self._config, self._step
         tables, runs = _tables(batch), _runs(batch)
-        shares = self._shares(runs)
-        rows = rows_together(config.group_size) * config.heads
-        return CPUPlan(
-            batch=batch,
-            positions=batch.positions.numpy(),
-            slots=batch.slots.numpy(),
-            tables=tables,
-            runs=runs,
-            keys=_array(cache.keys),
-            values=_array(cache.values),
-            key_scales=cache.key_scales.numpy(),
-            value_scales=cache.value_scales.numpy(),
-            kernel=attention_kernel(config.head_dim, cache.block_tokens, config.group_size, scaled=cache.rounded),
-            shares=shares,
-            scratch=[
-                Scratch(
-                    packed=np.empty(rows * config.head_dim, np.float32),
-                    scores=np.empty((rows, tables.shape[1] * cache.block_tokens), np.float32),
-                    sums=np.empty(rows * config.head_dim, np.float32),
-                )
-                for _ in shares
-            ],
-        )
+        rows, length = runs[:, 2], runs[:, 3]
+        own = scratch_bytes(config.head_dim, config.heads, config.group_size, tables.shape[1] * cache.block_tokens)
+        if own * self.threads > len(self._scratch):
+            self._scratch = torch.empty(2 * own * self.threads, dtype=torch.uint8)
+        step[:] = [
+            *(len(batch.positions), len(runs), int(rows @ length) + int(rows @ (rows - 1)) // 2),
+            *(batch.positions.data_ptr(), batch.slots.data_ptr(), tables.ctypes.data, tables.shape[1]),
+            *(runs.ctypes.data, self._scratch.data_ptr(), own),
+        ]
+        return CPUPlan(batch, tables, runs)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
-        """Rotates and stores all rows, then computes them."""
+        """Rotates and stores all rows, then computes them; `plan` is the latest one that this backend has made."""
         config = self._config
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         if qkv.dtype == torch.float32:
-            self._store(layer, heads.numpy(), cache, plan)
+            queries = qkv
         else:
+            heads = qkv.view(len(qkv), -1, config.head_dim)
+            unturned, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
             angles = self._table[plan.batch.positions]
-            queries, keys = rotate(queries, angles), rotate(keys, angles)
-            cache.write(layer, keys, values, plan.batch.slots)
-        return self._attend(queries.float().flatten(), layer, cache, plan).to(qkv.dtype).view(len(qkv), -1)
+            cache.write(layer, rotate(keys, angles), values, plan.batch.slots)
+            queries = rotate(unturned, angles).float().flatten(1)
+        attended = torch.empty(len(qkv), config.heads * config.head_dim)
+        calls = self._calls(layer, queries.data_ptr(), queries.shape[1], attended.data_ptr(), cache)
+        for entry, fields, counter, worth in calls if queries is qkv else calls[1:]:
+            count = self._step[_PLACES[counter]]
+            entry.run(count, fields, max(1, min(self.threads, count // worth)))
+        return attended.to(qkv.dtype)
 
-    def _store(self, layer: int, heads: Array, cache: KVCache, plan: CPUPlan) -> None:
-        """Rotates queries and keys in place and writes keys and values, every thread those of its rows."""
-        table, last = self._table.numpy(), (layer, self._config.heads)
-        kernel = rotate_and_round if cache.rounded else rotate_and_store
-        scales = (plan.key_scales, plan.value_scales) if cache.rounded else ()
-        threads = max(1, min(self._threads, len(heads) // _ROWS_WORTH_A_THREAD))
-        edges = [len(heads) * part // threads for part in range(threads + 1)]
-        self._team.run(
-            [
-                partial(
-                    kernel,
-                    *(heads[first:end], table, plan.positions[first:end], plan.slots[first:end]),
-                    *(plan.keys, plan.values, *scales, *last),
-                )
-                for first, end in pairwise(edges)
-            ]
-        )
+    def counter(self, name: str) -> int:
+        """The address of one of the step's fields."""
+        return ctypes.addressof(self._step) + 8 * _PLACES[name]
 
-    def _attend(self, queries: Tensor, layer: int, cache: KVCache, plan: CPUPlan) -> Tensor:
-        """Flat fp32, like the queries."""
-        attended = torch.empty_like(queries)
-        arrays = (
-            queries.numpy(),
-            plan.keys.reshape(-1),
-            plan.values.reshape(-1),
-            plan.key_scales.reshape(-1),
-            plan.value_scales.reshape(-1),
-            plan.tables,
-            plan.runs,
-            attended.numpy(),
-        )
-        first_block = layer * cache.num_blocks
-        work = [
-            (*arrays, scratch.packed, scratch.scores, scratch.sums, self._config.kv_heads, first_block, first, last)
-            for (first, last), scratch in zip(plan.shares, plan.scratch, strict=True)
+    def record(self, tape: Tape, layer: int, qkv: int, attended: int, cache: KVCache) -> None:
+        """Adds a layer's attention to a tape; `plan` is called before it is played.
+
+        Args:
+            tape: To be played as long as the backend and the cache live.
+            layer: Which one.
+            qkv: Address of fp32 ``[T, (heads + 2 * kv_heads) * head_dim]``.
+            attended: Of ``[T, heads * head_dim]``.
+            cache: What is written and read.
+        """
+        for entry, fields, counter, worth in self._calls(layer, qkv, self._config.qkv_features, attended, cache):
+            tape.add(entry, fields, self.counter(counter), worth)
+
+    def _calls(
+        self, layer: int, heads: int, stride: int, attended: int, cache: KVCache
+    ) -> list[tuple[Entry, list[int], str, int]]:
+        """What is called, on which fields, how many parts it has, and how many of them are worth a thread."""
+        config, kind = self._config, _KINDS[cache.keys.dtype]
+        parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+        fields = [ctypes.addressof(self._step), heads, stride, attended]
+        fields += [part[layer].data_ptr() for part in parts] + [config.kv_heads]
+        shape = [self._table.data_ptr(), config.heads, config.head_dim, cache.block_tokens]
+        attend = attention(config.head_dim, cache.block_tokens, config.group_size, kind)
+        worth = max(1, _WORTH_A_THREAD // (2 * config.heads * config.head_dim))
+        return [
+            (rotation(kind), fields + shape, "rows", _ROWS_WORTH_A_THREAD),
+            (attend, fields, "attended", worth),
         ]
-        self._team.run([partial(plan.kernel, *share) for share in work])
-        return attended
-
-    def _shares(self, runs: Array) -> list[tuple[int, int]]:
-        """Consecutive runs with about equally many tokens to attend to."""
-        rows, length = runs[:, 2], runs[:, 3]
-        ends = np.cumsum(rows * length + rows * (rows - 1) // 2)
-        cost = int(ends[-1]) * self._config.heads * self._config.head_dim * 2
-        threads = max(1, min(self._threads, len(runs), cost // _WORTH_A_THREAD))
-        marks = [int(np.searchsorted(ends, ends[-1] * part / threads)) + 1 for part in range(1, threads)]
-        edges = [0, *marks, len(runs)]
-        return [(first, last) for first, last in pairwise(edges) if last > first]
 
 
 def _tables(batch: ForwardBatch) -> Array:
@@ -197,9 +150,3 @@ def _runs(batch: ForwardBatch) -> Array:
     if of_chunks:
         runs[decodes:] = of_chunks
     return runs
-
-
-def _array(tensor: Tensor) -> Array:
-    """The same memory for Numba, which knows no bf16."""
-    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array

@@ -5,15 +5,17 @@ another route than its middle. So a row's last bits depend on how many rows ther
 from its beginning, in one pass that writes no product in between.
 """
 
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numba import carray
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.compiled import compiled_fast
-from maitred.engine.kernels.paged import Array, exponential
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, take
+from maitred.engine.kernels.paged import exponential
 
 
 class Gate(Protocol):
@@ -33,7 +35,7 @@ def gate(gate_up: Tensor) -> Tensor:
 def gate_fused(gate_up: Tensor) -> Tensor:
     """The same for contiguous fp32 rows on a CPU."""
     gated = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-    _gate(gate_up.numpy(), gated.numpy())
+    gate_rows().run(len(gated), [gate_up.data_ptr(), gated.data_ptr(), gated.shape[1]])
     return gated
 
 
@@ -42,13 +44,25 @@ def make_gate(dtype: torch.dtype, device: torch.device) -> Gate:
     return gate_fused if device.type == "cpu" and dtype == torch.float32 else gate
 
 
-@compiled_fast
-def _gate(gate_up: Array, gated: Array) -> None:
-    inner = gated.shape[1]
-    for row in range(gated.shape[0]):
-        opening, up, result = gate_up[row, :inner], gate_up[row, inner:], gated[row]
-        for i in range(inner):
-            x = opening[i]
-            away = exponential(-abs(x))
-            share = (np.float32(1.0) if x >= np.float32(0.0) else away) / (np.float32(1.0) + away)
-            result[i] = x * share * up[i]
+@cache
+def gate_rows() -> Entry:
+    """The gate of rows. Fields: ``[gate, up]`` of all rows, result, its width."""
+    own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
+
+    def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, own + 3)
+        inner = job[own + 2]
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for row in range(first, min(first + rows_at_a_time, job[COUNT])):
+                opening = carray(floats(job[own] + row * 2 * inner * 4), inner)
+                up = carray(floats(job[own] + (row * 2 + 1) * inner * 4), inner)
+                result = carray(floats(job[own + 1] + row * inner * 4), inner)
+                for i in range(inner):
+                    x = opening[i]
+                    away = exponential(-abs(x))
+                    share = (np.float32(1.0) if x >= np.float32(0.0) else away) / (np.float32(1.0) + away)
+                    result[i] = x * share * up[i]
+            first = take(job, NEXT, rows_at_a_time)
+
+    return Entry(compute, fast=True)

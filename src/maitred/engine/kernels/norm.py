@@ -5,15 +5,17 @@ operations, and for a small model their dispatch costs more than their arithmeti
 """
 
 import math
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numba import carray
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.compiled import compiled_fast
-from maitred.engine.kernels.paged import Array
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, bits_of, floats, longs, take
+from maitred.engine.kernels.simd import float_of_bits
 
 
 class AddNorm(Protocol):
@@ -33,7 +35,8 @@ def add_norm(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float) -> Te
 def add_norm_fused(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     """The same for contiguous fp32 rows on a CPU."""
     normalised = torch.empty_like(stream)
-    _add_norm(stream.numpy(), addend.numpy(), gain.numpy(), np.float32(epsilon), normalised.numpy())
+    rows = (stream.data_ptr(), addend.data_ptr(), gain.data_ptr(), normalised.data_ptr())
+    norm_rows().run(len(stream), norm_fields(*rows, stream.shape[1], epsilon))
     return normalised
 
 
@@ -42,15 +45,83 @@ def make_add_norm(dtype: torch.dtype, device: torch.device) -> AddNorm:
     return add_norm_fused if device.type == "cpu" and dtype == torch.float32 else add_norm
 
 
-@compiled_fast
-def _add_norm(stream: Array, addend: Array, gain: Array, epsilon: np.float32, normalised: Array) -> None:
-    columns = stream.shape[1]
-    for row in range(stream.shape[0]):
-        squares = np.float32(0.0)
-        for column in range(columns):
-            value = stream[row, column] + addend[row, column]
-            stream[row, column] = value
-            squares += value * value
-        scale = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + epsilon))
-        for column in range(columns):
-            normalised[row, column] = stream[row, column] * scale * gain[column]
+def norm_fields(
+    stream: int, addend: int, gain: int, normalised: int, width: int, epsilon: float, picked: int = 0
+) -> list[int]:
+    """Of a job of `norm_rows`.
+
+    Args:
+        stream: Address of the rows.
+        addend: Of what is added to them in place; 0: nothing is.
+        gain: Of the gains.
+        normalised: Of the result.
+        width: Of a row.
+        epsilon: Added to the mean of squares.
+        picked: Address of int64 row numbers: only these are normalised, in this order, and the stream is left as it is;
+            0: all are.
+    """
+    return [stream, addend, gain, normalised, width, bits_of(epsilon), picked]
+
+
+@cache
+def norm_rows() -> Entry:
+    """Sum and norm of rows; see `norm_fields`."""
+    own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
+
+    def norm(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, own + 7)
+        stream_at, addend_at, columns, picked_at = job[own], job[own + 1], job[own + 4], job[own + 6]
+        gain, epsilon = carray(floats(job[own + 2]), columns), float_of_bits(np.int32(job[own + 5]))
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for number in range(first, min(first + rows_at_a_time, job[COUNT])):
+                row = number
+                if picked_at:
+                    row = carray(longs(picked_at), number + 1)[number]
+                stream = carray(floats(stream_at + row * columns * 4), columns)
+                normalised = carray(floats(job[own + 3] + number * columns * 4), columns)
+                total = stream
+                if picked_at:
+                    total = normalised
+                if addend_at:
+                    addend = carray(floats(addend_at + row * columns * 4), columns)
+                    for column in range(columns):
+                        total[column] = stream[column] + addend[column]
+                squares = np.float32(0.0)
+                for column in range(columns):
+                    squares += total[column] * total[column]
+                scale = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + epsilon))
+                for column in range(columns):
+                    normalised[column] = total[column] * scale * gain[column]
+            first = take(job, NEXT, rows_at_a_time)
+
+    return Entry(norm, fast=True)
+
+
+@cache
+def norm_heads() -> Entry:
+    """The norm of every query and key head in place.
+
+    Fields: rows, floats from one row to the next, gains, heads, width of a head, bits of epsilon.
+    """
+    own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
+
+    def norm(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, own + 6)
+        stride, heads, width = job[own + 1], job[own + 3], job[own + 4]
+        gains, epsilon = carray(floats(job[own + 2]), heads * width), float_of_bits(np.int32(job[own + 5]))
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for row in range(first, min(first + rows_at_a_time, job[COUNT])):
+                for h in range(heads):
+                    head = carray(floats(job[own] + (row * stride + h * width) * 4), width)
+                    gain = gains[h * width : (h + 1) * width]
+                    squares = np.float32(0.0)
+                    for i in range(width):
+                        squares += head[i] * head[i]
+                    scale = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(width) + epsilon))
+                    for i in range(width):
+                        head[i] = head[i] * scale * gain[i]
+            first = take(job, NEXT, rows_at_a_time)
+
+    return Entry(norm, fast=True)

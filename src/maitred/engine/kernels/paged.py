@@ -1,9 +1,9 @@
-"""Numba kernels over the paged KV cache: attention of decodes and of prefill chunks, and rotate-and-store.
+"""Compiled work over the paged KV cache: attention of decodes and of prefill chunks, and rotate-and-store.
 
 Attention is two small products per block with a softmax between them (see `simd`). The scores of a whole sequence fit
 into the first-level cache, so they are kept and normalised in one go; an online softmax (Milakov and Gimelshein, 2018)
-would save no memory traffic here and cost a rescaling per block. The rows of a step are independent, so callers may
-split them over threads: the kernels do not hold the interpreter's lock.
+would save no memory traffic here and cost a rescaling per block. The rows of a step are independent, so threads take
+runs of them as they come.
 
 A row is added up in the same order whether it is a decode or one of a chunk, and whatever is computed beside it. Its
 result is the same to the last bit, so that an answer that was preempted, or lost its engine, goes on exactly as it
@@ -11,21 +11,33 @@ would have: what is computed again is what was there.
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+from numba import carray
 
-from maitred.engine.compiled import FAST, compiled_fast
+from maitred.engine.compiled import FAST
+from maitred.engine.kernels.job import (
+    COUNT,
+    INT8,
+    NEXT,
+    ROWS_AT_A_TIME,
+    SEAT,
+    Entry,
+    floats,
+    ints,
+    longs,
+    numbers,
+    take,
+)  # fmt: skip
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed, scale_strip
 
 _LEAST = np.float32(1e-30)
 """What is smaller is rounded to zero, not divided by."""
 
 Array = np.ndarray[Any, Any]
-Kernel = Callable[..., None]
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -75,6 +87,25 @@ def _softmax(scores: Array, count: int, scale: np.float32) -> None:
 
 RUN_FIELDS = 4
 """Of a run, int64: its block table, its first row in the step, its rows, tokens that its first row attends to."""
+STEP_FIELDS = (
+    "rows", "runs", "attended", "positions", "slots", "tables", "table_blocks", "runs_at", "scratch", "scratch_bytes"
+)  # fmt: skip
+"""What changes from step to step, int64: how many rows, runs, and tokens that rows attend to; addresses of int64
+``positions`` and ``slots`` ``[rows]``, of the block tables, int32 ``[tables, table_blocks]``, and of the runs
+``[runs, RUN_FIELDS]``; and scratch of so many bytes for each thread, see `scratch_bytes`."""
+_ROWS, _RUNS, _ATTENDED, _POSITIONS, _SLOTS, _TABLES, _TABLE_BLOCKS, _RUNS_AT, _SCRATCH, _SCRATCH_BYTES = range(
+    len(STEP_FIELDS)
+)
+_STEP_FIELDS = len(STEP_FIELDS)
+LAYER_FIELDS = ("step", "heads", "stride", "attended", "keys", "values", "key_scales", "value_scales", "kv_heads")
+"""Of both jobs of a layer's attention, behind those that all have: the address of the step's fields; of the queries
+(for `rotation`: of all heads), fp32 ``[rows, stride]``; of the result, ``[rows, heads * head_dim]``; of the layer's
+part of the cache; and of how many heads that holds."""
+(
+    _STEP, _HEADS, _STRIDE, _RESULT, _KEYS, _VALUES, _KEY_SCALES, _VALUE_SCALES, _KV_HEADS
+) = range(COUNT + 1, COUNT + 1 + len(LAYER_FIELDS))  # fmt: skip
+_ROTARY, _QUERY_HEADS, _LAST = _KV_HEADS + 1, _KV_HEADS + 2, _KV_HEADS + 3
+_LAYER_FIELDS = _KV_HEADS + 1
 
 
 def rows_together(group: int) -> int:
@@ -84,24 +115,23 @@ def rows_together(group: int) -> int:
     return 2 if group <= 8 else 1
 
 
+def scratch_bytes(head_dim: int, heads: int, group: int, context: int) -> int:
+    """What a thread writes while it attends to `context` tokens at most: a multiple of a cache line."""
+    return -(-rows_together(group) * heads * (2 * head_dim + context) * 4 // 64) * 64
+
+
 @cache
-def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bool = False) -> Kernel:
+def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
     """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
+
+    Its job has `LAYER_FIELDS`; its parts are tokens that are attended to, but it goes by the step's runs.
 
     Args:
         head_dim: Of the model.
         block_tokens: Of the cache.
         group: Query heads that share a cached one.
-        scaled: Keys and values are int8 and have scales: a score is multiplied with its key's, a weight with its
-            value's.
-
-    Returns:
-        ``kernel(queries, keys, values, key_scales, value_scales, tables, runs, attended, packed, scores, sums,
-        kv_heads, first_block, first, last)``, which computes the runs ``first … last - 1`` of the step. ``queries`` and
-        ``attended`` are flat fp32 ``[T, heads, head_dim]``; ``keys`` and ``values`` are the whole cache, flat, of which
-        the layer starts at ``first_block``, and so are the scales, fp32 ``[blocks, kv_heads, block_tokens]``; ``runs``
-        is ``[N, RUN_FIELDS]``. The rest is scratch of one thread, fp32, for as many rows as `rows_together` says:
-        ``packed`` and ``sums`` ``[rows * heads * head_dim]``, ``scores`` ``[rows * heads, max_blocks * block_tokens]``.
+        kind: What the cache holds. In int8, keys and values have scales: a score is multiplied with its key's, a weight
+            with its value's.
     """
     key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
     # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together.
@@ -109,35 +139,32 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bo
     unroll = 1 << (unroll.bit_length() - 1)
     tile = rows_together(group)
     both = tile * group
-    edition = EDITION
+    edition, scaled = EDITION, kind == INT8
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
 
-    @compiled_fast
-    def kernel(
-        queries: Array,
-        keys: Array,
-        values: Array,
-        key_scales: Array,
-        value_scales: Array,
-        tables: Array,
-        runs: Array,
-        attended: Array,
-        packed: Array,
-        scores: Array,
-        sums: Array,
-        kv_heads: int,
-        first_block: int,
-        first: int,
-        last: int,
-    ) -> None:
-        flat_scores = scores.reshape(scores.size)
-        width = scores.shape[1]
-        heads = kv_heads * group
-        if edition < 0:  # never; but what a kernel names is part of its key on disk
+    def attend(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        if edition < 0:  # never; but what a function names is part of its key on disk
             return
-        for run in range(first, last):
-            table = runs[run, 0]
+        job = carray(address, _LAYER_FIELDS)
+        step = carray(longs(job[_STEP]), _STEP_FIELDS)
+        kv_heads, stride, table_blocks = job[_KV_HEADS], job[_STRIDE], step[_TABLE_BLOCKS]
+        heads, width = kv_heads * group, table_blocks * block_tokens
+        everything = 1 << 40  # how many elements the cache has does not matter here
+        queries, attended = carray(floats(job[_HEADS]), everything), carray(floats(job[_RESULT]), everything)
+        keys, values = carray(numbers(job[_KEYS], kind), everything), carray(numbers(job[_VALUES], kind), everything)
+        key_scales = carray(floats(job[_KEY_SCALES]), everything)
+        value_scales = carray(floats(job[_VALUE_SCALES]), everything)
+        tables = carray(ints(step[_TABLES]), everything)
+        runs = carray(longs(step[_RUNS_AT]), (step[_RUNS], RUN_FIELDS))
+        own = step[_SCRATCH] + take(job, SEAT, 1) * step[_SCRATCH_BYTES]
+        packed = carray(floats(own), tile * heads * head_dim)
+        sums = carray(floats(own + tile * heads * head_dim * 4), tile * heads * head_dim)
+        scores = carray(floats(own + 2 * tile * heads * head_dim * 4), (tile * heads, width))
+        flat_scores = carray(floats(own + 2 * tile * heads * head_dim * 4), tile * heads * width)
+        run = take(job, NEXT, 1)
+        while run < step[_RUNS]:
+            table = runs[run, 0] * table_blocks
             for start in range(0, runs[run, 2], tile):
                 rows = min(tile, runs[run, 2] - start)
                 first_row, length = runs[run, 1] + start, runs[run, 3] + start
@@ -146,13 +173,13 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bo
                 # Side by side: the heads of all rows that read the same cached head.
                 for r in range(rows):
                     for h in range(kv_heads):
-                        source = ((first_row + r) * heads + h * group) * head_dim
+                        source = (first_row + r) * stride + h * group * head_dim
                         place = (h * rows + r) * group * head_dim
                         for i in range(group * head_dim):
                             packed[place + i] = queries[source + i]
                 scores[: rows * heads, :padded] = np.float32(0.0)
                 for b in range(blocks):
-                    block_at = (first_block + tables[table, b]) * kv_heads * block_size
+                    block_at = tables[table + b] * kv_heads * block_size
                     for h in range(kv_heads):
                         for t in range(0, block_tokens, key_lanes):
                             if rows == tile:
@@ -173,24 +200,20 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bo
                 for row in range(rows * heads):
                     if scaled:
                         for b in range(blocks):
-                            scales_at = (
-                                (first_block + tables[table, b]) * kv_heads + row // (rows * group)
-                            ) * block_tokens
+                            scales_at = (tables[table + b] * kv_heads + row // (rows * group)) * block_tokens
                             for t in range(0, block_tokens, key_lanes):
                                 place = row * width + b * block_tokens + t
                                 scale_strip(flat_scores, place, key_scales, scales_at + t, key_lanes)
                     _softmax(scores[row, :padded], length + (row // group) % rows, scale)
                     if scaled:
                         for b in range(blocks):
-                            scales_at = (
-                                (first_block + tables[table, b]) * kv_heads + row // (rows * group)
-                            ) * block_tokens
+                            scales_at = (tables[table + b] * kv_heads + row // (rows * group)) * block_tokens
                             for t in range(0, block_tokens, key_lanes):
                                 place = row * width + b * block_tokens + t
                                 scale_strip(flat_scores, place, value_scales, scales_at + t, key_lanes)
                 sums[: rows * heads * head_dim] = np.float32(0.0)
                 for b in range(blocks):
-                    block_at = (first_block + tables[table, b]) * kv_heads * block_size
+                    block_at = tables[table + b] * kv_heads * block_size
                     for h in range(kv_heads):
                         for d in range(0, head_dim, value_lanes):
                             if rows == tile:
@@ -214,81 +237,68 @@ def attention_kernel(head_dim: int, block_tokens: int, group: int, *, scaled: bo
                         source = (h * rows + r) * group * head_dim
                         for i in range(group * head_dim):
                             attended[place + i] = sums[source + i]
+            run = take(job, NEXT, 1)
 
-    return kernel
-
-
-@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
-def _rotate(heads: Array, angles: Array, half: int) -> None:
-    for h in range(len(heads)):
-        head = heads[h]
-        for i in range(half):
-            first, second = head[i], head[i + half]
-            head[i] = first * angles[i] - second * angles[i + half]
-            head[i + half] = second * angles[i] + first * angles[i + half]
+    return Entry(attend, fast=True)
 
 
-@compiled_fast
-def rotate_and_store(
-    qkv: Array,
-    table: Array,
-    positions: Array,
-    slots: Array,
-    keys: Array,
-    values: Array,
-    layer: int,
-    heads: int,
-) -> None:
+@cache
+def rotation(kind: int) -> Entry:
     """Turns queries and keys in place and stores keys and values, in one pass over the fused projection.
 
+    Its job has `LAYER_FIELDS`, of which ``heads`` is where the projection is, fp32 ``[rows, heads + 2 * kv_heads,
+    head_dim]``; and behind them the address of the rotary table, fp32 ``[context_tokens, head_dim]``, the number of
+    query heads, the size of a head, and that of a block.
+
     Args:
-        qkv: fp32 ``[T, heads + 2 * kv_heads, head_dim]``
-        table: Rotary table, fp32 ``[context_tokens, head_dim]``.
-        positions: int64 ``[T]``
-        slots: int64 ``[T]``
-        keys: ``[layers, blocks, kv_heads, head_dim, block_tokens]``, fp32, or bf16's bits as uint16.
-        values: ``[layers, blocks, kv_heads, block_tokens, head_dim]``, likewise.
-        layer: Which one to write.
-        heads: Query heads.
+        kind: What the cache holds.
     """
-    kv_heads, head_dim, block_tokens = keys.shape[2], keys.shape[3], keys.shape[4]
-    for row in range(qkv.shape[0]):
-        block, offset = slots[row] // block_tokens, slots[row] % block_tokens
-        _rotate(qkv[row, : heads + kv_heads], table[positions[row]], head_dim // 2)
-        for h in range(kv_heads):
-            key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
-            for i in range(head_dim):
-                keys[layer, block, h, i, offset] = narrowed(key[i], keys)
-                values[layer, block, h, offset, i] = narrowed(value[i], values)
+    scaled, rows_at_a_time = kind == INT8, ROWS_AT_A_TIME
 
+    def rotate(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, _LAST + 2)
+        step = carray(longs(job[_STEP]), _STEP_FIELDS)
+        query_heads, kv_heads, head_dim, block_tokens = job[_QUERY_HEADS], job[_KV_HEADS], job[_LAST], job[_LAST + 1]
+        positions, slots = carray(longs(step[_POSITIONS]), step[_ROWS]), carray(longs(step[_SLOTS]), step[_ROWS])
+        half = head_dim // 2
+        keys, values = numbers(job[_KEYS], kind), numbers(job[_VALUES], kind)
+        first = take(job, NEXT, rows_at_a_time)
+        while first < job[COUNT]:
+            for row in range(first, min(first + rows_at_a_time, job[COUNT])):
+                block, offset = slots[row] // block_tokens, slots[row] % block_tokens
+                angles = carray(floats(job[_ROTARY] + positions[row] * head_dim * 4), head_dim)
+                at = job[_HEADS] + row * job[_STRIDE] * 4
+                for h in range(query_heads + kv_heads):
+                    head = carray(floats(at + h * head_dim * 4), head_dim)
+                    for i in range(half):
+                        one, other = head[i], head[i + half]
+                        head[i] = one * angles[i] - other * angles[i + half]
+                        head[i + half] = other * angles[i] + one * angles[i + half]
+                for h in range(kv_heads):
+                    key = carray(floats(at + (query_heads + h) * head_dim * 4), head_dim)
+                    value = carray(floats(at + (query_heads + kv_heads + h) * head_dim * 4), head_dim)
+                    start = (block * kv_heads + h) * head_dim * block_tokens
+                    stored_keys = carray(keys, start + head_dim * block_tokens)[start:]
+                    stored_values = carray(values, start + head_dim * block_tokens)[start + offset * head_dim :]
+                    if scaled:
+                        highest_key = highest_value = np.float32(0.0)
+                        for i in range(head_dim):
+                            highest_key, highest_value = (
+                                max(highest_key, abs(key[i])),
+                                max(highest_value, abs(value[i])),
+                            )
+                        scale_at = ((block * kv_heads + h) * block_tokens + offset) * 4
+                        carray(floats(job[_KEY_SCALES] + scale_at), 1)[0] = highest_key / np.float32(127.0)
+                        carray(floats(job[_VALUE_SCALES] + scale_at), 1)[0] = highest_value / np.float32(127.0)
+                        key_steps = np.float32(127.0) / max(highest_key, _LEAST)
+                        value_steps = np.float32(127.0) / max(highest_value, _LEAST)
+                        for i in range(head_dim):
+                            stored_keys[i * block_tokens + offset] = np.int8(np.rint(key[i] * key_steps))
+                            stored_values[i] = np.int8(np.rint(value[i] * value_steps))
+                    else:
+                        for i in range(head_dim):
+                            stored_keys[i * block_tokens + offset] = narrowed(key[i], stored_keys)
+                            stored_values[i] = narrowed(value[i], stored_values)
+            first = take(job, NEXT, rows_at_a_time)
 
-@compiled_fast
-def rotate_and_round(
-    qkv: Array,
-    table: Array,
-    positions: Array,
-    slots: Array,
-    keys: Array,
-    values: Array,
-    key_scales: Array,
-    value_scales: Array,
-    layer: int,
-    heads: int,
-) -> None:
-    """The same into a cache of int8, whose scales are fp32 ``[layers, blocks, kv_heads, block_tokens]``."""
-    kv_heads, head_dim, block_tokens = keys.shape[2], keys.shape[3], keys.shape[4]
-    for row in range(qkv.shape[0]):
-        block, offset = slots[row] // block_tokens, slots[row] % block_tokens
-        _rotate(qkv[row, : heads + kv_heads], table[positions[row]], head_dim // 2)
-        for h in range(kv_heads):
-            key, value = qkv[row, heads + h], qkv[row, heads + kv_heads + h]
-            highest_key = highest_value = np.float32(0.0)
-            for i in range(head_dim):
-                highest_key, highest_value = max(highest_key, abs(key[i])), max(highest_value, abs(value[i]))
-            key_scales[layer, block, h, offset] = highest_key / np.float32(127.0)
-            value_scales[layer, block, h, offset] = highest_value / np.float32(127.0)
-            key_steps = np.float32(127.0) / max(highest_key, _LEAST)
-            value_steps = np.float32(127.0) / max(highest_value, _LEAST)
-            for i in range(head_dim):
-                keys[layer, block, h, i, offset] = np.int8(np.rint(key[i] * key_steps))
-                values[layer, block, h, offset, i] = np.int8(np.rint(value[i] * value_steps))
+    return Entry(rotate, fast=True)

@@ -1,7 +1,7 @@
 """The forward pass: a pre-norm transformer decoder with rotary positions and a gated MLP (Touvron et al., 2023).
 
 One function for all families. What differs between them is data: a bias that is there or not, a norm on the heads
-that is there or not.
+that is there or not. On a CPU in fp32 the same steps are taken without the interpreter; see `recording`.
 """
 
 from dataclasses import replace
@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import make_gate
 from maitred.engine.kernels.norm import make_add_norm
 from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.recording import Recording, taped
 from maitred.engine.models.weights import Weights
 
 
@@ -35,6 +37,9 @@ class Decoder:
         self._attention = attention
         self._add_norm = make_add_norm(self.dtype, self.device)
         self._gate = make_gate(self.dtype, self.device)
+        self._recording = (
+            Recording(config, weights, attention) if isinstance(attention, CPUAttention) and taped(weights) else None
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,8 +56,11 @@ class Decoder:
         """Computes one step and adds its keys and values to the cache.
 
         Returns:
-            Logits of the rows that the batch asks for: fp32 ``[R, vocab_size]``.
+            Logits of the rows that the batch asks for: fp32 ``[R, vocab_size]``. The memory may be used again by the
+            next step.
         """
+        if self._recording is not None:
+            return self._recording.forward(batch, cache)
         weights, epsilon = self._weights, self.config.norm_epsilon
         plan = self._attention.plan(batch, cache)
         stream = weights.embedding[batch.token_ids].to(self.dtype)

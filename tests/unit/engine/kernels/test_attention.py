@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from maitred.engine.kernels import cpu, paged
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.cuda import TorchAttention
+from maitred.engine.kernels.job import FP32
 from maitred.engine.kernels.prefill import plan_buckets
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.batch import Chunk, ForwardBatch
@@ -181,8 +182,8 @@ def test_large_scores_do_not_overflow():
     cache.keys.normal_().mul_(1e4)
     cache.values.normal_()
     qkv = torch.randn(1, config.qkv_features) * 1e3
-    expected = ReferenceAttention(config)
-    answer = CPUAttention(config).attend(0, qkv.clone(), cache, CPUAttention(config).plan(batch, cache))
+    expected, backend = ReferenceAttention(config), CPUAttention(config)
+    answer = backend.attend(0, qkv.clone(), cache, backend.plan(batch, cache))
     torch.testing.assert_close(
         answer, expected.attend(0, qkv, cache, expected.plan(batch, cache)), atol=1e-4, rtol=1e-4
     )
@@ -244,16 +245,6 @@ def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_d
         assert torch.equal(answer(threads, cuts), expected), (threads, cuts)
 
 
-def test_decodes_are_shared_out_by_length(monkeypatch):
-    monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
-    backend = CPUAttention(config_of(8, 4, 32), threads=2)
-    cache = KVCache(config_of(8, 4, 32), NUM_BLOCKS, 16, torch.float32, "cpu")
-    plan = backend.plan(step_of(16, [100, 10, 10, 10, 100], [], 0), cache)
-    assert plan.shares[0][0] == 0
-    assert plan.shares[-1][1] == 5
-    assert len(plan.shares) == 2
-
-
 def test_buckets_are_few_and_hold_every_row_once():
     chunks, row = [], 0
     for index in range(64):
@@ -269,8 +260,8 @@ def test_buckets_are_few_and_hold_every_row_once():
 
 def test_compiled_kernels_are_kept_on_disk():
     """A process that starts later loads them instead of compiling."""
-    kernel = paged.attention_kernel(32, 16, 2)
-    assert Path(kernel.stats.cache_path).is_dir()  # type: ignore[attr-defined]
+    kernel = paged.attention(32, 16, 2, FP32)
+    assert Path(kernel.compiled._cache.cache_path).is_dir()
 
 
 _ONE_STEP = """

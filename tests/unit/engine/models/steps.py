@@ -36,7 +36,7 @@ class Driver:
 
     def step(self, decodes: list[Line], chunks: list[tuple[Line, int]]) -> torch.Tensor:
         """Decodes each line's newest token and computes the next `length` tokens of each chunk's line."""
-        return self.decoder.forward(self.batch(decodes, chunks), self.cache)
+        return self.decoder.forward(self.batch(decodes, chunks), self.cache).clone()
 
     def batch(self, decodes: list[Line], chunks: list[tuple[Line, int]]) -> ForwardBatch:
         tokens, positions, slots, logit_rows, parts = [], [], [], [], []
@@ -72,7 +72,7 @@ class Driver:
         line = self.open(tokens)
         batch = self.batch([], [(line, len(tokens))])
         batch.logit_rows = torch.arange(len(tokens))
-        return self.decoder.forward(batch, self.cache)
+        return self.decoder.forward(batch, self.cache).clone()
 
 
 def random_tokens(config: ModelConfig, count: int, seed: int = 0) -> list[int]:

@@ -1,10 +1,12 @@
 """What a matrix product with a fixed weight is to the rest of the engine, and its two plainest forms."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 from torch.nn import functional
+
+from maitred.engine.kernels.tape import Tape
 
 
 class Linear(Protocol):
@@ -30,6 +32,28 @@ class Linear(Protocol):
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
         """The same again from what `tensors` gave on the same processor; only read, never written."""
+        ...
+
+
+@runtime_checkable
+class Taped(Linear, Protocol):
+    """One that can be written onto a tape, to be computed without the interpreter."""
+
+    def room_bytes(self, rows: int) -> int:
+        """Memory that so many rows need on the way. Nobody else uses it meanwhile, and nothing has to stay in it."""
+        ...
+
+    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+        """Adds its calls to a tape.
+
+        Args:
+            tape: To be played as long as this product lives.
+            rows: Address of fp32 ``[most_rows, in]``.
+            out: Address of fp32 ``[most_rows, out]``.
+            counter: Address of an int64: how many rows there are when the tape is played.
+            room: Address of `room_bytes` for that many rows.
+            most_rows: Most that there can be.
+        """
         ...
 
 

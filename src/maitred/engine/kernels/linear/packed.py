@@ -10,6 +10,8 @@ they are, C functions in the library that torch has loaded: the packed weight is
 to a file and mapped.
 """
 
+# ruff: noqa: ANN401 - values of the code generator and functions of a library have no types of their own
+
 import ctypes
 from collections.abc import Mapping
 from functools import cache
@@ -18,9 +20,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 from torch import Tensor
 
+from maitred.engine.kernels.job import COUNT, Entry, floats
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
+from maitred.engine.kernels.tape import ALONE, Tape
 
 _LAYOUT_ROWS = 512
 """MKL chooses the layout by a row count. Layouts for few rows are slow with many; the reverse costs nothing."""
@@ -72,6 +79,16 @@ class PackedLinear:
             )
         return product
 
+    def room_bytes(self, rows: int) -> int:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        return 0
+
+    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        compute = ctypes.cast(self._compute, ctypes.c_void_p).value or 0
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        tape.add(packed_product(), [compute, *reversed(self._shape), rows, self._address, bias, out], counter, ALONE)
+
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""
         tensors = {"packed": self._packed, "shape": torch.tensor(self._shape)}
@@ -87,6 +104,54 @@ class PackedLinear:
         linear = cls.__new__(cls)
         linear._hold(packed, outputs, inputs, tensors.get("bias"))
         return linear
+
+
+@cache
+def packed_product() -> Entry:
+    """The same from compiled code. Fields: MKL's function, inputs, outputs, rows, packed weight, bias or 0, out."""
+
+    def compute(address: Any) -> None:
+        job = carray(address, COUNT + 8)
+        count, inputs, outputs, bias_at = job[COUNT], job[COUNT + 2], job[COUNT + 3], job[COUNT + 6]
+        if bias_at:
+            bias, out = carray(floats(bias_at), outputs), carray(floats(job[COUNT + 7]), (count, outputs))
+            for row in range(count):
+                out[row] = bias
+        _compute(
+            job[COUNT + 1], count, outputs, inputs, job[COUNT + 4], job[COUNT + 5],
+            np.float32(1.0 if bias_at else 0.0), job[COUNT + 7],
+        )  # fmt: skip
+
+    return Entry(compute)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _compute(
+    typing_context: Any,
+    function: Any,
+    count: Any,
+    outputs: Any,
+    inputs: Any,
+    rows: Any,
+    packed: Any,
+    beta: Any,
+    out: Any,
+) -> Any:
+    """Calls ``cblas_sgemm_compute`` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, long, real = ir.IntType(32), ir.IntType(64), ir.FloatType()
+        kind = ir.FunctionType(ir.VoidType(), [*[number] * 6, long, number, long, number, real, long, number])
+        function, *sizes, rows, packed, beta, out = arguments
+        count, outputs, inputs = (builder.trunc(size, number) for size in sizes)
+        form = (number(code) for code in (_ROW_MAJOR, _AS_IS, _PACKED))
+        builder.call(
+            builder.inttoptr(function, kind.as_pointer()),
+            [*form, count, outputs, inputs, rows, inputs, packed, inputs, beta, out, outputs],
+        )
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6, types.float32, types.int64), generate
 
 
 def _layout_rows(outputs: int) -> int:
@@ -120,7 +185,7 @@ def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 @cache
-def _mkl() -> Any:  # noqa: ANN401 - a library's functions have no types
+def _mkl() -> Any:
     """MKL with its functions declared; None if it cannot be had."""
     try:
         library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))

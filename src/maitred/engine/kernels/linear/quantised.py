@@ -5,30 +5,25 @@ rows it is arithmetic, of which a processor with VNNI does four times as much in
 ``docs/quantization.md``.
 """
 
-import ctypes
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows
+from maitred.engine.kernels.job import Entry
+from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS, panels_of_4_bits, panels_of_8_bits
 from maitred.engine.kernels.linear.tiles import PANEL
+from maitred.engine.kernels.tape import Tape
 
-_ROWS_WORTH_SHARING = 16
-"""Fewer rows are rounded faster than a second thread is woken."""
+_ROWS_WORTH_A_THREAD = 8
+"""Fewer rows are made ready faster than a second thread is woken."""
 _MOST_PANELS_AT_A_TIME = 8
 _TURNS = 4
 """A thread comes back for more so often, at least: what one is late by, the others make up for."""
 _MOST_INPUTS = (1 << 31) // (255 * 127)
 """More products of bytes could overflow a sum of 32 bits."""
-
-_Job = ctypes.c_int64 * len(FIELDS)
-_NEXT, _LAST, _SHARE, _ROWS, _SCALES, _SUMS, _COUNT, _OUT, _SOURCE = (
-    FIELDS.index(name) for name in ("next", "last", "share", "rows", "row_scales", "row_sums", "count", "out", "source")
-)
 
 
 class QuantisedLinear:
@@ -44,7 +39,7 @@ class QuantisedLinear:
         real: Rows stay fp32. Otherwise each row is rounded to 8 bits with a scale of its own.
     """
 
-    __slots__ = ("_form", "_groups", "_job", "_panels", "_parts", "_product", "_quantise", "_shape", "_width")
+    __slots__ = ("_fields", "_groups", "_panels", "_parts", "_product", "_ready", "_real", "_shape", "_width")
     kind: ClassVar[str] = "quantised"
     alignment: ClassVar[int] = 64
 
@@ -61,15 +56,16 @@ class QuantisedLinear:
 
     def _hold(self, parts: Mapping[str, Tensor]) -> None:
         self._parts = {name: _aligned(part, self.alignment) for name, part in parts.items()}
-        outputs, inputs, bits, real = self._parts["shape"].tolist()
+        outputs, inputs, bits, real = map(int, self._parts["shape"].tolist())
         per_step, group = (8, GROUP_INPUTS) if bits == 4 else (4, -(-inputs // 4) * 4)
         self._groups = -(-inputs // group)
         self._shape, self._width = (outputs, inputs), self._groups * group
         self._product = product(bits, real=bool(real))
-        self._quantise = None if real else quantise_rows()
+        self._real = bool(real)
+        self._ready = (widen_rows() if self._width > inputs else None) if real else quantise_rows()
         panels, scales = self._parts["panels"], self._parts["scales"]
         self._panels = len(panels)
-        fields = dict.fromkeys(FIELDS, 0) | {
+        self._fields = dict.fromkeys(FIELDS, 0) | {
             "row_bytes": self._width * (4 if real else 1),
             "inputs": inputs,
             "groups": self._groups,
@@ -80,34 +76,44 @@ class QuantisedLinear:
             "scale_bytes": scales[0].nbytes,
             "bias": self._parts["bias"].data_ptr(),
             "outputs": outputs,
+            "panels": self._panels,
         }
-        self._job = bytes(_Job(*fields.values()))
 
     def __call__(self, rows: Tensor) -> Tensor:
         """``[T, in]`` -> ``[T, out]``."""
-        count, (outputs, inputs) = len(rows), self._shape
-        out = rows.new_empty(count, outputs)
-        if not count:
-            return out
-        rows, width, threads = rows.contiguous(), self._width, torch.get_num_threads()
-        job = _Job.from_buffer_copy(self._job)
-        if self._quantise is None:
-            kept = rows if width == inputs else functional.pad(rows, (0, width - inputs))
-            job[_ROWS] = kept.data_ptr()
-        else:
-            # The bytes of all rows, their scales, their sums: widths are multiples of 4, so each is where it must be.
-            kept = torch.empty(count * (width + 4 + 4 * self._groups), dtype=torch.uint8)
-            job[_ROWS] = place = kept.data_ptr()
-            job[_SCALES], job[_SUMS] = place + count * width, place + count * (width + 4)
-            job[_SOURCE], job[_LAST] = rows.data_ptr(), count
-            sharing = threads if count >= _ROWS_WORTH_SHARING else 1
-            job[_SHARE] = -(-count // (_TURNS * sharing))
-            self._quantise(job, sharing)
-            job[_NEXT] = 0
-        job[_COUNT], job[_OUT], job[_LAST] = count, out.data_ptr(), self._panels
-        job[_SHARE] = max(1, min(_MOST_PANELS_AT_A_TIME, self._panels // (_TURNS * threads)))
-        self._product(job, min(threads, self._panels))
+        count, threads = len(rows), torch.get_num_threads()
+        rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
+        room = torch.empty(self.room_bytes(count), dtype=torch.uint8)
+        for entry, fields, worth in self._calls(rows.data_ptr(), out.data_ptr(), room.data_ptr(), count, threads):
+            entry.run(count, fields, min(threads, count // worth) if worth else min(threads, self._panels))
         return out
+
+    def room_bytes(self, rows: int) -> int:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        if self._ready is None:
+            return 0
+        # The bytes of all rows, their scales, their sums: widths are multiples of 4, so each is where it must be.
+        own: int = self._width * 4 if self._real else self._width + 4 + 4 * self._groups
+        return rows * own
+
+    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        for entry, fields, worth in self._calls(rows, out, room, most_rows, tape.threads):
+            tape.add(entry, fields, counter, worth)
+
+    def _calls(self, rows: int, out: int, room: int, count: int, threads: int) -> list[tuple[Entry, list[int], int]]:
+        """What is called one after the other, on which fields, and how many rows are worth a thread of it."""
+        fields = self._fields | {
+            "rows": rows if self._ready is None else room,
+            "row_scales": room + count * self._width,
+            "row_sums": room + count * (self._width + 4),
+            "source": rows,
+            "out": out,
+            "share": max(1, min(_MOST_PANELS_AT_A_TIME, self._panels // (_TURNS * threads))),
+        }
+        job = list(fields.values())
+        ready = [] if self._ready is None else [(self._ready, job, _ROWS_WORTH_A_THREAD)]
+        return [*ready, (self._product, job, 0)]
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`."""

@@ -1,0 +1,123 @@
+"""Work that threads take parts of: a compiled function, and the record of numbers that it works by.
+
+A *job* is a row of int64: counts, sizes and addresses. The first three fields are the same for all: what nobody has
+taken yet, how many threads have come, and how many rows (or whatever a function calls its parts) there are. Threads
+take the next parts until none is left, so one that others keep from its core takes fewer. Who computes a part does not
+change the result.
+
+Threads are those that torch and MKL compute on: OpenMP's, entered through the function by which compiled code enters
+them (``GOMP_parallel``, GNU's libgomp ABI). A step goes from one product to the next by way of attention: with threads
+of its own, attention would find OpenMP's still spinning on the cores that it needs, and the next product would find
+them asleep.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import intrinsic
+
+from maitred.engine.compiled import compiled_entry
+
+NEXT, SEAT, COUNT = range(3)
+"""Fields that all jobs begin with."""
+ROWS_AT_A_TIME = 4
+"""That a thread takes of work that goes row by row."""
+FP32, BF16, INT8 = range(3)
+"""Kinds of numbers behind an address; bf16 as the bits that it is."""
+
+
+class Entry:
+    """A compiled function that takes a job, for any number of threads.
+
+    Args:
+        function: Of the job's address. What it names must be compiled functions, intrinsics and plain numbers.
+        fast: Whether sums may be reordered; see `maitred.engine.compiled`.
+    """
+
+    def __init__(self, function: Callable[[Any], None], *, fast: bool = False) -> None:
+        self.compiled = compiled_entry(function, fast=fast)
+        self.address: int = self.compiled.address
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+    def __call__(self, job: "ctypes.Array[ctypes.c_int64]", threads: int = 1) -> None:
+        """Returns when the job is done."""
+        together = enter_together()
+        if threads > 1 and together is not None:
+            together(self.address, ctypes.addressof(job), threads, 0)
+        else:
+            self._alone(ctypes.addressof(job))
+
+    def run(self, count: int, fields: Sequence[int], threads: int = 1) -> None:
+        """The same from the fields behind those that all jobs have."""
+        if count:
+            self(make_job(fields, count), threads)
+
+
+def make_job(fields: Sequence[int], count: int = 0) -> "ctypes.Array[ctypes.c_int64]":
+    """A job that nobody has begun."""
+    return (ctypes.c_int64 * (COUNT + 1 + len(fields)))(0, 0, count, *fields)
+
+
+def bits_of(number: float) -> int:
+    """How a job holds an fp32 number; `maitred.engine.kernels.simd.float_of_bits` reads it."""
+    return int(np.float32(number).view(np.int32))
+
+
+@cache
+def enter_together() -> Any:  # noqa: ANN401 - a C function
+    """OpenMP's own way to run a function on several threads; None where torch has another OpenMP."""
+    try:
+        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        function = library.GOMP_parallel
+    except (OSError, AttributeError, StopIteration):
+        return None
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take(typing_context: Any, job: Any, field: Any, share: Any) -> Any:  # noqa: ANN401 - the code generator's own types
+    """The value of a job's field, and nobody else gets it: adds `share` to it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        fields = context.make_array(job)(context, builder, value=arguments[0]).data
+        place = builder.gep(fields, [arguments[1]])
+        return builder.atomic_rmw("add", place, arguments[2], "monotonic")
+
+    return types.int64(job, types.int64, types.int64), generate
+
+
+def _pointer_to(element: Any) -> Any:  # noqa: ANN401 - the code generator's own types
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(typing_context: Any, address: Any) -> Any:  # noqa: ANN401
+        target = types.CPointer(element)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            return builder.inttoptr(arguments[0], context.get_value_type(target))
+
+        return target(types.int64), generate
+
+    return pointer
+
+
+floats, ints, longs = _pointer_to(types.float32), _pointer_to(types.int32), _pointer_to(types.int64)
+int8s = _pointer_to(types.int8)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def numbers(typing_context: Any, address: Any, kind: Any) -> Any:  # noqa: ANN401 - the code generator's own types
+    """A pointer to numbers of a kind, which must be a constant."""
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    target = types.CPointer({FP32: types.float32, BF16: types.uint16, INT8: types.int8}[kind.literal_value])
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        return builder.inttoptr(arguments[0], context.get_value_type(target))
+
+    return target(types.int64, kind), generate

@@ -1,0 +1,146 @@
+"""The forward pass on a CPU in fp32, written onto a tape: the same steps as the decoder's, in the same order.
+
+All that a step computes goes into buffers that are kept from step to step, as large as the largest step so far. For a
+larger one they are made anew, and the tape with them; the same if another cache is to be used.
+"""
+
+import ctypes
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from maitred.engine.kernels.cpu import CPUAttention
+from maitred.engine.kernels.gate import gate_rows
+from maitred.engine.kernels.job import bits_of
+from maitred.engine.kernels.linear.form import Linear, Taped
+from maitred.engine.kernels.norm import norm_fields, norm_heads, norm_rows
+from maitred.engine.kernels.tape import Tape
+from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.weights import LayerWeights, Weights
+
+_LEAST_ROWS = 32
+_ELEMENTS_WORTH_A_THREAD = 1 << 14
+"""Of rows that are normalised or gated: some ten microseconds."""
+
+
+def taped(weights: Weights) -> bool:
+    """Whether all of a model's products can be written onto a tape."""
+    single = weights.final_norm.dtype == torch.float32
+    return single and all(isinstance(product, Taped) for product in _products(weights))
+
+
+class Recording:
+    """A model's steps on a CPU.
+
+    Args:
+        config: Shape of the model.
+        weights: Its parameters, `taped`.
+        attention: Where its attention is computed.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, attention: CPUAttention) -> None:
+        self._config = config
+        self._weights = weights
+        self._attention = attention
+        self._rooms: _Rooms | None = None
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """See `maitred.engine.models.decoder.Decoder.forward`."""
+        rows, picked = len(batch.token_ids), len(batch.logit_rows)
+        rooms = self._rooms
+        if rooms is None or rooms.cache is not cache or rows > rooms.most_rows or picked > rooms.most_picked:
+            most_picked = max(picked, 0 if rooms is None else rooms.most_picked)
+            most_rows = max(rows, most_picked, 0 if rooms is None else rooms.most_rows)
+            self._rooms = None  # gives its memory back before more is asked for
+            rooms = _Rooms(self._config, self._weights, _rounded_up(most_rows), _rounded_up(most_picked), cache)
+            rooms.record(self._attention)
+            self._rooms = rooms
+        plan = self._attention.plan(batch, cache)
+        rooms.begin(batch)
+        rooms.tape.play()
+        del plan  # what it holds had to live until now
+        return rooms.logits[:picked]
+
+
+class _Rooms:
+    """The buffers of a step of so many rows at most, and the tape that computes in them."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, most_rows: int, most_picked: int, cache: KVCache) -> None:
+        self.most_rows, self.most_picked, self.cache = most_rows, most_picked, cache
+        self._config, self._weights = config, weights
+        width, inner = config.hidden_size, config.intermediate_size
+        self._stream = torch.empty(most_rows, width)
+        self._normed = torch.empty(most_rows, width)
+        self._addend = torch.empty(most_rows, width)
+        self._qkv = torch.empty(most_rows, config.qkv_features)
+        self._attended = torch.empty(most_rows, config.heads * config.head_dim)
+        self._gate_up = torch.empty(most_rows, 2 * inner)
+        self._gated = torch.empty(most_rows, inner)
+        room = max(product.room_bytes(most_rows) for product in _products(weights) if isinstance(product, Taped))
+        self._room = torch.empty(room, dtype=torch.uint8)
+        self._picks = torch.empty(most_picked, dtype=torch.int64)
+        self._picked = ctypes.c_int64(0)
+        self.logits = torch.empty(most_picked, config.vocab_size)
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Puts in what a step begins with."""
+        picked = len(batch.logit_rows)
+        self._stream[: len(batch.token_ids)] = self._weights.embedding[batch.token_ids]
+        self._picks[:picked] = batch.logit_rows
+        self._picked.value = picked
+
+    def record(self, attention: CPUAttention) -> None:
+        """Writes all layers and the head down."""
+        weights, epsilon = self._weights, self._config.norm_epsilon
+        self.tape = Tape(attention.threads)
+        self._rows = attention.counter("rows")
+        addend = 0  # the first layer's input is the embedding alone
+        for index, layer in enumerate(weights.layers):
+            self._norm(addend, layer.attention_norm, epsilon)
+            self._product(layer.qkv, self._normed, self._qkv)
+            self._norm_heads(layer, epsilon)
+            attention.record(self.tape, index, self._qkv.data_ptr(), self._attended.data_ptr(), self.cache)
+            addend = self._addend.data_ptr()
+            self._product(layer.attention_output, self._attended, self._addend)
+            self._norm(addend, layer.mlp_norm, epsilon)
+            self._product(layer.gate_up, self._normed, self._gate_up)
+            gate = [self._gate_up.data_ptr(), self._gated.data_ptr(), self._gated.shape[1]]
+            self.tape.add(gate_rows(), gate, self._rows, _worth(self._gate_up))
+            self._product(layer.down, self._gated, self._addend)
+        self._rows = ctypes.addressof(self._picked)
+        self._norm(addend, weights.final_norm, epsilon, self._picks.data_ptr())
+        self._product(weights.head, self._normed, self.logits)
+
+    def _norm(self, addend: int, gain: Tensor, epsilon: float, picked: int = 0) -> None:
+        rows = (self._stream.data_ptr(), addend, gain.data_ptr(), self._normed.data_ptr())
+        fields = norm_fields(*rows, self._stream.shape[1], epsilon, picked)
+        self.tape.add(norm_rows(), fields, self._rows, _worth(self._stream))
+
+    def _norm_heads(self, layer: LayerWeights, epsilon: float) -> None:
+        if layer.head_norm is not None:
+            heads, width = layer.head_norm.shape
+            fields = [self._qkv.data_ptr(), self._qkv.shape[1], layer.head_norm.data_ptr(), heads, width]
+            self.tape.add(norm_heads(), [*fields, bits_of(epsilon)], self._rows, _worth(self._qkv))
+
+    def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
+        assert isinstance(linear, Taped)
+        linear.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
+
+
+def _products(weights: Weights) -> Iterator[Linear]:
+    yield weights.head
+    for layer in weights.layers:
+        yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+
+
+def _worth(rows: Tensor) -> int:
+    """How many of these rows are worth a thread, in passes over them that do little to each number."""
+    return max(1, _ELEMENTS_WORTH_A_THREAD // rows.shape[1])
+
+
+def _rounded_up(count: int) -> int:
+    """To the next power of two, so that a few sizes are all that there are."""
+    return max(_LEAST_ROWS, 1 << (count - 1).bit_length())
