@@ -76,7 +76,7 @@ async def gateway(
         program: What Python runs.
         *settings: More of its command line.
     """
-    paths = {"PYTHONPATH": str(ROOT), **environment}
+    paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), **environment}
     started_s = time.perf_counter()
     # The replica is in this process, and a gateway is not ready before it has met its replica.
     context = serving("--config", str(config), *settings, environment=paths, program=program)

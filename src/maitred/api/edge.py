@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from maitred.api.call import Call, Progress, Receive, Scope, Send
-from maitred.api.errors import Header, public
+from maitred.api.errors import Header, let_go_of_frames, public
 from maitred.api.gate import Gate
 from maitred.api.interrupt import ClientLeft
 from maitred.api.retries import Retries
@@ -108,7 +108,8 @@ class Edge:
                 await self._work(route, call)
             # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
             return Outcome.CANCELLED if call.connection.stalled else Outcome.FINISHED
-        except ClientLeft:
+        except ClientLeft as left:
+            let_go_of_frames(left)
             if call.progress is Progress.NOTHING_SENT:
                 call.status = _CLIENT_LEFT_STATUS
             return Outcome.CANCELLED
@@ -120,6 +121,8 @@ class Edge:
             headers = [(b"connection", b"close")]  # the rest of the body may never come
         except Exception as error:
             failure = public(error, call.tally.request_id)
+            let_go_of_frames(error)
+        let_go_of_frames(failure)
         if isinstance(failure, LimitReached):
             call.tally.refused_by = failure.limit
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT

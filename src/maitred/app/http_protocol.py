@@ -89,6 +89,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        # Each request knows its connection. Without its requests it is gone when they are.
+        self._running = None
+        self.cycle = self.scope = cast(Any, None)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

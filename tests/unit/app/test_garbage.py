@@ -11,7 +11,10 @@ def test_what_stays_is_left_alone_and_the_rest_is_looked_at_seldom():
         gc.set_threshold(700, 10, 10)  # Python's own; a test before may have served here
         collect_seldom()
         assert gc.get_freeze_count() > 0
-        assert all(now > then for now, then in zip(gc.get_threshold(), (700, 10, 10), strict=True))
+        new, young, middle = gc.get_threshold()
+        assert new > 700
+        assert middle > 10
+        assert new * (young + 1) <= 20_000  # a look takes a microsecond an object, and nobody is served meanwhile
         assert gc.isenabled() == enabled
     finally:
         gc.unfreeze()
