@@ -9,19 +9,25 @@ from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
 from maitred.core.service import ServiceWeights
+from maitred.engine.gpu_config import AttentionKernels, GPUConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.fairness.config import LineConfig
+
+__all__ = ["AttentionKernels", "Device", "EngineConfig", "GPUConfig", "PoolingMode", "Quantization"]
+
+_MOST_GRAPH_SEQUENCES = 256
 
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], Meta(description="`auto` takes the GPU if there is one, else the CPU.")
 ]
 
 Quantization = Annotated[
-    Literal["none", "int8", "int8_weight_only", "int4", "int4_weight_only"],
+    Literal["none", "int8", "int8_weight_only", "int4", "int4_weight_only", "fp8", "fp8_weight_only"],
     Meta(
-        description="Rounds the weights when the model is loaded, on a CPU. `int8` and `int4` also round what they are "
+        description="Rounds the weights when the model is loaded. `int8`, `int4` and `fp8` also round what they are "
         "multiplied with to 8 bits, each token by itself; `…_weight_only` do not, which is slower with many tokens in "
-        "a step. See [quantization](quantization.md) for speed and accuracy."
+        "a step. See [quantization](quantization.md) for speed and accuracy. On a CPU `int8` and `int4`; on a GPU "
+        "`int8` and `fp8`, by torchao (see [GPUs](gpu.md))."
     ),
 ]
 """How weights are kept, and what they are multiplied with."""
@@ -226,6 +232,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 8
     weights_cache: WeightsCacheConfig = WeightsCacheConfig()
+    gpu: GPUConfig = GPUConfig()
+
+    @property
+    def most_graph_sequences(self) -> int:
+        """`gpu.graph_sequences`, or what stands for null."""
+        if self.gpu.graph_sequences is not None:
+            return self.gpu.graph_sequences
+        return min(self.max_sequences, _MOST_GRAPH_SEQUENCES)
 
     @property
     def most_guests(self) -> int:

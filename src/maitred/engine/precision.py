@@ -6,6 +6,7 @@ import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig, Quantization
+from maitred.engine.kernels.linear.torchao_linear import check_torchao
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -29,11 +30,18 @@ class Precision:
         """
         fast = "bf16" if device.type == "cuda" else "fp32"
         wanted = fast if config.dtype == "auto" else config.dtype
-        if config.quantization != "none" and (device.type != "cpu" or wanted != "fp32"):
+        if config.quantization != "none" and device.type != "cpu":
+            check_torchao(config.quantization, device)
+            if wanted != "bf16":
+                raise ConfigInvalid(
+                    f"engine.quantization is {config.quantization}, which works with bf16 on a GPU. Set engine.dtype "
+                    "to bf16 or auto, or engine.quantization to none."
+                )
+        elif config.quantization != "none" and (wanted != "fp32" or config.quantization.startswith("fp8")):
             raise ConfigInvalid(
-                f"engine.quantization is {config.quantization}, which works with fp32 on a CPU, but the model is to "
-                f"run in {wanted} on {device.type}. Set engine.device to cpu and engine.dtype to fp32, or "
-                "engine.quantization to none."
+                f"engine.quantization is {config.quantization}, but the model is to run in {wanted} on a CPU, which "
+                "rounds weights of fp32 to int8 or int4. Set engine.dtype to fp32 and engine.quantization to one of "
+                "these, or to none."
             )
         kv_wanted = wanted if config.kv_dtype == "auto" else config.kv_dtype
         if kv_wanted == "int8" and device.type != "cpu":

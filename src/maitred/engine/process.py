@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
+from maitred.engine.accelerator import free_bytes_beside, graphed
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
@@ -29,6 +29,7 @@ from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
+from maitred.engine.models.token_major import make_cache
 from maitred.engine.precision import Precision
 from maitred.engine.runner import ModelRunner
 from maitred.engine.sampling.sampler import Sampler
@@ -37,14 +38,11 @@ from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer, Steps
 from maitred.engine.speculate.ngram import NgramDrafter
 from maitred.engine.speculate.speculator import Speculator
+from maitred.engine.target import Target, kv_bytes_on_cpu
 from maitred.engine.threads import step_threads
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials
-
-_CPU_KV_SHARE = 0.25
-_GPU_KV_SHARE = 0.85
-"""Of the memory that is free once the weights are loaded; the rest is for activations and others."""
 
 logger = logging.getLogger("maitred.engine")
 
@@ -138,7 +136,7 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
         raise ConfigInvalid(
             f"engine.quantization is for models that generate, and {model.name} computes embeddings. Set it to none."
         )
-    device = _device(config.device)
+    device = Target.of(config.device).device
     torch.set_num_threads(step_threads(config.threads))
     return build_encoder(model, config, dtype=Precision.of(config, device).dtype, device=device)
 
@@ -147,18 +145,45 @@ def build(
     model: Path,
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
+    *,
+    target: Target | None = None,
 ) -> tuple[Engine, ModelCard]:
-    """Everything but the socket, for a model that generates."""
-    device = _device(config.device)
+    """Everything but the socket, for a model that generates.
+
+    Args:
+        model: Folder with the model.
+        config: The `engine` section.
+        weights: What a token counts when service is shared out.
+        target: Where it runs; None: where the settings say.
+
+    Raises:
+        ConfigInvalid: The model or the device cannot be had; the message says what to do.
+    """
+    target = target or Target.of(config.device)
+    device = target.device
     precision = Precision.of(config, device)
     dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
-    loaded = load_model(model, dtype=dtype, device=device, scheme=precision.quantization, cache=config.weights_cache)
-    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
-    kv = plan_kv(
-        config, loaded.config, block_bytes=block_bytes, free_bytes=int(_free_bytes(device) * config.machine_share)
+    loaded = load_model(
+        *(model,),
+        dtype=dtype,
+        device=device,
+        scheme=precision.quantization,
+        accelerated=target.accelerated,
+        attention=config.gpu.attention,
+        cache=config.weights_cache,
     )
-    cache = KVCache(loaded.config, kv.blocks, config.block_tokens, precision.kv_dtype, device)
+    sampler = Sampler(loaded.config.vocab_size, device, accelerated=target.accelerated)
+    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
+    free_bytes = (
+        free_bytes_beside(loaded.decoder, sampler, config, precision.kv_dtype, target)
+        if target.accelerated
+        else kv_bytes_on_cpu()
+    )
+    kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=int(free_bytes * config.machine_share))
+    cache = make_cache(
+        *(loaded.config, kv.blocks, config.block_tokens, precision.kv_dtype, device), accelerated=target.accelerated
+    )
     loaded.decoder.warm_up(cache)
     guests = config.most_guests
     eos = loaded.config.eos_token_ids
@@ -182,9 +207,9 @@ def build(
     compiler = GrammarCompiler(partial(load_vocabulary, model, vocab_size, eos))
     constraints = Constraints(compiler, vocab_size, eos)
     runner = ModelRunner(
-        loaded.decoder,
+        graphed(loaded.decoder, cache, config, kv.context_tokens, target) if target.accelerated else loaded.decoder,
         cache,
-        Sampler(loaded.config.vocab_size, device),
+        sampler,
         Lanes(config.max_sequences + guests, kv.context_tokens, config.block_tokens),
         block_tokens=config.block_tokens,
         eos_token_ids=eos,
@@ -238,15 +263,3 @@ def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
 def _bound(listener: socket.socket, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
     """The address with the port that the system has picked, if it was to pick one."""
     return address if isinstance(address, UnixAddress) else TcpAddress(address.host, listener.getsockname()[1])
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigInvalid("engine.device is cuda, but torch finds no CUDA device. Set it to cpu or auto.")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _GPU_KV_SHARE)
-    return int(psutil.virtual_memory().available * _CPU_KV_SHARE)

@@ -1,19 +1,29 @@
 """Turns a step's plan into tensors, runs the model over them, and samples."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from maitred.core.request import TokenLogprobs
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.lanes import Lanes
 from maitred.engine.models import batch
 from maitred.engine.models.batch import ForwardBatch
-from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
+
+
+class Forward(Protocol):
+    """Computes a step; see `Decoder`."""
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """The logits that the batch asks for, until the next step."""
+        ...
 
 
 class ModelRunner:
@@ -31,7 +41,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Forward,
         cache: KVCache,
         sampler: Sampler,
         lanes: Lanes,

@@ -3,6 +3,7 @@ import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig
+from maitred.engine.kernels.linear import torchao_linear
 from maitred.engine.precision import Precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -31,12 +32,26 @@ def test_engines_that_compute_differently_say_so(config, text):
 
 
 @pytest.mark.parametrize(
-    ("config", "device"),
-    [(EngineConfig(dtype="bf16", quantization="int8"), CPU), (EngineConfig(quantization="int4"), GPU)],
+    ("config", "device", "remedy"),
+    [
+        (EngineConfig(dtype="bf16", quantization="int8"), CPU, "in bf16 on a CPU, .*Set engine.dtype to fp32 and"),
+        (EngineConfig(quantization="fp8"), CPU, "Set engine.dtype to fp32 and engine.quantization to one of these"),
+        (EngineConfig(quantization="int4"), GPU, "which works on a CPU. On a GPU set it to one of int8, .*or none"),
+    ],
 )
-def test_rounding_where_there_is_no_kernel_for_it_says_what_to_do(config, device):
-    with pytest.raises(ConfigInvalid, match=r"in bf16 on c.*Set engine.device to cpu and engine.dtype to fp32, or "):
+def test_rounding_where_there_is_no_kernel_for_it_says_what_to_do(config, device, remedy):
+    with pytest.raises(ConfigInvalid, match=remedy):
         Precision.of(config, device)
+
+
+def test_rounding_on_a_gpu_takes_torchao(monkeypatch):
+    monkeypatch.setattr(torchao_linear, "find_spec", lambda module: None)
+    with pytest.raises(ConfigInvalid, match=r"torchao is not installed. Install it \(pip install torchao\)"):
+        Precision.of(EngineConfig(quantization="int8"), GPU)
+    monkeypatch.setattr(torchao_linear, "find_spec", lambda module: module)
+    assert str(Precision.of(EngineConfig(quantization="int8"), GPU)) == "bf16, int8 weights"
+    with pytest.raises(ConfigInvalid, match=r"works with bf16 on a GPU. Set engine.dtype to bf16"):
+        Precision.of(EngineConfig(dtype="fp32", quantization="int8"), GPU)
 
 
 def test_a_rounded_cache_where_there_is_no_kernel_for_it_says_what_to_do():

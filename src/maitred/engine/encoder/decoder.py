@@ -112,6 +112,8 @@ class WholeTexts:
         device: Where the model runs.
     """
 
+    graphable = False
+
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._config = config
         self._table = rotary_table(config, device)

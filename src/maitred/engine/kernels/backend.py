@@ -17,6 +17,10 @@ class AttentionBackend(Protocol, Generic[PlanT]):
     layer.
     """
 
+    graphable: bool
+    """Whether steps of decodes can be recorded and replayed: planned and computed on the device, from the tensors of
+    the batch and their shapes alone."""
+
     def plan(self, batch: ForwardBatch, cache: KVCache) -> PlanT:
         """Prepares a step."""
         ...

@@ -46,6 +46,8 @@ class CPUAttention:
         threads: How many share the rows of a step; torch's own number unless given.
     """
 
+    graphable = False
+
     def __init__(self, config: ModelConfig, threads: int | None = None) -> None:
         self.threads = threads or torch.get_num_threads()
         self._config = config

@@ -39,6 +39,8 @@ class ReferenceAttention:
         device: Where the model runs.
     """
 
+    graphable = False
+
     def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
         self._config = config
         self._table = rotary_table(config, device)

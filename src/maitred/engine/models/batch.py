@@ -9,7 +9,7 @@ The KV of every row is written, layer by layer, before any row of that layer att
 that another chunk of the same step fills, which is how requests that arrive together share a prefix.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,3 +55,21 @@ class ForwardBatch:
     decode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
     """int32 ``[D]``: tokens to attend to, the new one included."""
     chunks: list[Chunk] = field(default_factory=list)
+
+    def to(self, device: torch.device) -> "ForwardBatch":
+        """The same with its tensors on a device; what lies behind a chunk's row stays a list."""
+        if self.token_ids.device.type == device.type:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            slots=self.slots.to(device),
+            logit_rows=self.logit_rows.to(device),
+            decode_tables=self.decode_tables.to(device),
+            decode_lengths=self.decode_lengths.to(device),
+        )
+
+    def without_chunks(self) -> "ForwardBatch":
+        """Its decodes alone; the tensors of the rows stay as long as they are."""
+        return replace(self, chunks=[])

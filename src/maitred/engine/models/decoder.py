@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
-from maitred.engine.kernels.gate import make_gate
-from maitred.engine.kernels.norm import make_add_norm
+from maitred.engine.kernels.gate import gate, make_gate
+from maitred.engine.kernels.norm import add_norm, make_add_norm
 from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -29,14 +29,18 @@ class Decoder:
         config: Its shape.
         weights: Its parameters.
         attention: Where its attention is computed.
+        accelerated: With operations of torch alone, which any device has; see `maitred.engine.target.Target`.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend[Any]) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, attention: AttentionBackend[Any], *, accelerated: bool = False
+    ) -> None:
         self.config = config
         self._weights = weights
         self._attention = attention
-        self._add_norm = make_add_norm(self.dtype, self.device)
-        self._gate = make_gate(self.dtype, self.device)
+        self._accelerated = accelerated
+        self._add_norm = add_norm if accelerated else make_add_norm(self.dtype, self.device)
+        self._gate = gate if accelerated else make_gate(self.dtype, self.device)
         self._recording = (
             Recording(config, weights, attention) if isinstance(attention, CPUAttention) and taped(weights) else None
         )
@@ -50,6 +54,11 @@ class Decoder:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self._weights.embedding.device
+
+    @property
+    def graphable(self) -> bool:
+        """Whether its steps of decodes can be recorded; see `AttentionBackend`."""
+        return self._attention.graphable
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -82,7 +91,7 @@ class Decoder:
         the first request.
         """
         shallow = replace(self._weights, layers=self._weights.layers[:1])
-        Decoder(self.config, shallow, self._attention).forward(
+        Decoder(self.config, shallow, self._attention, accelerated=self._accelerated).forward(
             ForwardBatch(
                 token_ids=torch.zeros(3, dtype=torch.int64, device=self.device),
                 positions=torch.zeros(3, dtype=torch.int64, device=self.device),

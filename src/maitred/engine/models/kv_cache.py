@@ -34,14 +34,24 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        shape = (config.layers, num_blocks, config.kv_heads)
+        keys, values = self._sides(config, block_tokens)
         # Zeros, not whatever was there: a masked-out value weighs nothing, but 0 * NaN would still be NaN.
-        self.keys: Tensor = _zeros((*shape, config.head_dim, block_tokens), dtype, device)
-        self.values: Tensor = _zeros((*shape, block_tokens, config.head_dim), dtype, device)
+        self.keys: Tensor = _zeros((config.layers, num_blocks, *keys), dtype, device)
+        self.values: Tensor = _zeros((config.layers, num_blocks, *values), dtype, device)
         self.rounded = dtype == torch.int8
-        scales = (*shape, block_tokens if self.rounded else 0)
+        scales = (config.layers, num_blocks, config.kv_heads, block_tokens if self.rounded else 0)
         self.key_scales: Tensor = _zeros(scales, torch.float32, device)
         self.value_scales: Tensor = _zeros(scales, torch.float32, device)
+
+    def _sides(self, config: ModelConfig, block_tokens: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """How a block of one layer lies in memory: its keys, and its values."""
+        kv_heads, head_dim = config.kv_heads, config.head_dim
+        return (kv_heads, head_dim, block_tokens), (kv_heads, block_tokens, head_dim)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that belongs to blocks, each ``[layers, blocks, …]``."""
+        return [self.keys, self.values, *([self.key_scales, self.value_scales] if self.rounded else [])]
 
     @classmethod
     def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from maitred.engine.config import Quantization
+from maitred.engine.config import AttentionKernels, Quantization
 from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
-from maitred.engine.kernels.cuda import TorchAttention
+from maitred.engine.kernels.gpu.choice import make_attention
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.weights import keep_weights
@@ -30,6 +30,8 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     scheme: Quantization = "none",
+    accelerated: bool = False,
+    attention: AttentionKernels = "auto",
     cache: WeightsCacheConfig = WeightsCacheConfig(enabled=False),  # noqa: B008 - frozen
 ) -> LoadedModel:
     """Reads a checkpoint and picks the kernels for the device.
@@ -38,7 +40,9 @@ def load_model(
         folder: Holds ``config.json`` and safetensors files.
         dtype: fp32 or bf16, for weights, activations and KV cache.
         device: Where to run.
-        scheme: How the weights of products are rounded; only fp32 ones on a CPU are.
+        scheme: How the weights of products are rounded.
+        accelerated: See `maitred.engine.target.Target`.
+        attention: Whose kernels compute attention, if it is.
         cache: Where the weights are kept in the form that they are computed with.
 
     Raises:
@@ -46,6 +50,8 @@ def load_model(
     """
     device = torch.device(device)
     config = ModelConfig.load(folder)
-    weights = keep_weights(folder, config, dtype, device, cache, scheme=scheme)
-    attention: AttentionBackend[Any] = CPUAttention(config) if device.type == "cpu" else TorchAttention(config, device)
-    return LoadedModel(config, Decoder(config, weights, attention))
+    weights = keep_weights(folder, config, dtype, device, cache, scheme=scheme, accelerated=accelerated)
+    backend: AttentionBackend[Any] = (
+        make_attention(config, device, dtype, attention) if accelerated else CPUAttention(config)
+    )
+    return LoadedModel(config, Decoder(config, weights, backend, accelerated=accelerated))

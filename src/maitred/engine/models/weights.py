@@ -6,8 +6,9 @@ the size of the converted weights.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,9 @@ from maitred.engine.kernels.linear import Linear, Unchanged, make_linear
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.engine.weights_cache.kept import kept
+
+MakeLinear = Callable[..., Linear]
+"""From a weight, and a bias if there is one, to a product; see `make_linear`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def load_weights(
     *,
     head: bool = True,
     scheme: Quantization = "none",
+    accelerated: bool = False,
 ) -> Weights:
     """Reads the checkpoint in `folder`, converted to `dtype` on `device`.
 
@@ -67,12 +72,13 @@ def load_weights(
         device: Where to run.
         head: With the output projection; without it, the last rows are passed on as they are.
         scheme: How the weights of products are rounded.
+        accelerated: In the form that an accelerator computes with.
 
     Raises:
         ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
-        weights = _assemble(checkpoint, config, scheme, head=head)
+        weights = _assemble(checkpoint, config, partial(make_linear, scheme=scheme, accelerated=accelerated), head=head)
         checkpoint.check_nothing_left()
     return weights
 
@@ -86,6 +92,7 @@ def keep_weights(
     *,
     head: bool = True,
     scheme: Quantization = "none",
+    accelerated: bool = False,
 ) -> Weights:
     """The same, but mapped from the cache if they are there, and put there if not.
 
@@ -94,8 +101,10 @@ def keep_weights(
     """
 
     def make() -> Weights:
-        return load_weights(folder, config, dtype, device, head=head, scheme=scheme)
+        return load_weights(folder, config, dtype, device, head=head, scheme=scheme, accelerated=accelerated)
 
+    if accelerated:
+        return make()
     return kept(make, (Weights, LayerWeights), cache, folder, device, dtype=str(dtype), head=head, scheme=scheme)
 
 
@@ -195,27 +204,27 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     )
 
 
-def _assemble(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, *, head: bool) -> Weights:
+def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, *, head: bool) -> Weights:
     hidden = config.hidden_size
     # Saved without its head, a model has no name for what is not the head.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
     embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
-    layers = [_layer(checkpoint, config, scheme, f"{prefix}layers.{index}.") for index in range(config.layers)]
+    layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if not head:
         checkpoint.ignore("lm_head.weight")
         return Weights(embedding, layers, final_norm, Unchanged())
-    return Weights(embedding, layers, final_norm, _head(checkpoint, config, scheme, embedding))
+    return Weights(embedding, layers, final_norm, _head(checkpoint, config, linear, embedding))
 
 
-def _head(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, embedding: Tensor) -> Linear:
+def _head(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, embedding: Tensor) -> Linear:
     if config.tied_embeddings:
         checkpoint.ignore("lm_head.weight")
-        return make_linear(embedding.to(checkpoint.dtype), scheme=scheme)
-    return make_linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size), scheme=scheme)
+        return linear(embedding.to(checkpoint.dtype))
+    return linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
 
 
-def _layer(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, prefix: str) -> LayerWeights:
+def _layer(checkpoint: Checkpoint, config: ModelConfig, make: MakeLinear, prefix: str) -> LayerWeights:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_rows, kv_rows = config.heads * head_dim, config.kv_heads * head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
@@ -223,7 +232,7 @@ def _layer(checkpoint: Checkpoint, config: ModelConfig, scheme: Quantization, pr
     def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
         weight = checkpoint.fused([f"{name}.weight" for name in names], rows, columns)
         addend = checkpoint.fused([f"{name}.bias" for name in names], rows) if bias else None
-        return make_linear(weight, addend, scheme)
+        return make(weight, addend)
 
     head_norm = None
     if config.head_norms:

@@ -65,13 +65,15 @@ class Sampler:
     Args:
         vocab_size: Columns of the logits.
         device: Where the logits are.
+        accelerated: Draws in tensor operations, as on any device but a CPU.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, *, accelerated: bool = False) -> None:
         if not 0 < vocab_size <= 1 << INDEX_BITS:
             raise Bug(f"The sampler takes vocabularies of 1 to {1 << INDEX_BITS} tokens, not {vocab_size}.")
         self._vocab_size = vocab_size
         self._device = device
+        self._on_device = accelerated or device.type != "cpu"
         self._rows: dict[int, _Row] = {}
         self._layout: _Layout | None = None
         self._helpers = torch.get_num_threads() - 1 if device.type == "cpu" else 0
@@ -116,6 +118,7 @@ class Sampler:
             for token in tokens:
                 edits.record(token)
 
+    @torch.inference_mode()  # where the logits were made, and only there may they be edited
     def sample(
         self,
         logits: Tensor,
@@ -163,9 +166,9 @@ class Sampler:
         return SampleResult(tokens, logprobs)
 
     def _rows_form(self, parameters: DrawParameters) -> HostRows | DeviceRows:
-        if self._device.type == "cpu":
-            return HostRows(parameters, self._pool, self._helpers)
-        return DeviceRows(parameters, self._device)
+        if self._on_device:
+            return DeviceRows(parameters, self._device)
+        return HostRows(parameters, self._pool, self._helpers)
 
     def _warm_up(self) -> None:
         """Compiles or loads every kernel now rather than under the first request."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from maitred.engine.kernels import cpu, paged
 from maitred.engine.kernels.cpu import CPUAttention
-from maitred.engine.kernels.cuda import TorchAttention
+from maitred.engine.kernels.gpu.sdpa import TorchAttention
 from maitred.engine.kernels.job import FP32
 from maitred.engine.kernels.prefill import plan_buckets
 from maitred.engine.kernels.reference import ReferenceAttention

@@ -24,7 +24,7 @@ def test_logits_are_those_of_rounded_numbers_in_plain_torch(folder, scheme, monk
     exact, rounded = load_model(folder, dtype=torch.float32), load_model(folder, dtype=torch.float32, scheme=scheme)
     bits, real = 4 if "int4" in scheme else 8, "weight_only" in scheme
 
-    def plain(weight, bias=None, scheme="none"):
+    def plain(weight, bias=None, scheme="none", **_):
         kept = rounded_weight(weight, bits)
         return lambda rows: torch.nn.functional.linear(rows if real else rounded_rows(rows), kept, bias)
 

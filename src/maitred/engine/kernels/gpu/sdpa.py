@@ -1,6 +1,8 @@
-"""Attention on a GPU: torch's fused kernel for chunks and for decodes alike.
+"""Attention on a GPU in torch's own operations: right wherever torch runs, and the last choice.
 
 A decode is a chunk of one row with a mask instead of causality, so all decodes of a step are one gather and one call.
+What is gathered is as wide as the longest sequence, for which a graph would have to take the longest possible one: so
+these steps are not recorded.
 """
 
 from dataclasses import dataclass
@@ -29,12 +31,14 @@ class TorchPlan:
 
 
 class TorchAttention:
-    """Works on any device that torch knows; meant for CUDA.
+    """Works on any device that torch knows.
 
     Args:
         config: Shape of the model.
         device: Where the model runs.
     """
+
+    graphable = False
 
     def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
         self._config = config

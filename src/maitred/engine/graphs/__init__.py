@@ -1,0 +1,1 @@
+"""Decode steps recorded once and replayed: what a GPU spares the host."""

@@ -1,0 +1,71 @@
+"""Which kernels compute attention on an accelerator: what was asked for, held against what is installed."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from maitred.core.errors import ConfigInvalid
+from maitred.engine.config import AttentionKernels
+from maitred.engine.kernels.backend import AttentionBackend
+from maitred.engine.kernels.gpu.sdpa import TorchAttention
+from maitred.engine.models.config import ModelConfig
+
+_PACKAGES = {"flashinfer": "flashinfer-python", "triton": "triton"}
+"""Module -> what to install for it."""
+FLASHINFER_HEADS = (64, 128, 256)
+"""Sizes that its prefill kernels are compiled for."""
+
+
+def make_attention(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, wanted: AttentionKernels = "auto"
+) -> AttentionBackend[Any]:
+    """The backend of that name; `auto` is the best that is there.
+
+    Args:
+        config: Shape of the model.
+        device: Where it runs.
+        dtype: Of what is computed.
+        wanted: As configured.
+
+    Raises:
+        ConfigInvalid: It is not installed, or does not compute in this type.
+    """
+    name = _best(config, device, dtype) if wanted == "auto" else wanted
+    module = name if name != "torch" else None
+    if module is not None and find_spec(module) is None:
+        raise ConfigInvalid(
+            f"engine.gpu.attention is {name}, which is not installed. Install it (pip install {_PACKAGES[name]}), or "
+            "set engine.gpu.attention to auto."
+        )
+    if name == "flashinfer":
+        if not _flashinfer_computes(config, dtype):
+            raise ConfigInvalid(
+                f"engine.gpu.attention is flashinfer, which computes in 16 bits with heads of {_or(FLASHINFER_HEADS)}, "
+                f"but this model has heads of {config.head_dim} and is to run in {dtype}. Set engine.gpu.attention to "
+                "auto."
+            )
+        from maitred.engine.kernels.gpu.flashinfer_attention import FlashInferAttention
+
+        return FlashInferAttention(config, device, dtype)
+    if name == "triton":
+        from maitred.engine.kernels.gpu.triton_attention import TritonAttention
+
+        return TritonAttention(config, device, dtype)
+    return TorchAttention(config, device)
+
+
+def _best(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> AttentionKernels:
+    if device.type != "cuda" or find_spec("triton") is None:
+        return "torch"
+    if find_spec("flashinfer") is not None and _flashinfer_computes(config, dtype):
+        return "flashinfer"
+    return "triton"
+
+
+def _flashinfer_computes(config: ModelConfig, dtype: torch.dtype) -> bool:
+    return dtype != torch.float32 and config.head_dim in FLASHINFER_HEADS
+
+
+def _or(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
