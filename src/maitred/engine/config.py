@@ -214,6 +214,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     speculation: SpeculationConfig = SpeculationConfig()
+    bake_off: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="`auto`: when a model is started here for the first time, some made-up steps are computed and "
+            "timed, for about a second, so that the first requests can be told how long they take. What was measured "
+            "is kept beside the weights (`weights_cache`), for this model, these settings and this processor. `off`: "
+            "it is learnt from the first requests."
+        ),
+    ] = "auto"
     pooling: Annotated[
         Literal[PoolingMode, "auto"] | None,
         Meta(

@@ -31,15 +31,19 @@ from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
 from maitred.engine.models.token_major import make_cache
 from maitred.engine.precision import Precision
-from maitred.engine.runner import ModelRunner
+from maitred.engine.runner import Forward, ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.server import EngineServer, Steps
 from maitred.engine.speculate.ngram import NgramDrafter
 from maitred.engine.speculate.speculator import Speculator
 from maitred.engine.target import Target, kv_bytes_on_cpu
 from maitred.engine.threads import step_threads
+from maitred.engine.trials.first_steps import Bounds, known_steps, steps_key
+from maitred.engine.trials.notes import Notes
+from maitred.engine.weights_cache.kept import cache_folder
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials
@@ -187,6 +191,35 @@ def build(
     loaded.decoder.warm_up(cache)
     guests = config.most_guests
     eos = loaded.config.eos_token_ids
+    vocab_size = loaded.config.vocab_size
+    compiler = GrammarCompiler(partial(load_vocabulary, model, vocab_size, eos))
+    constraints = Constraints(compiler, vocab_size, eos)
+    lanes = Lanes(config.max_sequences + guests, kv.context_tokens, config.block_tokens)
+
+    def runner_of(decoder: Forward) -> ModelRunner:
+        return ModelRunner(
+            *(decoder, cache, sampler, lanes),
+            block_tokens=config.block_tokens,
+            eos_token_ids=eos,
+            constraints=constraints,
+        )
+
+    runner = runner_of(
+        graphed(loaded.decoder, cache, config, kv.context_tokens, target) if target.accelerated else loaded.decoder
+    )
+    known: list[TimedStep] = []
+    if config.bake_off == "auto":
+        bounds = Bounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
+
+        def with_layers(layers: int) -> ModelRunner:
+            if target.accelerated:
+                return runner
+            cache.touch(layers, bounds.tried_blocks)
+            return runner_of(loaded.decoder.shallow(layers))
+
+        key = steps_key(model, str(precision), _device_name(device), bounds)
+        layers = 1 if target.accelerated else loaded.config.layers  # what steps are recorded of is tried as a whole
+        known = known_steps(_step_notes(config), key, with_layers, layers, bounds)
     scheduler = Scheduler(
         BlockPool(kv.blocks),
         block_tokens=config.block_tokens,
@@ -202,18 +235,7 @@ def build(
         min_sequences=config.min_sequences,
         kv_shares=config.kv_shares,
         window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
-    )
-    vocab_size = loaded.config.vocab_size
-    compiler = GrammarCompiler(partial(load_vocabulary, model, vocab_size, eos))
-    constraints = Constraints(compiler, vocab_size, eos)
-    runner = ModelRunner(
-        graphed(loaded.decoder, cache, config, kv.context_tokens, target) if target.accelerated else loaded.decoder,
-        cache,
-        sampler,
-        Lanes(config.max_sequences + guests, kv.context_tokens, config.block_tokens),
-        block_tokens=config.block_tokens,
-        eos_token_ids=eos,
-        constraints=constraints,
+        known_steps=known,
     )
     engine = Engine(
         *(scheduler, runner, SystemClock()),
@@ -234,6 +256,11 @@ def build(
         device=str(device),
     )
     return engine, card
+
+
+def _step_notes(config: EngineConfig) -> Notes[list[TimedStep]]:
+    cache = config.weights_cache
+    return Notes(cache_folder(cache) / "steps" if cache.enabled else None, list[TimedStep])
 
 
 def _speculator(config: SpeculationConfig, constraints: Constraints) -> Speculator | None:
@@ -263,3 +290,7 @@ def _listen(address: UnixAddress | TcpAddress) -> socket.socket:
 def _bound(listener: socket.socket, address: UnixAddress | TcpAddress) -> UnixAddress | TcpAddress:
     """The address with the port that the system has picked, if it was to pick one."""
     return address if isinstance(address, UnixAddress) else TcpAddress(address.host, listener.getsockname()[1])
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

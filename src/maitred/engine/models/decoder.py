@@ -90,8 +90,7 @@ class Decoder:
         One layer is enough: the others call the same kernels. Writes into the cache's first block, so call it before
         the first request.
         """
-        shallow = replace(self._weights, layers=self._weights.layers[:1])
-        Decoder(self.config, shallow, self._attention, accelerated=self._accelerated).forward(
+        self.shallow(1).forward(
             ForwardBatch(
                 token_ids=torch.zeros(3, dtype=torch.int64, device=self.device),
                 positions=torch.zeros(3, dtype=torch.int64, device=self.device),
@@ -104,6 +103,13 @@ class Decoder:
             ),
             cache,
         )
+
+    def shallow(self, layers: int) -> "Decoder":
+        """The same without its later layers, on the same weights: its answers mean nothing, but it takes their time."""
+        if layers >= len(self._weights.layers):
+            return self
+        weights = replace(self._weights, layers=self._weights.layers[:layers])
+        return Decoder(self.config, weights, self._attention, accelerated=self._accelerated)
 
     def _norm_heads(self, qkv: Tensor, gains: Tensor) -> None:
         """Normalises every query and key head in place."""

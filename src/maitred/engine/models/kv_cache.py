@@ -68,6 +68,15 @@ class KVCache:
         self.keys[layer][blocks, :, :, offsets] = keys.to(self.keys.dtype)
         self.values[layer][blocks, :, offsets] = values.to(self.values.dtype)
 
+    def touch(self, layers: int, blocks: int) -> None:
+        """Writes zeros into the first blocks of the first layers, so that they have memory of their own.
+
+        The system shows one page of zeros in place of all that was never written. Reading that takes less time than
+        reading a cache.
+        """
+        for part in (self.keys, self.values, self.key_scales, self.value_scales):
+            part[:layers, :blocks].zero_()
+
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Reads whole sequences: tables int64 ``[B, n]`` -> ``[B, n * block_tokens, kv_heads, head_dim]``, twice."""
         keys, values = self.keys[layer][tables], self.values[layer][tables]

@@ -39,12 +39,12 @@ class LeastSquares:
         """What the latest fit says."""
         return sum(a * b for a, b in zip(self.coefficients, x, strict=True))
 
-    def observe(self, stratum: Hashable, x: Sequence[float], y: float) -> None:
-        """Takes an observation in (`y` > 0); `fit` makes it count."""
+    def observe(self, stratum: Hashable, x: Sequence[float], y: float, share: float = 1.0) -> None:
+        """Takes an observation in (`y` > 0), or one that counts as a share of one; `fit` makes it count."""
         sums = self._strata.get(stratum)
         if sums is None:
             sums = self._strata[stratum] = [0.0] * (self._features * (self._features + 3) // 2)
-        weight = max(y, self.predict(x)) ** -2
+        weight = share * max(y, self.predict(x)) ** -2
         fade = self._fade
         position = 0
         for i, a in enumerate(x):

@@ -1,10 +1,12 @@
 """How much a step does: so many sequences, and so many tokens of prompts, as the readers' objective leaves room for."""
 
+from collections.abc import Iterable
+
 from maitred.core.ports import StepTimes
 from maitred.engine.scheduler.batch import Batch
 from maitred.engine.scheduler.batch_limit import BatchLimit
 from maitred.engine.scheduler.prefill import PrefillBudget
-from maitred.engine.scheduler.step_times import StepMeter, StepWork
+from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 
 _DECODES_SHARE = 0.8
 """Of the objective. A batch whose decodes alone are predicted to take more is not added to."""
@@ -18,10 +20,17 @@ class Pace:
         max_sequences: Sequences that run together at most.
         min_sequences: That may run however slow the steps are.
         itl_objective_s: The engine's own; None: steps are as large as they may be.
+        known: Steps that were measured before.
     """
 
     def __init__(
-        self, *, step_tokens: int, max_sequences: int, min_sequences: int, itl_objective_s: float | None
+        self,
+        *,
+        step_tokens: int,
+        max_sequences: int,
+        min_sequences: int,
+        itl_objective_s: float | None,
+        known: Iterable[TimedStep] = (),
     ) -> None:
         self._step_tokens = step_tokens
         self._least = min(min_sequences, max_sequences)
@@ -30,7 +39,7 @@ class Pace:
         self._predicted = max_sequences
         """Sequences whose decodes are predicted to keep the objective. The limit goes by what was seen, which comes
         too late when a hundred requests arrive at once."""
-        self._meter = StepMeter()
+        self._meter = StepMeter(known)
 
     @property
     def times(self) -> StepTimes:

@@ -28,7 +28,7 @@ The scheduler is a pure function of what it was told: times are arguments; no ra
 `plan`, computes, and calls `commit`; the rest comes in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -49,7 +49,7 @@ from maitred.engine.scheduler.prompts import PromptPlanner, too_late
 from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import Counters, State
-from maitred.engine.scheduler.step_times import StepWork
+from maitred.engine.scheduler.step_times import StepWork, TimedStep
 from maitred.engine.scheduler.waiting_room import WaitingRoom
 from maitred.fairness.line import Line, LineConfig, make_line
 
@@ -80,6 +80,7 @@ class Scheduler:
         min_sequences: That may run however slow the steps are.
         kv_shares: What tenants can count on, and can have, of the blocks.
         window: When a batch may begin.
+        known_steps: Steps that were measured before, of this model on this machine.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Scheduler:
         min_sequences: int = 1,
         kv_shares: Mapping[str, KVShareConfig] | None = None,
         window: BatchingWindow | None = None,
+        known_steps: Iterable[TimedStep] = (),
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
@@ -112,6 +114,7 @@ class Scheduler:
             max_sequences=max_sequences,
             min_sequences=min_sequences,
             itl_objective_s=itl_objective_s,
+            known=known_steps,
         )
         order: Line[Sequence] = make_line(line)
         residency = Residency(kv_shares or {}, pool.total)

@@ -11,8 +11,9 @@ twice as large: a wrong first guess then costs one step that is somewhat too lon
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from maitred.core.ports import StepTimes, pairs_of
 from maitred.engine.scheduler.least_squares import LeastSquares
@@ -21,6 +22,7 @@ from maitred.engine.scheduler.plan import StepPlan
 _MEMORY_STEPS = 200
 _FIT_EVERY = 16
 """Steps from one fit to the next; at first, after every step."""
+_KNOWN_SHARE = 0.2
 _ERRORS = 256
 _FEW_ERRORS = 32
 _FIRST_PREFILL_TOKENS = 64
@@ -81,10 +83,22 @@ class StepWork:
         return 1, sampled + self.prefill_tokens, self.context_tokens, sampled, self.chunks, self.pairs
 
 
-class StepMeter:
-    """Learns what steps take. Deterministic; the times are measured by whoever runs the steps."""
+class TimedStep(NamedTuple):
+    """A step that was measured."""
 
-    def __init__(self) -> None:
+    work: StepWork
+    seconds: float
+
+
+class StepMeter:
+    """Learns what steps take. Deterministic; the times are measured by whoever runs the steps.
+
+    Args:
+        known: Steps that were measured before, to begin with. Each counts for a part of one that is recorded from now
+            on, which so outweighs it soon; where nothing is recorded they go on to be believed.
+    """
+
+    def __init__(self, known: Iterable[TimedStep] = ()) -> None:
         self.times = StepTimes()
         """The latest fit."""
         self._model = LeastSquares(len(StepTimes.__struct_fields__), _MEMORY_STEPS)
@@ -96,6 +110,11 @@ class StepMeter:
         self._most_decodes = 0
         self._most_prefill_tokens = 0
         self._most_pairs = 0
+        for work, seconds in known:
+            self._learn(work, seconds, _KNOWN_SHARE)
+        if self._steps:
+            self._fit()
+        self._steps = 0
 
     def record(self, work: StepWork, seconds: float) -> None:
         """A step was measured.
@@ -107,15 +126,21 @@ class StepMeter:
         predicted_s = work.seconds(self.times)
         if predicted_s > 0:
             (self._mixed if work.chunks else self._decoding).add(seconds / predicted_s)
+        self._learn(work, seconds)
+        if self._steps <= _FIT_EVERY or self._steps % _FIT_EVERY == 0:
+            self._fit()
+
+    def _learn(self, work: StepWork, seconds: float, share: float = 1.0) -> None:
         stratum = ((work.decodes + work.drafts).bit_length(), work.prefill_tokens.bit_length())
-        self._model.observe(stratum, work.features, seconds)
+        self._model.observe(stratum, work.features, seconds, share)
         self._steps += 1
         self._most_decodes = max(self._most_decodes, work.decodes)
         self._most_prefill_tokens = max(self._most_prefill_tokens, work.prefill_tokens)
         self._most_pairs = max(self._most_pairs, work.pairs)
-        if self._steps <= _FIT_EVERY or self._steps % _FIT_EVERY == 0:
-            self._model.fit()
-            self.times = StepTimes(*self._model.coefficients)
+
+    def _fit(self) -> None:
+        self._model.fit()
+        self.times = StepTimes(*self._model.coefficients)
 
     def margin(self, share: float = 0.95) -> float:
         """By how much a prediction must be stretched so that this share of the steps takes no longer; at least 1.

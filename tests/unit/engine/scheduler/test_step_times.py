@@ -11,7 +11,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.scheduler.step_times import StepBudget, StepMeter, StepWork
+from maitred.engine.scheduler.step_times import StepBudget, StepMeter, StepWork, TimedStep
 
 TRUE = StepTimes(4.4e-3, 1.3e-4, 6e-7, 1e-4, 7e-4, 1.6e-7)
 """The bundled model on one core, roughly."""
@@ -63,6 +63,44 @@ def test_before_anything_was_measured_nothing_is_promised():
     assert meter.times == StepTimes()
     assert meter.margin() == 1.0
     assert meter.error() == 0.0
+
+
+def known(times=TRUE, steps=12):
+    rng = random.Random(8)
+    works = [random_work(rng) for _ in range(steps)]
+    return [TimedStep(work, work.seconds(times)) for work in works]
+
+
+def test_what_was_measured_before_is_known_from_the_beginning():
+    meter = StepMeter(known(steps=40))
+    for step in known(steps=60):
+        assert step.work.seconds(meter.times) == pytest.approx(step.seconds, rel=0.1)
+    most = max(step.work.prefill_tokens for step in known(steps=40))
+    assert meter.budget(10.0, 0, 0).take(0, 10_000) > 64
+    assert meter.budget(10.0, 0, 0).take(0, 10_000) <= 2 * most
+    assert meter.margin() == 1.0, "nothing was predicted and then measured"
+
+
+def test_what_is_measured_now_outweighs_what_was_measured_before():
+    twice = StepTimes(*[2 * getattr(TRUE, name) for name in StepTimes.__struct_fields__])
+    rng = random.Random(9)
+    errors = {}
+    for steps in (0, 30, 300):
+        meter = learnt(random.Random(10), steps, times=twice, meter=StepMeter(known(TRUE)))
+        works = [random_work(rng) for _ in range(50)]
+        errors[steps] = sum(abs(work.seconds(meter.times) / work.seconds(twice) - 1) for work in works) / len(works)
+    assert errors[0] > 0.4
+    assert errors[30] < 0.25
+    assert errors[300] < 0.05
+
+
+def test_what_was_measured_before_is_believed_where_nothing_is_measured():
+    meter = StepMeter(known(steps=40))
+    for _ in range(300):
+        work = StepWork(2, 300)
+        meter.record(work, work.seconds(TRUE))
+    chunk = StepWork(0, 0, 1, 200, pairs_of(0, 200))
+    assert chunk.seconds(meter.times) == pytest.approx(chunk.seconds(TRUE), rel=0.25)
 
 
 def test_a_first_step_is_small_and_the_next_ones_grow_by_doubling():

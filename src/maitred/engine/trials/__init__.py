@@ -1,0 +1,1 @@
+"""What an engine tries out when it starts, so that it need not learn it from the first requests."""
