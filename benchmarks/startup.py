@@ -128,6 +128,10 @@ class StartedEngine:
         text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
 
+    def connected(self) -> socket.socket:
+        """A further connection to it."""
+        return self._connected(time.perf_counter() + LIMIT_S)
+
     def _connected(self, until_s: float) -> socket.socket:
         while time.perf_counter() < until_s and self._process.poll() is None:
             connection = socket.socket(socket.AF_UNIX)

@@ -23,6 +23,7 @@ from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.loadables import Loadables
 from maitred.app.replicas import Replicas
 from maitred.app.rollouts import Rollouts
+from maitred.app.sleepers import Sleepers
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -167,6 +168,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         names = Names(RoutingConfig(aliases={"other": "m"}).table({"m": PoolConfig(), "m2": PoolConfig()}))
         rollouts = Rollouts(RolloutStore(database, clock), LiveRollouts(), names, clock)
         await rollouts.open({})
+        loadables = Loadables(Residence(Residents([], 0, 1.0), clock), clock)
         routes = administration(
             store,
             UsageQueries(database),
@@ -174,7 +176,8 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             refresh,
             Replicas({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
-            Loadables(Residence(Residents([], 0, 1.0), clock), clock),
+            loadables,
+            Sleepers(loadables, {}),
             clock,
         )
         listener = bind(config)

@@ -9,6 +9,7 @@ from maitred.fleet.policy.residents import Residents
 
 TICK_S = 0.25
 UNLOAD_S = 0.5
+WAKE_S = 0.25
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Machine:
     left: list = field(default_factory=list)
     calls: list = field(default_factory=list)
     closed: frozenset = frozenset()
+    dozing: set = field(default_factory=set)
+    asleep_bytes: int = 0
 
     def demands(self):
         return {name: Demand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.all}
@@ -60,6 +63,9 @@ class Machine:
                 del self.ends_s[name]
                 if self.residents[name].phase is Phase.LOADING:
                     self.residents.loaded(name, self.now_s, 0)
+                elif name in self.dozing:
+                    self.dozing.remove(name)
+                    self.residents.fell_asleep(name, self.now_s, self.asleep_bytes, WAKE_S)
                 else:
                     self.residents.unloaded(name, self.now_s)
         for name, calls in self.running.items():
@@ -86,9 +92,14 @@ class Machine:
         for name in orders.unload:
             self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
             self.ends_s[name] = self.now_s + UNLOAD_S
+        for name in orders.sleep:
+            assert not demands[name].running
+            self.dozing.add(name)
+            self.ends_s[name] = self.now_s + UNLOAD_S
         if orders.load is not None:
             self.loads.append(orders.load)
-            self.ends_s[orders.load] = self.now_s + self.loads_s[orders.load]
+            one = self.residents[orders.load]
+            self.ends_s[orders.load] = self.now_s + (WAKE_S if one.asleep else self.loads_s[orders.load])
         assert self.residents.taken_bytes <= self.residents.budget_bytes
 
     def until(self, now_s):

@@ -41,7 +41,7 @@ def rendered():
         accounts,
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
-        lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, 9, 8, 1, 2.0, 0, 0, 2.0)}),
+        lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)}),
         Replicas({"m": Desk().dispatcher}, SystemClock()).all,
         lambda: RolloutsState(
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}

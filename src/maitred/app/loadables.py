@@ -50,6 +50,10 @@ class Loadables:
 
         return self._tell(model, _check_unpinned, order, f"is to be unloaded{' and held' if hold else ''}")
 
+    def sleep(self, model: str) -> LoadableBody:
+        """Lets its answers end, and gives its memory back but for its process."""
+        return self._tell(model, _check_unpinned, self._residence.order_sleep, "is to sleep")
+
     def pin(self, model: str) -> LoadableBody:
         """Loads it, and never unloads it for others."""
         return self._tell(model, self._check_leaves_room, self._residence.pin, "is pinned")
@@ -117,7 +121,7 @@ class Loadables:
             unloads=lodger.unloads,
             failures=lodger.failures,
             idle_s=None if one.worked_s is None else round(max(0.0, now_s - one.worked_s), 3),
-            predicted_load_s=round(one.load.seconds, 3),
+            predicted_load_s=round(one.comes_in_s, 3),
             ready_in_s=None if one.held else round(self._residence.ready_in_s(name), 3),
         )
 
@@ -125,6 +129,10 @@ class Loadables:
         match one.phase:
             case Phase.OUT if one.held:
                 return LoadableState.HELD
+            case Phase.OUT if one.asleep and one.asked_s is None:
+                return LoadableState.ASLEEP
+            case Phase.LOADING if one.asleep:
+                return LoadableState.WAKING
             case Phase.OUT:
                 return LoadableState.OUT if one.asked_s is None else LoadableState.WAITING
             case Phase.LOADING:
@@ -138,4 +146,4 @@ class Loadables:
 
 def _check_unpinned(one: Resident) -> None:
     if one.pinned:
-        raise Conflict(f"{one.name} is pinned. Unpin it first, then unload it.")
+        raise Conflict(f"{one.name} is pinned. Unpin it first.")

@@ -87,13 +87,16 @@ class LocalModels:
                 name: ResidentState(
                     resident=residents[name].phase is Phase.IN,
                     loading=residents[name].phase is Phase.LOADING,
-                    reserved_bytes=residents[name].memory_bytes if residents[name].phase is not Phase.OUT else 0,
+                    asleep=residents[name].phase is Phase.OUT and residents[name].asleep,
+                    reserved_bytes=residents[name].counted_bytes,
                     measured_bytes=self._residence.measured_bytes.get(name, 0),
                     loads=lodger.loads,
                     load_s=lodger.load_s,
                     failures=lodger.failures,
                     unloads=lodger.unloads,
-                    predicted_load_s=residents[name].load.seconds,
+                    sleeps=lodger.sleeps,
+                    wakes=lodger.wakes,
+                    predicted_load_s=residents[name].comes_in_s,
                 )
                 for name, lodger in self.lodgers.items()
             },

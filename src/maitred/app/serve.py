@@ -51,6 +51,7 @@ from maitred.app.retrying import Retrying
 from maitred.app.rollouts import Rollouts
 from maitred.app.router import Router, routes_of
 from maitred.app.shutdown import Shutdown
+from maitred.app.sleepers import Sleepers
 from maitred.app.stores import open_stores, recall_rates, running
 from maitred.app.trials import Trials
 from maitred.app.upstreams import open_upstreams
@@ -68,9 +69,9 @@ from maitred.fleet.attached import attached
 from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.fleet.same_model import SameModel
+from maitred.fleet.sleeper import Sleeper
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import EngineState, Metrics
-from maitred.replica.engine_link import EngineLink
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
@@ -134,7 +135,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         if local is not None:
             model, own = local
             models.append(model)
-            posts[model.name] = [Post(replica, engine.link) for replica, engine in own.items()]
+            posts[model.name] = [Post(replica, Sleeper(engine.link)) for replica, engine in own.items()]
             engines |= {(model.name, replica): engine for replica, engine in own.items()}
         for name, encoder in encoders.engines.items():
             engines[name, config.encoder.engine_address or "local"] = encoder
@@ -148,14 +149,23 @@ async def _serve(config: Config, command: Command | None) -> int:
         links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name, _ in engines}
         accounts = AccountsView(stores, access, admission, alarm, links)
         ladders = _ladders(config, local)
+
+        def wanted(name: str) -> None:
+            on_demand.wanted(name)
+            sleepers.wanted(name)
+
         queues = {
             name: Dispatcher(
                 *(name, of_model, config.dispatch, clock),
                 placement=_placement(config, of_model, overflows=Ladder(ladders.get(name, ())).overflow_to is not None),
-                wanted=partial(on_demand.wanted, name),
+                wanted=partial(wanted, name),
             )
             for name, of_model in posts.items()
         }
+        loadables = on_demand.loadables(clock)
+        sleepers = Sleepers(
+            loadables, {} if local is None else {local[0].name: (queues[local[0].name], local[1].values())}
+        )
         dispatchers = {**queues, **encoders.dispatchers}
         replicas = Replicas(dispatchers, clock)
         catalog = Catalog(models)
@@ -199,7 +209,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
                 *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
-                *(on_demand.loadables(clock), clock),
+                *(loadables, sleepers, clock),
             ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
@@ -286,8 +296,8 @@ def _placement(config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> 
         return None
     placement = Placement(Balancer(config.routing.balance, config.dispatch.service.weights, random.random))
     for post in posts:
-        if isinstance(post.replica, EngineLink):
-            post.replica.follow_blocks(partial(placement.heard, post.name))
+        if isinstance(post.replica, Sleeper):
+            post.replica.link.follow_blocks(partial(placement.heard, post.name))
     return placement
 
 

@@ -57,6 +57,16 @@ Examples:
 
     maitred models unpin code
 """
+SLEEP_EXAMPLES = """
+Examples:
+
+    maitred models sleep code --wait
+"""
+WAKE_EXAMPLES = """
+Examples:
+
+    maitred models wake code --wait
+"""
 _LOOK_EVERY_S = 0.5
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `maitred models memory` shows it.")]
@@ -155,6 +165,56 @@ def unpin(
 ) -> None:
     """Let a model go when others need its room."""
     _do(lambda client: _order(client, "unpin", model), url, key, as_json=as_json)
+
+
+def sleep(
+    model: ModelArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its memory is free.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Give a model's memory back and keep its process: its running answers end first, and the next request wakes it."""
+    _rest("sleep", model, ("draining",), wait=wait, as_json=as_json, url=url, key=key)
+
+
+def wake(
+    model: ModelArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it serves.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+    key: AdminKeyOption = None,
+) -> None:
+    """Wake a model ahead of its next request."""
+    _rest("wake", model, ("asleep", "waking"), wait=wait, as_json=as_json, url=url, key=key)
+
+
+def _rest(
+    verb: str, model: str, meanwhile: tuple[str, ...], *, wait: bool, as_json: bool, url: str, key: str | None
+) -> None:
+    import asyncio
+
+    from maitred.cli.admin_client import AdminClient, administer
+    from maitred.wire.admin.responses import SleeperBody, SleeperList
+
+    async def work(client: AdminClient) -> SleeperBody:
+        state = await client.send("POST", f"models/{verb}", SleeperBody, {"model": model})
+        while wait and state.state.value in meanwhile:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            sleepers = (await client.get("models/sleep", SleeperList)).data
+            state = next(one for one in sleepers if one.model == model)
+        return state
+
+    done = administer(url, key, work)
+    if as_json:
+        print_json([done])
+        return
+    size = None if done.measured_bytes is None else _mebibytes(done.measured_bytes)
+    print_table(
+        ("MODEL", "STATE", "ENGINES", "SIZE", "WAKES IN"),
+        [(done.model, done.state.value, done.engines, size, _seconds(done.wakes_in_s))],
+        numbers=("ENGINES", "SIZE", "WAKES IN"),
+    )
 
 
 async def _listed(url: str, key: str | None) -> "list[ListedModel]":

@@ -20,6 +20,7 @@ from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
+from maitred.engine.slumber import Slumber
 from maitred.engine.speculate.speculator import Speculator
 from maitred.wire.frames import Output, Rejection
 
@@ -55,6 +56,7 @@ class Engine:
         max_choices: Largest `n` accepted.
         constraints: Where sequences stand in their grammars; None: a request that has one is refused.
         speculator: Puts drafts into its steps; None: there are none.
+        slumber: Whether it sleeps; None: it never does.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Engine:
         max_choices: int,
         constraints: Constraints | None = None,
         speculator: Speculator | None = None,
+        slumber: Slumber | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -77,6 +80,7 @@ class Engine:
         self._unready = UnreadyRequests()
         self._rejections: list[tuple[Hashable, Rejection]] = []
         self._speculator = speculator
+        self._slumber = slumber
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -97,6 +101,10 @@ class Engine:
         self._let_in()
         if self._rejections:
             return 0.0
+        if self._slumber is not None:
+            rest_s = self._slumber.patience_s(occupied=self.occupied)
+            if rest_s is not None or self._slumber.asleep:
+                return rest_s
         patience_s = self._scheduler.patience_s(self._clock.monotonic_s())
         if not self._unready:
             return patience_s
@@ -170,9 +178,16 @@ class Engine:
             self.cancel(owner, request_id, None)
         del self._requests[owner]
 
+    def rest(self, *, asleep: bool) -> None:
+        """Gives its memory back as soon as nothing runs, or has it again."""
+        if self._slumber is not None:
+            self._slumber.order(asleep=asleep)
+
     def step(self) -> dict[Hashable, list[Output]]:
-        """Computes one step, and ends what is out of time; the new tokens by owner."""
+        """Computes one step, and ends what is out of time; the new tokens by owner. Asleep, there are none."""
         self._let_in()
+        if self._slumber is not None and not self._slumber.turn(occupied=self.occupied):
+            return {}
         start_s = self._clock.monotonic_s()
         self._record(start_s)
         plan = self._scheduler.plan(start_s)
@@ -293,6 +308,8 @@ class Engine:
             forced_tokens=0 if self._constraints is None else self._constraints.forced_tokens,
             drafted_tokens=counters.drafted_tokens,
             accepted_tokens=counters.accepted_tokens,
+            asleep=self._slumber is not None and self._slumber.asleep,
+            wakes_in_s=0.0 if self._slumber is None else self._slumber.wakes_in_s,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:

@@ -16,6 +16,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
 from maitred.engine.accelerator import free_bytes_beside, graphed
+from maitred.engine.bed import ModelBed
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
@@ -26,6 +27,7 @@ from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.lanes import Lanes
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
@@ -37,6 +39,7 @@ from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.server import EngineServer, Steps
+from maitred.engine.slumber import Slumber
 from maitred.engine.speculate.ngram import NgramDrafter
 from maitred.engine.speculate.speculator import Speculator
 from maitred.engine.target import Target, kv_bytes_on_cpu
@@ -168,8 +171,8 @@ def build(
     precision = Precision.of(config, device)
     dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
-    loaded = load_model(
-        *(model,),
+    load = partial(
+        *(load_model, model),
         dtype=dtype,
         device=device,
         scheme=precision.quantization,
@@ -177,6 +180,9 @@ def build(
         attention=config.gpu.attention,
         cache=config.weights_cache,
     )
+    began_s = time.perf_counter()
+    loaded = load()
+    load_s = time.perf_counter() - began_s
     sampler = Sampler(loaded.config.vocab_size, device, accelerated=target.accelerated)
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
     free_bytes = (
@@ -185,10 +191,16 @@ def build(
         else kv_bytes_on_cpu()
     )
     kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=int(free_bytes * config.machine_share))
-    cache = make_cache(
-        *(loaded.config, kv.blocks, config.block_tokens, precision.kv_dtype, device), accelerated=target.accelerated
-    )
-    loaded.decoder.warm_up(cache)
+
+    def beside_cache(decoder: Decoder) -> tuple[Forward, KVCache]:
+        cache = make_cache(
+            *(decoder.config, kv.blocks, config.block_tokens, precision.kv_dtype, device),
+            accelerated=target.accelerated,
+        )
+        decoder.warm_up(cache)
+        return graphed(decoder, cache, config, kv.context_tokens, target) if target.accelerated else decoder, cache
+
+    forward, cache = beside_cache(loaded.decoder)
     guests = config.most_guests
     eos = loaded.config.eos_token_ids
     vocab_size = loaded.config.vocab_size
@@ -204,9 +216,7 @@ def build(
             constraints=constraints,
         )
 
-    runner = runner_of(
-        graphed(loaded.decoder, cache, config, kv.context_tokens, target) if target.accelerated else loaded.decoder
-    )
+    runner = runner_of(forward)
     known: list[TimedStep] = []
     if config.bake_off == "auto":
         bounds = Bounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
@@ -220,8 +230,9 @@ def build(
         key = steps_key(model, str(precision), _device_name(device), bounds)
         layers = 1 if target.accelerated else loaded.config.layers  # what steps are recorded of is tried as a whole
         known = known_steps(_step_notes(config), key, with_layers, layers, bounds)
+    pool = BlockPool(kv.blocks)
     scheduler = Scheduler(
-        BlockPool(kv.blocks),
+        pool,
         block_tokens=config.block_tokens,
         max_sequences=config.max_sequences,
         guests=guests,
@@ -243,6 +254,7 @@ def build(
         max_choices=config.max_sequences,
         constraints=constraints,
         speculator=_speculator(config.speculation, constraints),
+        slumber=Slumber(ModelBed(runner, pool, lambda: beside_cache(load().decoder)), SystemClock(), load_s),
     )
     card = ModelCard(
         name=model.name,

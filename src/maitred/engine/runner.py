@@ -50,8 +50,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         constraints: Constraints,
     ) -> None:
-        self._decoder = decoder
-        self._cache = cache
+        self._model: tuple[Forward, KVCache] | None = decoder, cache
         self._sampler = sampler
         self._lanes = lanes
         self._block_tokens = block_tokens
@@ -78,7 +77,9 @@ class ModelRunner:
                 keys.append(chunk.sequence.key)
                 positions.append(first + ahead)
         masks = self._constraints.begin(keys, positions)
-        logits = self._decoder.forward(self._batch(plan, drawn), self._cache)
+        assert self._model is not None, "asleep"
+        decoder, cache = self._model
+        logits = decoder.forward(self._batch(plan, drawn), cache)
         if not sampling:
             return [], []
         result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result(), supposed)
@@ -128,6 +129,14 @@ class ModelRunner:
             own += [token, *self._constraints.advance(key, token)]
             draws += 1
         return own, draws
+
+    def drop(self) -> None:
+        """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
+        self._model = None
+
+    def adopt(self, decoder: Forward, cache: KVCache) -> None:
+        """The same model again, with an empty cache of the same size."""
+        self._model = decoder, cache
 
     def _begin(self, sequence: Sequence) -> None:
         output = sequence.tokens[sequence.prompt_tokens :]

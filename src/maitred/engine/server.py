@@ -26,7 +26,18 @@ from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
-from maitred.wire.frames import PROTOCOL_VERSION, Cancel, Hello, Output, Pause, Ping, Recount, Rejection, Submit
+from maitred.wire.frames import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Hello,
+    Output,
+    Pause,
+    Ping,
+    Recount,
+    Rejection,
+    Rest,
+    Submit,
+)
 from maitred.wire.link.credentials import Credentials
 
 DRAIN_GRACE_S = 30.0
@@ -59,6 +70,10 @@ class Steps(Protocol):
 
     def disown(self, owner: Hashable) -> None:
         """The owner is gone: ends all its requests."""
+        ...
+
+    def rest(self, *, asleep: bool) -> None:
+        """Gives its memory back as soon as nothing runs, or has it again. What cannot sleep stays awake."""
         ...
 
     def step(self) -> Mapping[Hashable, list[Output]]:
@@ -231,6 +246,8 @@ class EngineServer:
                     self._engine.pause(connection, request_id, paused=paused)
                 case Recount():
                     connection.recounts = True
+                case Rest(asleep):
+                    self._engine.rest(asleep=asleep)
                 case Ping():
                     pass  # the next report answers it
 

@@ -185,6 +185,7 @@ class RequestMetrics:
 
 _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     "maitred_engine_up": ("1 while the engine is connected.", lambda state: state.up),
+    "maitred_engine_asleep": ("1 while the engine sleeps.", lambda state: state.up and state.load.asleep),
     "maitred_engine_running": ("Sequences in the batch.", lambda state: state.load.running),
     "maitred_engine_waiting": ("Sequences that wait for a place in the batch.", lambda state: state.load.waiting),
     "maitred_engine_paused": (

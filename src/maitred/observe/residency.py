@@ -13,12 +13,15 @@ class ResidentState:
 
     resident: bool
     loading: bool
+    asleep: bool
     reserved_bytes: int
     measured_bytes: int
     loads: int
     load_s: float
     failures: int
     unloads: int
+    sleeps: int
+    wakes: int
     predicted_load_s: float
 
 
@@ -34,6 +37,7 @@ class ResidencyState:
 _GAUGES: Mapping[str, tuple[str, Callable[[ResidentState], float]]] = {
     "maitred_model_resident": ("1 while the model is in memory.", lambda state: state.resident),
     "maitred_model_loading": ("1 while it is being loaded.", lambda state: state.loading),
+    "maitred_model_asleep": ("1 while it sleeps: out of memory, but for its process.", lambda state: state.asleep),
     "maitred_model_reserved_bytes": ("What it counts against the budget now.", lambda state: state.reserved_bytes),
     "maitred_model_memory_bytes": ("What its process was last measured to take.", lambda state: state.measured_bytes),
     "maitred_model_predicted_load_seconds": (
@@ -46,6 +50,8 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[ResidentState], float]]] = {
     "maitred_model_load_seconds": ("Time that these loads took.", lambda state: state.load_s),
     "maitred_model_load_failures": ("Loads that failed.", lambda state: state.failures),
     "maitred_model_unloads": ("Times that it was unloaded.", lambda state: state.unloads),
+    "maitred_model_sleeps": ("Times that it fell asleep.", lambda state: state.sleeps),
+    "maitred_model_wakes": ("Times that it woke.", lambda state: state.wakes),
 }
 
 

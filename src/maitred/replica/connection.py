@@ -27,6 +27,7 @@ from maitred.wire.frames import (
     Pause,
     Ping,
     Recount,
+    Rest,
     Step,
     Submit,
     ToGateway,
@@ -110,6 +111,10 @@ class EngineConnection(asyncio.Protocol):
         self._streams[wire_id] = stream
         self._write(frame)
         return stream
+
+    def rest(self, *, asleep: bool) -> None:
+        """Tells the engine to sleep as soon as nothing runs, or to wake; `load` says when it has."""
+        self._write(encode_frame(Rest(asleep)))
 
     def recount(self) -> None:
         """Asks for the whole of the prefix cache: somebody follows it who has not heard of it, or news were missed."""

@@ -75,6 +75,7 @@ class EngineLink:
         self._listeners: list[Callable[[], None]] = []
         self._followers: list[Callable[[BlockNews], None]] = []
         self._followed_late = False
+        self._heard = asyncio.Event()
 
     # --- the replica ---
 
@@ -129,6 +130,7 @@ class EngineLink:
             follower(news)
 
     def _tell(self) -> None:
+        self._heard.set()
         for listener in self._listeners:
             listener()
 
@@ -136,6 +138,36 @@ class EngineLink:
     def output_tokens(self) -> int:
         """Tokens that the engine has counted since it was connected for the first time, over all its lives."""
         return self._count.total(self.load())
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine sleeps, by its last report."""
+        return self.ready and self.load().asleep
+
+    @property
+    def wakes_in_s(self) -> float:
+        """How long waking should take."""
+        return self.load().wakes_in_s
+
+    def call(self, *, asleep: bool) -> None:
+        """Tells the engine to sleep as soon as nothing runs, or to wake.
+
+        Raises:
+            ReplicaUnavailable: The engine is down.
+        """
+        self._live().rest(asleep=asleep)
+
+    async def rest(self, *, asleep: bool) -> None:
+        """The same, and waits until it does.
+
+        Raises:
+            ReplicaUnavailable: The engine is down, or was lost before that.
+        """
+        self.call(asleep=asleep)
+        while self.load().asleep is not asleep:
+            self._live()
+            self._heard.clear()
+            await self._heard.wait()
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[TokenStream]:

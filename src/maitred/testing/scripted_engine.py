@@ -42,6 +42,7 @@ from maitred.wire.frames import (
     Pause,
     Ping,
     Rejection,
+    Rest,
     Step,
     Submit,
     ToEngine,
@@ -69,6 +70,7 @@ class ScriptedEngine:
         submitted: Every request received. Its id is the link's own (the request's id, a slash, a number).
         cancelled: Every cancellation received.
         pauses: Every pause received, and every end of one.
+        asleep: What it was told last; a request wakes it.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class ScriptedEngine:
         self.submitted: list[Request] = []
         self.cancelled: list[Cancel] = []
         self.pauses: list[Pause] = []
+        self.asleep = False
         self.epoch = next(_epochs)
         self.step_s = step_s
         self.die = die or self.close
@@ -145,6 +148,7 @@ class ScriptedEngine:
             free_blocks=self._blocks,
             total_blocks=self._blocks,
             free_sequences=max(0, self.card.max_sequences - running),
+            asleep=self.asleep,
         )
 
     # --- what connections report ---
@@ -152,6 +156,7 @@ class ScriptedEngine:
     def answer_to(self, request: Request) -> Answer:
         """Notes a request; returns what the script has for it."""
         self.submitted.append(request)
+        self.asleep = False
         self._changed.set()
         if callable(self._answers):
             return self._answers(request)
@@ -226,6 +231,9 @@ class _Connection(asyncio.Protocol):
                     for key in [k for k in self._runs if k[0] == request_id and index in (None, k[1])]:
                         del self._runs[key]
                 case Ping():
+                    self._send_step([], [])
+                case Rest(asleep):
+                    self._engine.asleep = asleep
                     self._send_step([], [])
                 case Pause(request_id, paused):
                     self._engine.note_pause(message)

@@ -1,10 +1,10 @@
 """The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello` (after the
-proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause` and `Ping`
-whenever it likes, and the engine sends each gateway one `Step` after every model step (and, when it has none to do,
-after what it was told), carrying the new tokens of *all* of its requests: at a hundred running sequences this is one
-system call and one decode instead of a hundred.
+proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`, `Rest` and
+`Ping` whenever it likes, and the engine sends each gateway one `Step` after every model step (and, when it has none to
+do, after what it was told), carrying the new tokens of *all* of its requests: at a hundred running sequences this is
+one system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
 connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
@@ -26,7 +26,7 @@ from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, Request
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -67,6 +67,16 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
 
 class Recount(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
     """Gateway to engine: news of blocks were missed, so tell all that there are in the next step."""
+
+
+class Rest(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
+    """Gateway to engine: sleep as soon as nothing runs, or wake. A `Submit` wakes it, too.
+
+    Attributes:
+        asleep: False: wake.
+    """
+
+    asleep: bool = True
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -115,7 +125,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What has changed in its prefix cache; None: nothing."""
 
 
-ToEngine = Submit | Cancel | Pause | Ping | Recount
+ToEngine = Submit | Cancel | Pause | Ping | Recount | Rest
 ToGateway = Hello | Step
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,6 +1,6 @@
 from maitred.fleet.policy.foresight import ready_in_s
 from maitred.fleet.policy.resident import Phase
-from tests.machine_desk import TICK_S, UNLOAD_S, machine
+from tests.machine_desk import TICK_S, UNLOAD_S, WAKE_S, machine
 
 
 def test_what_fits_is_loaded_on_demand_and_stays():
@@ -179,3 +179,50 @@ def test_a_load_that_takes_longer_than_usual_is_never_said_to_be_over():
     one.call("a")
     one.until(108.0)
     assert ready_in_s(one.residents, "a", one.now_s, one.demands()) > 0
+
+
+def test_one_that_sleeps_leaves_its_room_to_others_and_is_back_sooner():
+    one = machine([4, 4], 5)
+    one.asleep_bytes = 1
+    one.call("a", 6.0)
+    one.until(104.0)
+    one.residents.order_sleep("a")
+    one.tick()
+    assert one.closed == {"a"}, "its answer ends first"
+    one.until(112.0)
+    assert (one.residents["a"].phase, one.residents["a"].asleep, one.residents.taken_bytes) == (Phase.OUT, True, 1)
+    one.call("b")
+    one.until(120.0)
+    assert one.residents.taken_bytes == 5
+    one.residents.order_sleep("b")
+    one.until(125.0)
+    call = one.call("a")
+    assert call.predicted_s <= WAKE_S + TICK_S
+    one.until(130.0)
+    assert call.waited_s <= WAKE_S + 2 * TICK_S
+    assert not one.residents["a"].asleep
+
+
+def test_those_that_sleep_are_ended_where_their_processes_are_in_the_way():
+    one = machine([4, 4], 4)
+    one.asleep_bytes = 1
+    one.call("a")
+    one.until(105.0)
+    one.residents.order_sleep("a")
+    one.until(110.0)
+    one.call("b")
+    one.until(120.0)
+    assert [name for name, *_ in one.left] == ["a"]
+    assert (one.residents["b"].phase, one.residents.taken_bytes) == (Phase.IN, 4)
+
+
+def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():
+    one = machine([4], 4)
+    one.asleep_bytes = 1
+    one.call("a")
+    one.until(105.0)
+    one.residents.order_sleep("a")
+    one.until(110.0)
+    one.residents.order_unload("a", hold=True)
+    one.until(115.0)
+    assert (one.residents.taken_bytes, one.residents["a"].asleep) == (0, False)

@@ -3,7 +3,7 @@
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
-from maitred.api.admin.models import LoadableRoutes, Loadables
+from maitred.api.admin.models import LoadableRoutes, Loadables, Sleepers
 from maitred.api.admin.office import Office, Refresh
 from maitred.api.admin.replicas import ReplicaRoutes, Replicas
 from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
@@ -23,6 +23,7 @@ def administration(
     replicas: Replicas,
     rollouts: Rollouts,
     loadables: Loadables,
+    sleepers: Sleepers,
     clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
@@ -35,6 +36,7 @@ def administration(
         replicas: Where models run.
         rollouts: New versions of models on trial.
         loadables: The models that are loaded on demand.
+        sleepers: The models that can sleep.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -46,5 +48,5 @@ def administration(
         *UsageRoutes(office, usage).routes(),
         *ReplicaRoutes(office, replicas).routes(),
         *RolloutRoutes(office, rollouts).routes(),
-        *LoadableRoutes(office, loadables).routes(),
+        *LoadableRoutes(office, loadables, sleepers).routes(),
     ]

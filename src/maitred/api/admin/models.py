@@ -1,4 +1,4 @@
-"""Routes of the models that are loaded on demand: what is in memory, and what the operator wants there."""
+"""Routes of what is in memory, and what the operator wants there: models that are loaded on demand, and that sleep."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.admin.requests import NameModel, UnloadModel
-from maitred.wire.admin.responses import LoadableBody, LoadableList
+from maitred.wire.admin.responses import LoadableBody, LoadableList, SleeperBody, SleeperList
 
 PATH = "/admin/v1/models"
 
@@ -41,17 +41,38 @@ class Loadables(Protocol):
         ...
 
 
+class Sleepers(Protocol):
+    """The models whose engines can sleep: all that run on our own.
+
+    What changes one raises ResourceNotFound where no such model can sleep, and Conflict where it is pinned.
+    """
+
+    def all(self) -> list[SleeperBody]:
+        """As they are now."""
+        ...
+
+    def sleep(self, model: str) -> SleeperBody:
+        """Lets its answers end, and gives its memory back but for its process."""
+        ...
+
+    def wake(self, model: str) -> SleeperBody:
+        """Has it serve again, as a request would."""
+        ...
+
+
 class LoadableRoutes:
-    """Models that are loaded on demand.
+    """Models that are loaded on demand, and those that sleep.
 
     Args:
         office: What the routes share.
         loadables: Those of this gateway.
+        sleepers: The same, and those that are always there.
     """
 
-    def __init__(self, office: Office, loadables: Loadables) -> None:
+    def __init__(self, office: Office, loadables: Loadables, sleepers: Sleepers) -> None:
         self._office = office
         self._loadables = loadables
+        self._sleepers = sleepers
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -65,10 +86,19 @@ class LoadableRoutes:
             self._order("unload", "Unloads a model once its answers have ended.", self.unload, reads=UnloadModel),
             self._order("pin", "Loads a model, and keeps it.", self.pin),
             self._order("unpin", "Lets a model go when others need its room.", self.unpin),
+            Route(
+                *("GET", f"{PATH}/sleep", self.list_sleepers, "Models that can sleep, and whether they do."),
+                returns=SleeperList,
+                needs=Scope.ADMIN,
+            ),
+            self._order("sleep", "Gives a model's memory back, not its process.", self.sleep, returns=SleeperBody),
+            self._order("wake", "Wakes a model ahead of its next request.", self.wake, returns=SleeperBody),
         ]
 
-    def _order(self, verb: str, summary: str, handler: Handler, reads: type = NameModel) -> Route:
-        return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=LoadableBody, needs=Scope.ADMIN)
+    def _order(
+        self, verb: str, summary: str, handler: Handler, reads: type = NameModel, returns: type = LoadableBody
+    ) -> Route:
+        return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=returns, needs=Scope.ADMIN)
 
     async def list(self, call: Call) -> None:
         """All of them."""
@@ -90,3 +120,15 @@ class LoadableRoutes:
     async def unpin(self, call: Call) -> None:
         """May go."""
         await self._office.reply(call, self._loadables.unpin(decode_body(call.body, NameModel).model))
+
+    async def list_sleepers(self, call: Call) -> None:
+        """All of them."""
+        await self._office.reply(call, SleeperList(data=self._sleepers.all()))
+
+    async def sleep(self, call: Call) -> None:
+        """Its `state` in the list says when it does."""
+        await self._office.reply(call, self._sleepers.sleep(decode_body(call.body, NameModel).model))
+
+    async def wake(self, call: Call) -> None:
+        """Its `state` in the list says when it serves."""
+        await self._office.reply(call, self._sleepers.wake(decode_body(call.body, NameModel).model))

@@ -136,6 +136,9 @@ class EncoderEngine:
     def pause(self, owner: Hashable, request_id: str, *, paused: bool) -> None:
         """There is nothing to pause: an answer comes all at once."""
 
+    def rest(self, *, asleep: bool) -> None:
+        """It stays awake: an encoder is small."""
+
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
         """There are none: what is taken can be computed."""
         return []

@@ -83,6 +83,13 @@ class BlockPool:
                 if self._keys[block] is None:
                     self._idle.move_to_end(block, last=False)
 
+    def clear(self) -> None:
+        """Forgets all contents: what is in the blocks is gone. Only while nobody holds any."""
+        assert self.idle == self.total
+        self.changes.found.update(dict.fromkeys(self._by_key, False))
+        self._by_key.clear()
+        self._keys = [None] * self.total
+
     def publish(self, block: int, key: bytes) -> None:
         """Makes a held, completely written block findable. The first block with a key keeps it."""
         if key not in self._by_key:

@@ -44,20 +44,21 @@ def ready_in_s(residents: Residents, name: str, now_s: float, demands: Demands) 
         elif one.phase is Phase.LOADING:
             at_s = _ends_s(one, now_s)
             # What slows this load slows those after it.
-            pace = max(1.0, (at_s - one.since_s) / one.load.seconds)
+            pace = max(1.0, (at_s - one.since_s) / one.comes_in_s)
             if one is target:
                 return at_s - now_s
             goes_s = None if one.pinned else at_s + _stays_s(residents, one) + residents.unload.seconds
         elif one.phase is Phase.IN and not one.pinned:
             goes_s = _leaves_s(residents, one, now_s, demands) + residents.unload.seconds
         if goes_s is not None:
-            leaving.append((goes_s, one.memory_bytes))
+            leaving.append((goes_s, one.counted_bytes))
     for one in _line(residents, target, now_s, demands):
         leaving.sort()
+        free += one.counted_bytes if one.phase is Phase.OUT else 0
         while free < one.memory_bytes and leaving:
             goes_s, memory_bytes = leaving.pop(0)
             at_s, free = max(at_s, goes_s), free + memory_bytes
-        at_s = max(at_s, one.not_before_s) + pace * one.load.seconds
+        at_s = max(at_s, one.not_before_s) + pace * one.comes_in_s
         if one is target:
             break
         free -= one.memory_bytes
@@ -67,8 +68,8 @@ def ready_in_s(residents: Residents, name: str, now_s: float, demands: Demands) 
 
 def _ends_s(one: Resident, now_s: float) -> float:
     """When the load of a model that is being loaded should be complete."""
-    late_s = now_s - one.since_s - one.load.seconds
-    return now_s + max(-late_s, _OVERDUE * one.load.seconds + _LATE * max(0.0, late_s))
+    late_s = now_s - one.since_s - one.comes_in_s
+    return now_s + max(-late_s, _OVERDUE * one.comes_in_s + _LATE * max(0.0, late_s))
 
 
 def _line(residents: Residents, target: Resident, now_s: float, demands: Demands) -> list[Resident]:

@@ -79,10 +79,14 @@ class Resident:
         served: Whether it has had anything to do since it was loaded.
         not_before_s: After a load that failed, when the next one may be tried.
         wanted: Whether it is to be loaded though no request waits for it.
-        dismissed: Whether the operator has told it to go.
+        dismissed: Whether the operator has told it to go...
+        naps: ...and to keep its process, so that it is back soon.
+        asleep: Whether it has kept it: out, or on its way in from there.
+        asleep_bytes: What that takes.
         held: Whether it is not to be loaded until he says so.
         worked_s: When it last did something for anybody; None: it never has.
         load: From the start of its process until it can serve.
+        waking: The same, from its sleep.
         drain: From the end of its turn until its last answer is complete.
         spell: For how long it has something to do at a time.
     """
@@ -102,12 +106,26 @@ class Resident:
         self.served = False
         self.not_before_s = float("-inf")
         self.wanted = pinned
-        self.dismissed = self.held = False
+        self.dismissed = self.held = self.naps = self.asleep = False
+        self.asleep_bytes = 0
         self.worked_s: float | None = None
         self.load = Learnt(load_s)
+        self.waking = Learnt(load_s)
         self.drain = Learnt(0.0)
         self.spell = Learnt(0.5)
         self._busy_s: float | None = None
+
+    @property
+    def counted_bytes(self) -> int:
+        """What it takes as things stand."""
+        if self.asleep and self.phase in (Phase.OUT, Phase.LEAVING):
+            return self.asleep_bytes
+        return 0 if self.phase is Phase.OUT else self.memory_bytes
+
+    @property
+    def comes_in_s(self) -> float:
+        """How long it should take to come."""
+        return self.waking.seconds if self.asleep else self.load.seconds
 
     def enter(self, phase: Phase, now_s: float) -> None:
         """It is there from now on."""
@@ -115,8 +133,9 @@ class Resident:
         self.phase, self.since_s = phase, now_s
         if phase is Phase.IN:
             self.served, self.wanted, self.asked_s, self.used_s = False, False, None, now_s
+            self.asleep = False
         elif phase is Phase.OUT:
-            self.wanted, self.dismissed = self.pinned or wanted_back, False
+            self.wanted, self.dismissed, self.naps = self.pinned or wanted_back, False, False
 
     def saw(self, demand: Demand, now_s: float) -> None:
         """This is what it has to do now."""

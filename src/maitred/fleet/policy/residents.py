@@ -35,6 +35,8 @@ class Orders:
 
     load: str | None = None
     unload: tuple[str, ...] = ()
+    sleep: tuple[str, ...] = ()
+    """These go and keep their processes."""
     closed: frozenset[str] = frozenset()
     """These get nothing new: they are to go when their answers are complete."""
 
@@ -64,8 +66,8 @@ class Residents:
 
     @property
     def taken_bytes(self) -> int:
-        """What all take that are not out."""
-        return sum(one.memory_bytes for one in self.all.values() if one.phase is not Phase.OUT)
+        """What all take that are not out, and those that sleep."""
+        return sum(one.counted_bytes for one in self.all.values())
 
     def room_for(self, name: str) -> int:
         """The most that a model could ever have: all but what others are pinned in."""
@@ -88,18 +90,20 @@ class Residents:
         self.closed_s = {
             name: since_s for name, since_s in self.closed_s.items() if name in {one.name for one in going}
         } | {name: now_s for name in closed if name not in self.closed_s}
-        unload = []
+        unload: list[str] = []
+        sleep: list[str] = []
         for one in going:
             if one.name not in closed:
                 if (since_s := self.closed_s.pop(one.name, None)) is not None:
                     one.drain.saw(now_s - since_s)
+                (sleep if one.naps and one.phase is Phase.IN else unload).append(one.name)
                 one.enter(Phase.LEAVING, now_s)
-                unload.append(one.name)
         head = self._head(now_s)
-        if head is None or head.memory_bytes > self.budget_bytes - self.taken_bytes or self._loading():
-            return Orders(None, tuple(unload), closed)
+        free = self.budget_bytes - self.taken_bytes
+        if head is None or head.memory_bytes - head.counted_bytes > free or self._loading():
+            return Orders(None, tuple(unload), tuple(sleep), closed)
         head.enter(Phase.LOADING, now_s)
-        return Orders(head.name, tuple(unload), closed)
+        return Orders(head.name, tuple(unload), tuple(sleep), closed)
 
     def _there(self) -> list[Resident]:
         return [one for one in self.all.values() if one.phase is Phase.IN]
@@ -119,14 +123,16 @@ class Residents:
 
     def _victims(self, now_s: float, demands: Demands) -> list[Resident]:
         """Who has to go: enough of them, or nobody."""
-        free = self.budget_bytes - sum(
-            one.memory_bytes for one in self.all.values() if one.phase in (Phase.IN, Phase.LOADING)
-        )
+        free = self.budget_bytes - sum(one.counted_bytes for one in self.all.values() if one.phase is not Phase.LEAVING)
         head = None if self._loading() else self._head(now_s)
         # A model may turn out larger than was thought. Then somebody must go, whoever's turn it is.
         over = free < 0
-        lacking = -free if over else head.memory_bytes - free if head is not None else 0
+        lacking = -free if over else head.memory_bytes - head.counted_bytes - free if head is not None else 0
         victims: list[Resident] = []
+        for one in self.all.values():
+            if lacking > 0 and _sleeps(one) and one is not head:
+                victims.append(one)
+                lacking -= one.asleep_bytes
         for one in sorted(self._there(), key=lambda one: self._preference(one, demands.get(one.name, _IDLE), now_s)):
             if lacking <= 0:
                 break
@@ -154,8 +160,8 @@ class Residents:
         ]
 
     def _dismissed(self) -> list[Resident]:
-        """Whom the operator has told to go."""
-        return [one for one in self._there() if one.dismissed]
+        """Whom the operator has told to go; of those that sleep, too, a process can be ended."""
+        return [one for one in self.all.values() if one.dismissed and (one.phase is Phase.IN or _sleeps(one))]
 
     def turn_s(self, one: Resident) -> float:
         """How long its turn is."""
@@ -177,9 +183,12 @@ class Residents:
     def loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
         """A load is complete."""
         one = self.all[name]
-        one.load.saw(now_s - one.since_s)
-        for other in self.all.values():
-            other.load.others_took(one.load.ratio)
+        if one.asleep:
+            one.waking.saw(now_s - one.since_s)
+        else:
+            one.load.saw(now_s - one.since_s)
+            for other in self.all.values():
+                other.load.others_took(one.load.ratio)
         one.enter(Phase.IN, now_s)
         self.grew(name, measured_bytes)
 
@@ -192,11 +201,21 @@ class Residents:
         """The process of a model that was to go is gone."""
         one = self.all[name]
         self.unload.saw(now_s - one.since_s)
+        one.asleep = False
+        one.enter(Phase.OUT, now_s)
+
+    def fell_asleep(self, name: str, now_s: float, measured_bytes: int, wakes_in_s: float) -> None:
+        """A model that was to sleep does."""
+        one = self.all[name]
+        one.asleep, one.asleep_bytes = True, measured_bytes
+        if not one.waking.measured:
+            one.waking = Learnt(wakes_in_s)
         one.enter(Phase.OUT, now_s)
 
     def failed(self, name: str, now_s: float, again_in_s: float) -> None:
         """A load has failed, and nothing of it is left."""
         one = self.all[name]
+        one.asleep = False
         one.enter(Phase.OUT, now_s)
         one.not_before_s, one.asked_s = now_s + again_in_s, None
 
@@ -218,17 +237,23 @@ class Residents:
     def order_load(self, name: str, now_s: float) -> None:
         """It is loaded as if somebody waited for it, also after a load that has failed. To be called if it fits."""
         one = self.all[name]
-        one.held = one.dismissed = False
+        one.held = one.dismissed = one.naps = False
         one.not_before_s = float("-inf")
         self.want(name, now_s)
 
     def order_unload(self, name: str, *, hold: bool) -> None:
         """It goes when its answers have ended, and comes back when it is needed, or if held when it is told to."""
         one = self.all[name]
-        one.held, one.wanted = hold, False
-        one.dismissed = one.phase in (Phase.IN, Phase.LOADING)
+        one.held, one.wanted, one.naps = hold, False, False
+        one.dismissed = one.phase in (Phase.IN, Phase.LOADING) or _sleeps(one)
         if hold:
             one.asked_s = None
+
+    def order_sleep(self, name: str) -> None:
+        """It gives its memory back when its answers have ended, and keeps its process. One that is out stays out."""
+        one = self.all[name]
+        one.wanted = False
+        one.dismissed = one.naps = one.phase in (Phase.IN, Phase.LOADING)
 
     def pin(self, name: str, now_s: float) -> None:
         """It is loaded, and stays. To be called if it fits."""
@@ -239,6 +264,10 @@ class Residents:
         """It stays until others need its room."""
         one = self.all[name]
         one.pinned = one.wanted = False
+
+
+def _sleeps(one: Resident) -> bool:
+    return one.asleep and one.phase is Phase.OUT
 
 
 def _order(one: Resident) -> tuple[bool, float, str]:

@@ -1,9 +1,12 @@
 """A model that comes and goes: its engine is started when the model is loaded and ended when it is unloaded.
 
+One that sleeps has kept its engine's process, without what takes the memory, and is back sooner.
+
 To the queue it is one replica. While it is not there it says when it would be, so requests wait for it; a load that has
 just failed it says too, so they do not.
 """
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -20,6 +23,8 @@ from maitred.fleet.residency.footprint import Footprint
 _FIRST_S, _MOST_S = 2.0, 300.0
 """Before a load that failed is tried again: it may cost others their memory, so less often than an engine that died."""
 
+_REST_S = 600.0
+"""For an engine to fall asleep or to wake: weights that are not kept may be converted again."""
 _HELD_RETRY_S = 10.0
 """Nobody knows when an operator lets a model come back; who comes again asks rarely."""
 
@@ -41,6 +46,8 @@ class Lodger:
         load_s: ...and how long that took together.
         failures: Loads that failed.
         unloads: How often it was unloaded.
+        sleeps: How often it fell asleep...
+        wakes: ...and woke.
     """
 
     def __init__(
@@ -50,7 +57,7 @@ class Lodger:
         self.engine = engine
         self.footprint = footprint
         self.open = self.held = False
-        self.loads = self.failures = self.unloads = 0
+        self.loads = self.failures = self.unloads = self.sleeps = self.wakes = 0
         self.load_s = 0.0
         self._ready_in_s = ready_in_s
         self._clock = clock
@@ -119,7 +126,7 @@ class Lodger:
         self._tell()
 
     async def load_in(self) -> int:
-        """Starts its engine and waits until it serves.
+        """Starts its engine, or wakes it, and waits until it serves.
 
         Returns:
             What its process takes, in bytes.
@@ -127,19 +134,60 @@ class Lodger:
         Raises:
             ReplicaUnavailable: It cannot be started; nothing of it is left.
         """
-        await self.engine.__aenter__()
-        self._entered = True
         try:
-            await self.engine.started()
+            if self._entered:
+                await self._rest(asleep=False)
+            else:
+                await self.engine.__aenter__()
+                self._entered = True
+                await self.engine.started()
         except BaseException:
             await self.unload()
             raise
         return self.measured_bytes()
 
-    def loaded(self, took_s: float) -> None:
+    async def sleep(self) -> int:
+        """Its engine gives back what it can and keeps its process.
+
+        Returns:
+            What that takes, in bytes.
+
+        Raises:
+            ReplicaUnavailable: It was lost, or does not; nothing of it is left.
+        """
+        self.admit(False)
+        try:
+            await self._rest(asleep=True)
+        except BaseException:
+            await self.unload()
+            raise
+        self.sleeps += 1
+        return self.measured_bytes()
+
+    async def _rest(self, *, asleep: bool) -> None:
+        try:
+            async with asyncio.timeout(_REST_S):
+                await self.engine.link.rest(asleep=asleep)
+        except TimeoutError:
+            raise ReplicaUnavailable(f"Its engine did not {'fall asleep' if asleep else 'wake'} in time.") from None
+
+    @property
+    def restarted(self) -> bool:
+        """Whether its engine, which was to sleep, is awake: it has died and was started again."""
+        return self._entered and not self.engine.link.asleep
+
+    @property
+    def wakes_in_s(self) -> float:
+        """How long its engine says that waking takes."""
+        return self.engine.link.wakes_in_s
+
+    def loaded(self, took_s: float, *, woken: bool) -> None:
         """It serves, after so long."""
-        self.loads += 1
-        self.load_s += took_s
+        if woken:
+            self.wakes += 1
+        else:
+            self.loads += 1
+            self.load_s += took_s
         self._backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
         self._failed_until_s = float("-inf")
 

@@ -97,6 +97,11 @@ class Residence:
         self.residents.order_unload(name, hold=hold)
         self._told(name)
 
+    def order_sleep(self, name: str) -> None:
+        """It gives its memory back when its answers have ended, and keeps its process."""
+        self.residents.order_sleep(name)
+        self._told(name)
+
     def pin(self, name: str) -> None:
         """It is loaded, and stays."""
         self.residents.pin(name, self._clock.monotonic_s())
@@ -139,11 +144,14 @@ class Residence:
             lodger.admit(self.residents[name].phase is Phase.IN and name not in orders.closed)
         for name in orders.unload:
             tasks.create_task(self._unload(self.lodgers[name]), name=f"unload of {name}")
+        for name in orders.sleep:
+            tasks.create_task(self._sleep(self.lodgers[name]), name=f"sleep of {name}")
         if orders.load is not None:
             tasks.create_task(self._load(self.lodgers[orders.load]), name=f"load of {orders.load}")
 
     async def _load(self, lodger: Lodger) -> None:
         name, began_s = lodger.name, self._clock.monotonic_s()
+        woken = self.residents[name].asleep
         try:
             measured_bytes = await lodger.load_in()
             most_bytes = self.residents.room_for(name)
@@ -159,13 +167,12 @@ class Residence:
             _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, again_in_s)
         else:
             self.residents.loaded(name, self._clock.monotonic_s(), measured_bytes)
-            self._learn(name, self.residents[name].load.seconds)
+            if not woken:
+                self._learn(name, self.residents[name].load.seconds)
             self.measured_bytes[name] = measured_bytes
-            lodger.loaded(self._clock.monotonic_s() - began_s)
-            _log.info(
-                "%s was loaded in %.1f s and takes %s.",
-                *(name, self._clock.monotonic_s() - began_s, mebibytes(measured_bytes)),
-            )
+            lodger.loaded(self._clock.monotonic_s() - began_s, woken=woken)
+            took_s, what = self._clock.monotonic_s() - began_s, "woke" if woken else "was loaded"
+            _log.info("%s %s in %.1f s and takes %s.", name, what, took_s, mebibytes(measured_bytes))
         self._news.set()
 
     async def _unload(self, lodger: Lodger) -> None:
@@ -176,11 +183,28 @@ class Residence:
         _log.info("%s was unloaded.", lodger.name)
         self._news.set()
 
+    async def _sleep(self, lodger: Lodger) -> None:
+        name = lodger.name
+        try:
+            measured_bytes = await lodger.sleep()
+        except ReplicaUnavailable as failure:
+            _log.error("%s was to sleep and was unloaded: %s", name, failure)
+            self.measured_bytes.pop(name, None)
+            self.residents.unloaded(name, self._clock.monotonic_s())
+        else:
+            self.measured_bytes[name] = measured_bytes
+            self.residents.fell_asleep(name, self._clock.monotonic_s(), measured_bytes, lodger.wakes_in_s)
+            _log.info("%s sleeps and takes %s.", name, mebibytes(measured_bytes))
+        self._news.set()
+
     async def _measure(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_S)
             for name, lodger in self.lodgers.items():
                 measured_bytes = await asyncio.to_thread(lodger.measured_bytes)
-                if self.residents[name].phase is Phase.IN and measured_bytes:
+                one = self.residents[name]
+                if one.phase is Phase.IN and measured_bytes:
                     self.measured_bytes[name] = measured_bytes
                     self.residents.grew(name, measured_bytes)
+                elif one.phase is Phase.OUT and one.asleep and lodger.restarted:
+                    self.residents.order_unload(name, hold=one.held)

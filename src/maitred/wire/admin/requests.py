@@ -222,9 +222,9 @@ class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NameModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of the models that are loaded on demand is meant."""
+    """Which model is meant."""
 
-    model: Annotated[str, Meta(description="Its name, as `GET /admin/v1/models` writes it.")]
+    model: Annotated[str, Meta(description="Its name, as the list writes it.")]
 
 
 class UnloadModel(NameModel, frozen=True, kw_only=True, forbid_unknown_fields=True):

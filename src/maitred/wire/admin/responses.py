@@ -272,6 +272,9 @@ class LoadableState(StrEnum):
     DRAINING = "draining"
     """In memory; it gets nothing new, and goes when its answers have ended."""
     UNLOADING = "unloading"
+    ASLEEP = "asleep"
+    """Not in memory, but for its process; back much sooner than one that is out."""
+    WAKING = "waking"
     HELD = "held"
     """Not in memory, and not loaded for requests."""
 
@@ -306,6 +309,38 @@ class LoadableList(Struct, frozen=True, kw_only=True):
     budget_bytes: Annotated[int | None, Meta(description="What they may take together; null: there are none.")]
     taken_bytes: Annotated[int, Meta(description="What those take that are in memory.")]
     data: list[LoadableBody]
+
+
+class SleepState(StrEnum):
+    """Where a model is that can sleep."""
+
+    AWAKE = "awake"
+    DRAINING = "draining"
+    """It gets nothing new, and sleeps when its answers have ended."""
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    AWAY = "away"
+    """None of its engines runs, so there is nothing that could sleep."""
+
+
+class SleeperBody(Struct, frozen=True, kw_only=True):
+    """A model whose engines can sleep."""
+
+    object: Literal["sleeper"] = "sleeper"
+    model: str
+    state: SleepState
+    engines: Annotated[int, Meta(description="That run it; they sleep together.")]
+    measured_bytes: Annotated[
+        int | None, Meta(description="What their processes take on this machine; null: they run elsewhere, or not.")
+    ]
+    wakes_in_s: Annotated[float, Meta(description="How long waking should take.")]
+
+
+class SleeperList(Struct, frozen=True, kw_only=True):
+    """All models whose engines can sleep."""
+
+    object: Literal["list"] = "list"
+    data: list[SleeperBody]
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
