@@ -189,7 +189,7 @@ def ask_of(request: ChatRequest) -> Ask:
     """What a chat request asks, free of its shape."""
     return Ask(
         model=request.model,
-        prompts=[Conversation(request.conversation())],
+        prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],
         sampling=sampling_of(request, max_tokens=0, seed=0),
         left_open=left_open(request, DEFAULTED),
         max_tokens=request.token_limit,

@@ -73,7 +73,12 @@ class ModelRoutes:
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:
             opens_turn = request.add_generation_prompt is not False
-            prompt = Conversation(request.conversation(), add_generation_prompt=opens_turn, tools=declared_in(request))
+            prompt = Conversation(
+                request.conversation(),
+                add_generation_prompt=opens_turn,
+                tools=declared_in(request),
+                template_arguments=request.chat_template_kwargs or {},
+            )
         tokens = await self._answering.tokenize(
             call.principal, model, prompt, add_special_tokens=request.adds_special_tokens
         )

@@ -60,8 +60,8 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
     """
     messages = [message for prompt in prompts if isinstance(prompt, Conversation) for message in prompt.messages]
     characters = sum(map(text_characters, prompts)) + len(messages) * _MARKUP_CHARACTERS
-    tools = any(isinstance(prompt, Conversation) and prompt.tools for prompt in prompts)
-    return characters > _INLINE_CHARACTERS or tools or any(message.get("tool_calls") for message in messages)
+    more = any(isinstance(prompt, Conversation) and (prompt.tools or prompt.template_arguments) for prompt in prompts)
+    return characters > _INLINE_CHARACTERS or more or any(message.get("tool_calls") for message in messages)
 
 
 async def tokens_of(
@@ -105,7 +105,10 @@ def _encode(model: Tokenised, prompt: Prompt, add_special_tokens: bool | None) -
             if prompt.tools and not template.knows_tools:
                 raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
             text = template.render(
-                prompt.messages, add_generation_prompt=prompt.add_generation_prompt, tools=prompt.tools or None
+                prompt.messages,
+                add_generation_prompt=prompt.add_generation_prompt,
+                tools=prompt.tools or None,
+                arguments=prompt.template_arguments,
             )
             return model.tokenizer.encode(text, add_special_tokens=add_special_tokens is True)
         case str():

@@ -32,6 +32,8 @@ class Conversation(msgspec.Struct, frozen=True):
     """End with the opening of the assistant's turn."""
     tools: list[dict[str, Any]] = []
     """What the model is told of tools, in the words of OpenAI's API."""
+    template_arguments: dict[str, Any] = {}
+    """What the template is told beside all that."""
 
 
 Prompt = str | list[int] | Conversation

@@ -65,7 +65,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **extra: object,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as a prompt, special tokens included.
 
@@ -76,17 +76,22 @@ class ChatTemplate:
             messages: In order, each with ``role`` and ``content``.
             add_generation_prompt: End where the model's answer begins.
             tools: Declarations for templates that know tools.
-            **extra: Further variables of this template.
+            arguments: Further variables of this template, such as ``enable_thinking`` of Qwen 3's.
 
         Raises:
-            InvalidRequest: The template refuses the conversation, or fails on it.
+            InvalidRequest: The template refuses the conversation, or fails on it; or an argument is the model's own.
         """
+        if arguments and (own := self._special_tokens.keys() & arguments.keys()):
+            raise InvalidRequest(
+                f"{min(own)} is a token of the model's, and not to be told. Remove it from chat_template_kwargs.",
+                param="chat_template_kwargs",
+            )
         if not self._knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
         messages = self._history.shaped(messages)
         variables = {
             **self._special_tokens,
-            **extra,
+            **(arguments or {}),
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,

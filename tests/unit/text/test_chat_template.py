@@ -31,6 +31,16 @@ def test_loops_can_be_left():
     assert render("{% for m in messages %}{{ m.content }}{% break %}{% endfor %}") == "a"
 
 
+def test_it_is_told_what_only_it_knows():
+    source = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ style }}"
+    assert render(source) == ""
+    assert render(source, arguments={"enable_thinking": False, "style": [1]}) == "<think></think>[1]"
+    assert render("{{ messages | length }}", arguments={"messages": []}) == "2"
+    with pytest.raises(InvalidRequest, match="eos_token is a token of the model's") as refusal:
+        render(source, arguments={"eos_token": "x"})
+    assert refusal.value.param == "chat_template_kwargs"
+
+
 def test_json_is_not_escaped_for_html():
     assert render("{{ messages[0] | tojson }}", [{"role": "user", "content": "<é>"}]) == (
         '{"role": "user", "content": "<é>"}'

@@ -87,7 +87,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
             "vllm:num_requests_waiting",
             ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         ),
-        _OPENAI_FIELDS | _SAMPLING_FIELDS | {"structured_outputs"},
+        _OPENAI_FIELDS | _SAMPLING_FIELDS | {"structured_outputs", "chat_template_kwargs"},
         stream_options={"include_usage": True, "continuous_usage_stats": True},
         counts_chunks=True,
         continuing=_CONTINUING,
@@ -97,7 +97,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "sglang": Dialect(
         "/health",
         Gauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
-        _OPENAI_FIELDS | _SAMPLING_FIELDS,
+        _OPENAI_FIELDS | _SAMPLING_FIELDS | {"chat_template_kwargs"},
         counts_chunks=True,
         continuing={"continue_final_message": True},
     ),
@@ -112,7 +112,7 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     "llamacpp": Dialect(
         "/health",
         Gauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
-        (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos"}) - {"echo", "suffix"},
+        (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos", "chat_template_kwargs"}) - {"echo", "suffix"},
         headers={"connection": "close"},
         usage_per_choice=True,
         continuing=_CONTINUING,

@@ -200,6 +200,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     prediction: Any = None
@@ -230,6 +232,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as chat templates know them."""
         return [message.for_template() for message in self.messages]
+
+    def template_arguments(self) -> dict[str, Any]:
+        """What a chat template is told beside the conversation; those that do not know a name pass over it."""
+        named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
+        told = {name: value for name, value in named.items() if value is not None}
+        return told | (self.chat_template_kwargs or {})
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -288,6 +296,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: Any = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def adds_special_tokens(self) -> bool:

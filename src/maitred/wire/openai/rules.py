@@ -22,6 +22,7 @@ from maitred.wire.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from maitred.wire.openai.template_rules import check_template_arguments
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -98,6 +99,7 @@ def check_chat(request: ChatRequest) -> None:
     """Raises InvalidRequest for the first rule that a chat request breaks."""
     _check_generation(request)
     check_messages(request.messages)
+    check_template_arguments(request.chat_template_kwargs, request.enable_thinking)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
@@ -164,6 +166,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
         raise InvalidRequest("Send either prompt or messages.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
+    check_template_arguments(request.chat_template_kwargs)
     if request.add_generation_prompt is False:
         raise InvalidRequest(
             "A conversation is tokenised as for an answer. Remove add_generation_prompt, or set it to true.",

@@ -14,7 +14,12 @@ from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 def written(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     """The fields of a decoded request, as plain JSON values."""
-    return {name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None}
+    fields = {
+        name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None
+    }
+    if isinstance(request, ChatRequest) and (thinks := fields.pop("enable_thinking", None)) is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks} | fields.get("chat_template_kwargs", {})
+    return fields
 
 
 def _plain(value: object) -> object:

@@ -8,6 +8,7 @@ import pytest
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.decode import decode_chat, decode_completion, decode_detokenize, decode_tokenize
 from maitred.wire.openai.rules import needs_of
+from maitred.wire.openai.written import written
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -30,6 +31,12 @@ def message(**fields):
 
 
 CHAT_FAULTS = [
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "chat_template_kwargs.messages is set by the request itself. Remove it, and send messages as a field."),
+    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "The names in chat_template_kwargs must be names of variables, of at most 64 characters; got 'a b'."),
+    ({"chat_template_kwargs": {f"v{n}": n for n in range(33)}}, "chat_template_kwargs", "chat_template_kwargs must have at most 32 entries; got 33."),
+    ({"chat_template_kwargs": {"v": "x" * 17_000}}, "chat_template_kwargs", "chat_template_kwargs must have at most 16,384 bytes; got 17,008."),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "chat_template_kwargs must be an object or null; got a list."),
+    ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, "enable_thinking", "enable_thinking and chat_template_kwargs.enable_thinking differ. Send only one."),
     (message(role="robot"), "messages[0].role", "messages[0].role must be one of system, developer, user, assistant, tool, function; got 'robot'."),
     (message(content=5), "messages[0].content", "messages[0].content must be a string, a list or null; got an integer."),
     (message(content=None), "messages[0].content", "messages[0].content must be a string or a list of text parts; got null."),
@@ -284,3 +291,29 @@ def test_detokenize_takes_token_ids():
 )
 def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields, priority):
     assert decoded(strict=True, **fields).asked_priority == priority
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, {}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False, "deep": {"a": [1]}}},
+            {"enable_thinking": False, "deep": {"a": [1]}},
+        ),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"reasoning_effort": "high"},
+        ),
+    ],
+)
+def test_what_a_template_is_told(fields, told):
+    assert chat(**fields).template_arguments() == told
+
+
+def test_servers_of_others_are_told_it_in_the_words_that_they_know():
+    request = chat(enable_thinking=False, chat_template_kwargs={"style": "short"})
+    assert written(request)["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
+    assert "enable_thinking" not in written(request)
