@@ -126,8 +126,16 @@ class Slumber:
 
 
 def _give_back() -> None:
-    """What was freed goes to the system, where the C library would keep it for later."""
-    gc.collect()
+    """What was freed goes to the system, where the C library would keep it for later.
+
+    The collector does not look at what was there when the engine became ready; cycles in it may hold what was dropped.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    else:
+        gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
