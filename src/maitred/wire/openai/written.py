@@ -18,7 +18,7 @@ def written(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
         name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None
     }
     if isinstance(request, ChatRequest) and (thinks := fields.pop("enable_thinking", None)) is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks} | fields.get("chat_template_kwargs", {})
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks, **fields.get("chat_template_kwargs", {})}
     return fields
 
 
