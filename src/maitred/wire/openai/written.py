@@ -14,7 +14,7 @@ from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 def written(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     """The fields of a decoded request, as plain JSON values."""
-    fields = {
+    fields: dict[str, Any] = {
         name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None
     }
     if isinstance(request, ChatRequest) and (thinks := fields.pop("enable_thinking", None)) is not None:
