@@ -140,6 +140,8 @@ class Loadables:
             case Phase.IN:
                 goes = one.dismissed or one.name in self._residents.closed_s
                 return LoadableState.DRAINING if goes else LoadableState.SERVING
+            case Phase.LEAVING if one.naps:
+                return LoadableState.DRAINING
             case Phase.LEAVING:
                 return LoadableState.UNLOADING
 

@@ -49,7 +49,7 @@ def test_json_is_not_escaped_for_html():
 
 
 def test_templates_know_the_date_and_further_variables():
-    assert render("{{ strftime_now('%d %B %Y') }} {{ thinking }} {{ eos_token }}", thinking=True) == (
+    assert render("{{ strftime_now('%d %B %Y') }} {{ thinking }} {{ eos_token }}", arguments={"thinking": True}) == (
         "26 July 2024 True </s>"
     )
 
