@@ -172,7 +172,8 @@ def build(
     dtype = precision.dtype
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
     load = partial(
-        *(load_model, model),
+        load_model,
+        model,
         dtype=dtype,
         device=device,
         scheme=precision.quantization,
