@@ -31,7 +31,8 @@ from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Post
-from maitred.observe.metrics import EngineState, Metrics
+from maitred.observe.engines import EngineState
+from maitred.observe.metrics import Metrics
 from maitred.replica.engine_link import EngineLink
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.counters.memory import MemoryCounters

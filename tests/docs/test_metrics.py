@@ -10,10 +10,11 @@ from maitred.core.answer import Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import LoadReport
-from maitred.core.request import Usage
+from maitred.core.request import FinishReason, Usage
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
-from maitred.observe.metrics import EngineState, Metrics
+from maitred.observe.engines import EngineState
+from maitred.observe.metrics import Metrics
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.rollouts import RolloutsState
 from maitred.observe.upstreams import UpstreamState
@@ -47,7 +48,10 @@ def rendered():
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
     )
-    tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1])
+    tally = Tally(
+        "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
+    )
+    tally.finishes.append(FinishReason.STOP)
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
@@ -58,11 +62,11 @@ def rendered():
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
     metrics.requests.ended(tally)
-    return list(text_string_to_metric_families(metrics.render().decode()))
+    return list(text_string_to_metric_families(metrics.render()[0].decode()))
 
 
 def test_the_page_and_the_registry_name_the_same_metrics():
-    documented = set(re.findall(r"^\| `(maitred_\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `((?:maitred_|vllm:)\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
     real = {family.name + ("_total" if family.type == "counter" else "") for family in rendered()}
     assert documented == real
 
@@ -71,7 +75,7 @@ def test_the_page_and_the_registry_name_the_same_labels():
     rows = dict(re.findall(r"^\| `(maitred_\w+)` \| \w+ \|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE))
     for family in rendered():
         name = family.name + ("_total" if family.type == "counter" else "")
-        if "process" in name:
+        if "process" in name or name.startswith("vllm:"):
             continue
         labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
         assert set(re.findall(r"`(\w+)`", rows[name])) == labels, name

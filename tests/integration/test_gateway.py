@@ -254,7 +254,7 @@ async def test_every_request_ends_once_and_leaves_nothing_behind():
         assert {tally.outcome for tally in system.tallies} >= {Outcome.FINISHED, Outcome.REFUSED, Outcome.CANCELLED}
         counted = sum(
             sample.value
-            for family in text_string_to_metric_families(system.metrics.render().decode())
+            for family in text_string_to_metric_families(system.metrics.render()[0].decode())
             if family.name == "maitred_requests"
             for sample in family.samples
         )

@@ -50,7 +50,7 @@ def replayed(response: httpx.Response) -> bool:
 def counted(system: Gateway, name: str) -> float:
     return sum(
         sample.value
-        for family in text_string_to_metric_families(system.metrics.render().decode())
+        for family in text_string_to_metric_families(system.metrics.render()[0].decode())
         if family.name == name
         for sample in family.samples
     )

@@ -31,7 +31,7 @@ def build(
     identity: Identifying,
     gate: Gate,
     observers: Sequence[Observer],
-    render_metrics: Callable[[], bytes],
+    render_metrics: Callable[[str], tuple[bytes, str]],
     clock: Clock,
     *,
     embedding: Embedding | None = None,
@@ -49,7 +49,7 @@ def build(
         identity: Tells who calls.
         gate: Who may come in; its owner drains it.
         observers: Told of every ended request.
-        render_metrics: Everything in Prometheus' text format.
+        render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
         clock: For the times in tallies.
         embedding: Computes embeddings; None: there is no route for them.
         admin: Routes of the administration, where there is a store to administer.

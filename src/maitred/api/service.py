@@ -16,9 +16,6 @@ from maitred.core.answer import Answering
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Scope
 
-_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format."""
-
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the server can work, and if not, why."""
@@ -42,7 +39,7 @@ class ServiceRoutes:
     Args:
         answering: Asked whether a request could run.
         gate: Asked whether one would be let in.
-        render_metrics: Everything in Prometheus' text format.
+        render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
     """
@@ -51,7 +48,7 @@ class ServiceRoutes:
         self,
         answering: Answering,
         gate: Gate,
-        render_metrics: Callable[[], bytes],
+        render_metrics: Callable[[str], tuple[bytes, str]],
         stores_up: Callable[[], Mapping[str, bool]],
         check_stores: Callable[[], None],
     ) -> None:
@@ -73,7 +70,7 @@ class ServiceRoutes:
                 "GET",
                 "/metrics",
                 self.metrics,
-                "Metrics in Prometheus' text format.",
+                "Metrics in Prometheus' text format, or as OpenMetrics to whoever accepts it.",
                 content_type="text/plain",
                 needs=Scope.METRICS,
             ),
@@ -113,7 +110,8 @@ class ServiceRoutes:
 
     async def metrics(self, call: Call) -> None:
         """A scrape."""
-        await call.respond(self._render_metrics(), content_type=_METRICS)
+        body, content_type = self._render_metrics(call.header(b"accept") or "")
+        await call.respond(body, content_type=content_type.encode())
 
     async def openapi(self, call: Call) -> None:
         """The API's description of itself."""

@@ -179,6 +179,7 @@ class Generation:
                 self._tally.waited_ms[cause] = max(self._tally.waited_ms.get(cause, 0.0), in_all_ms)
         if choice.finish is not None:
             self._unfinished -= 1
+            self._tally.finishes.append(choice.finish)
             self._transcript.ended(prompt, delta.index)
             if delta.finish is None and self._attempt is not None:
                 # A stop string came up, of which the replica knows nothing.

@@ -240,6 +240,7 @@ class Relay:
         before = self._tally.completion_tokens
         self._meter.close()
         self._seat.took(output_tokens=self._tally.completion_tokens - before)
+        self._tally.finishes = [finishes[index] for index in sorted(finishes)]
         await self._grant.settle(self._tally.usage, Outcome.FINISHED)
         return [*(self._held or ()), *(self._last(index, finishes[index]) for index in sorted(finishes))]
 

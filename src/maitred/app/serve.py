@@ -70,8 +70,9 @@ from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.fleet.same_model import SameModel
 from maitred.fleet.sleeper import Sleeper
+from maitred.observe.engines import EngineState
 from maitred.observe.logs import RequestLog, set_up
-from maitred.observe.metrics import EngineState, Metrics
+from maitred.observe.metrics import Metrics
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
@@ -183,6 +184,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             on_demand.state,
             replicas.all,
             lambda: rollouts.state(trials.shadows.ends),
+            vllm=config.metrics.vllm_names,
         )
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(

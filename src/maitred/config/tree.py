@@ -16,7 +16,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
-from maitred.observe.config import LogConfig
+from maitred.observe.config import LogConfig, MetricsConfig
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
@@ -234,6 +234,7 @@ class Config(Struct, frozen=True, kw_only=True):
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()
     log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def has_engine(self) -> bool:

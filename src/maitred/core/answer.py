@@ -228,6 +228,8 @@ class Tally:
     first_token_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     """Between one delivery of tokens of a choice and the next."""
+    finishes: list[FinishReason] = field(default_factory=list)
+    """Why choices ended, one for each that has."""
     fallbacks: list[str] = field(default_factory=list)
     """The models that it went on to after others had failed it, such as ``general=big``."""
     failed: list[Failed] = field(default_factory=list)
@@ -271,7 +273,7 @@ class Tally:
     def _forget(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.forecast = self.place = self.released_s = self.clamped_max_tokens = None
-        self.estimated, self.degraded, self.refused_by = False, [], ""
+        self.estimated, self.degraded, self.refused_by, self.finishes = False, [], "", []
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Fixes the outcome; a second one would be a fault of ours."""

@@ -1,4 +1,4 @@
-"""The `log` section: what is logged, and in which shape."""
+"""The `log` and `metrics` sections: what is logged and shown, and in which shape."""
 
 from typing import Annotated, Literal
 
@@ -16,3 +16,15 @@ class LogConfig(Struct, frozen=True, kw_only=True):
         Literal["text", "json"],
         Meta(description="`text` for people, `json` (one object per line) for a log collector."),
     ] = "text"
+
+
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    """What `GET /metrics` shows."""
+
+    vllm_names: Annotated[
+        bool,
+        Meta(
+            description="Show what engines and requests do under vLLM's names, too, such as"
+            " `vllm:num_requests_waiting`, for dashboards and autoscalers that were made for it."
+        ),
+    ] = True

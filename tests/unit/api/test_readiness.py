@@ -42,7 +42,7 @@ def fresh():
     ],
 )
 async def test_a_gateway_that_refuses_everybody_for_want_of_a_store_is_not_ready(up, check, expected):
-    routes = ServiceRoutes(Answers(), Gate(1), bytes, lambda: {"database": up}, check)
+    routes = ServiceRoutes(Answers(), Gate(1), lambda accept: (b"", ""), lambda: {"database": up}, check)
     probe = Probe()
     await routes.ready(probe)
     assert (probe.status, msgspec.json.decode(probe.body, type=Health)) == expected

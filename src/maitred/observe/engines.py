@@ -1,0 +1,118 @@
+"""What engines do: not copied step by step, but read from their last load reports when somebody scrapes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from maitred.core.ports import LoadReport, ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One engine at the moment of a scrape."""
+
+    up: bool
+    restarts: int
+    load: LoadReport
+    card: ModelCard | None
+    """None before the engine has been ready."""
+
+
+Engines = Mapping[tuple[str, str], EngineState]
+"""By model and replica."""
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
+    "maitred_engine_up": ("1 while the engine is connected.", lambda state: state.up),
+    "maitred_engine_asleep": ("1 while the engine sleeps.", lambda state: state.up and state.load.asleep),
+    "maitred_engine_running": ("Sequences in the batch.", lambda state: state.load.running),
+    "maitred_engine_waiting": ("Sequences that wait for a place in the batch.", lambda state: state.load.waiting),
+    "maitred_engine_paused": (
+        "Sequences that are not computed because their readers have fallen behind.",
+        lambda state: state.load.paused,
+    ),
+    "maitred_engine_guests": (
+        "Sequences that run beyond the places, because their tenants held fewer of them than others.",
+        lambda state: state.load.guests,
+    ),
+    "maitred_engine_free_sequences": (
+        "Sequences that the batch would take now, beside those that run and wait.",
+        lambda state: state.load.free_sequences,
+    ),
+    "maitred_engine_step_tokens": ("Tokens that a step may compute now.", lambda state: state.load.step_tokens),
+    "maitred_engine_waiting_prompt_tokens": (
+        "Prompt tokens of what runs and waits that are still to be computed.",
+        lambda state: state.load.waiting_prompt_tokens,
+    ),
+    "maitred_engine_kv_blocks_promised": (
+        "KV blocks that what runs and waits is still expected to take.",
+        lambda state: state.load.promised_blocks,
+    ),
+    "maitred_engine_kv_blocks_free": (
+        "KV blocks that can be allocated now, cached ones that nobody uses included.",
+        lambda state: state.load.free_blocks,
+    ),
+    "maitred_engine_kv_blocks_total": ("KV blocks in all.", lambda state: state.load.total_blocks),
+    "maitred_engine_kv_capacity_tokens": (
+        "Tokens that the KV cache can hold.",
+        lambda state: state.card.kv_capacity_tokens if state.card else 0,
+    ),
+}
+_COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
+    "maitred_engine_restarts": ("Times that the engine was started again.", lambda state: state.restarts),
+    "maitred_engine_steps": ("Model steps.", lambda state: state.load.steps),
+    "maitred_engine_step_seconds": ("Time spent in model steps.", lambda state: state.load.step_s),
+    "maitred_engine_prompt_tokens": (
+        "Prompt tokens of admitted sequences, cached ones included.",
+        lambda state: state.load.prompt_tokens,
+    ),
+    "maitred_engine_cached_tokens": (
+        "Of these, tokens found in the prefix cache.",
+        lambda state: state.load.cached_tokens,
+    ),
+    "maitred_engine_output_tokens": ("Tokens sampled.", lambda state: state.load.output_tokens),
+    "maitred_engine_preemptions": (
+        "Sequences that lost their KV blocks to others for a while.",
+        lambda state: state.load.preemptions,
+    ),
+    "maitred_engine_recomputed_tokens": (
+        "Tokens computed again after a preemption, or after another replica that was lost; never billed.",
+        lambda state: state.load.recomputed_tokens,
+    ),
+    "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
+    "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),
+    "maitred_engine_wasted_tokens": (
+        "Tokens sampled for readers that left, or whose deadline passed with no use for a part.",
+        lambda state: state.load.wasted_tokens,
+    ),
+}
+
+
+class LiveState(Collector):
+    """Reads gateway and engines when somebody scrapes.
+
+    Args:
+        in_flight: Requests that are being answered.
+        engines: Each engine by the names of its model and of its replica.
+    """
+
+    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Engines]) -> None:
+        self._in_flight = in_flight
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
+        engines = self._engines()
+        for name, (text, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model", "replica"])
+            for names, state in engines.items():
+                gauge.add_metric(names, read(state))
+            yield gauge
+        for name, (text, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["model", "replica"])
+            for names, state in engines.items():
+                counter.add_metric(names, read(state))
+            yield counter

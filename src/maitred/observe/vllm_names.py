@@ -1,0 +1,87 @@
+"""The names that vLLM's servers give their metrics, so that what was built for them can be pointed here.
+
+Dashboards, KEDA's scalers and the routers of Kubernetes' gateways ask for ``vllm:num_requests_waiting`` and its kin.
+Each is made of a metric of ours that counts the same thing, at the moment of the scrape; nothing is counted twice.
+
+The label ``model_name`` is our ``model``. The label ``engine`` is the replica, or `GATEWAY` for what is measured in
+front of all of them: times and lengths of requests, and those that wait in the queue. An autoscaler that adds up
+``vllm:num_requests_waiting`` of a model so sees all who wait; at the engines alone hardly anybody does.
+
+Names as in vLLM's ``docs/design/metrics.md``, and older ones that dashboards still ask for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+
+GATEWAY = "gateway"
+
+_Sources = Mapping[str, Sequence[str]]
+
+_GAUGES: _Sources = {
+    "vllm:num_requests_running": ("maitred_engine_running",),
+    "vllm:num_requests_waiting": ("maitred_engine_waiting", "maitred_dispatch_waiting"),
+}
+_COUNTERS: _Sources = {
+    "vllm:prompt_tokens": ("maitred_engine_prompt_tokens",),
+    "vllm:generation_tokens": ("maitred_engine_output_tokens",),
+    "vllm:prompt_tokens_cached": ("maitred_engine_cached_tokens",),
+    "vllm:prefix_cache_queries": ("maitred_engine_prompt_tokens",),
+    "vllm:prefix_cache_hits": ("maitred_engine_cached_tokens",),
+    "vllm:num_preemptions": ("maitred_engine_preemptions",),
+    "vllm:request_success": ("maitred_choices",),
+}
+_HISTOGRAMS: _Sources = {
+    "vllm:time_to_first_token_seconds": ("maitred_ttft_seconds",),
+    "vllm:inter_token_latency_seconds": ("maitred_itl_seconds",),
+    "vllm:time_per_output_token_seconds": ("maitred_itl_seconds",),
+    "vllm:request_time_per_output_token_seconds": ("maitred_tpot_seconds",),
+    "vllm:e2e_request_latency_seconds": ("maitred_e2e_seconds",),
+    "vllm:request_queue_time_seconds": ("maitred_queue_seconds",),
+    "vllm:request_prefill_time_seconds": ("maitred_prefill_seconds",),
+    "vllm:request_decode_time_seconds": ("maitred_decode_seconds",),
+    "vllm:request_prompt_tokens": ("maitred_request_prompt_tokens",),
+    "vllm:request_generation_tokens": ("maitred_request_output_tokens",),
+}
+_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The second is the older name."""
+_LABELS: Mapping[str, str] = {"model": "model_name", "replica": "engine", "finish_reason": "finished_reason"}
+
+
+def vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
+    """What vLLM would call it.
+
+    Args:
+        families: All metrics of ours.
+    """
+    ours = {family.name: family for family in families}
+    for kind, table in (("gauge", _GAUGES), ("counter", _COUNTERS), ("histogram", _HISTOGRAMS)):
+        for name, sources in table.items():
+            family = Metric(name, f"Our {' and '.join(sources)}.", kind)
+            for source in sources:
+                family.samples += _renamed(name, source, ours[source].samples)
+            yield family
+    free, total = (_by_replica(ours[f"maitred_engine_kv_blocks_{state}"]) for state in ("free", "total"))
+    for name in _KV_USAGE:
+        family = Metric(name, "The part of our maitred_engine_kv_blocks_total that is not free, from 0 to 1.", "gauge")
+        for (model, replica), blocks in total.items():
+            used = 1.0 - free[model, replica] / blocks if blocks else 0.0
+            family.add_sample(name, {"model_name": model, "engine": replica}, used)
+        yield family
+
+
+def _renamed(name: str, source: str, samples: Iterable[Sample]) -> Iterator[Sample]:
+    """The same samples under another name; those that differ only in what vLLM has no label for are added up."""
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in samples:
+        known = {_LABELS.get(label, label): value for label, value in sample.labels.items() if label != "class"}
+        labels = {"model_name": "", "engine": GATEWAY} | known
+        key = (name + sample.name.removeprefix(source), tuple(labels.items()))
+        sums[key] = sums.get(key, 0.0) + sample.value
+    for (full_name, pairs), value in sums.items():
+        yield Sample(full_name, dict(pairs), value)
+
+
+def _by_replica(family: Metric) -> dict[tuple[str, str], float]:
+    return {(sample.labels["model"], sample.labels["replica"]): sample.value for sample in family.samples}

@@ -1,0 +1,116 @@
+"""What was built for vLLM's metrics finds them, with the values of ours."""
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.ports import LoadReport
+from maitred.core.request import FinishReason
+from maitred.dispatch.state import state_of
+from maitred.observe.engines import EngineState
+from maitred.observe.metrics import Metrics
+from tests.dispatch_desk import Desk
+
+ASKED = {
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+}
+"""What dashboards, autoscalers and KServe's queries ask for, as they spell it."""
+
+
+def metrics(**options):
+    loads = {
+        ("m", "one"): LoadReport(running=3, waiting=1, free_blocks=25, total_blocks=100, prompt_tokens=70),
+        ("m", "two"): LoadReport(running=5, free_blocks=100, total_blocks=100, prompt_tokens=30, cached_tokens=8),
+    }
+    queue = replace(state_of(Desk().floor, 0.0), waiting={"standard": 1, "batch": 2})
+    made = Metrics(
+        lambda: 0,
+        lambda: {where: EngineState(True, 0, load, None) for where, load in loads.items()},
+        queues=lambda: {"m": queue},
+        **options,
+    )
+    tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
+    tally.prompt_tokens, tally.completion_tokens, tally.waited_ms = 70, 5, {"slots": 1500.0, "tenant_share": 500.0}
+    tally.finishes += [FinishReason.LENGTH]
+    tally.close(Outcome.FINISHED, 200, 5.0)
+    made.requests.ended(tally)
+    return made
+
+
+@pytest.fixture
+def samples():
+    made = metrics()
+    return [sample for family in prometheus(made.render()[0].decode()) for sample in family.samples]
+
+
+def values(samples, name):
+    """By the labels, the model's before the engine's."""
+    named = [sample for sample in samples if sample.name == name]
+    return {tuple(value for _, value in sorted(s.labels.items(), reverse=True)): s.value for s in named}
+
+
+def test_all_that_is_asked_for_is_there_with_the_labels_it_is_asked_by(samples):
+    found = {sample.name: sample.labels for sample in samples}
+    assert set(found) >= ASKED
+    assert all({"model_name", "engine"} <= set(found[name]) for name in ASKED)
+
+
+def test_engines_are_told_apart_and_who_waits_at_the_gateway_is_seen(samples):
+    assert values(samples, "vllm:num_requests_running") == {("m", "one"): 3, ("m", "two"): 5}
+    assert values(samples, "vllm:num_requests_waiting") == {("m", "one"): 1, ("m", "two"): 0, ("m", "gateway"): 3}
+    assert values(samples, "vllm:kv_cache_usage_perc") == {("m", "one"): 0.75, ("m", "two"): 0.0}
+    assert values(samples, "vllm:prefix_cache_hits_total") == {("m", "one"): 0, ("m", "two"): 8}
+
+
+def test_the_parts_of_a_request_add_up(samples):
+    def seconds(name):
+        (value,) = values(samples, f"vllm:{name}_seconds_sum").values()
+        return value
+
+    assert seconds("request_queue_time") == 2.0
+    assert seconds("request_prefill_time") == 1.0
+    assert seconds("request_decode_time") == 2.0
+    assert seconds("request_time_per_output_token") == 0.5
+    assert seconds("e2e_request_latency") == 5.0
+    assert seconds("time_to_first_token") == 3.0
+    (finished,) = (s for s in samples if s.name == "vllm:request_success_total")
+    assert (finished.labels["finished_reason"], finished.value) == ("length", 1.0)
+
+
+def test_they_can_be_left_out():
+    made = metrics(vllm=False)
+    assert "vllm:" not in made.render()[0].decode()
+
+
+def test_whoever_accepts_openmetrics_gets_it():
+    made = metrics()
+    body, content_type = made.render("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert body.endswith(b"# EOF\n")
+    plain, _ = made.render()
+    assert _values(openmetrics(body.decode())) == _values(prometheus(plain.decode()))
+
+
+def _values(families):
+    samples = (s for family in families for s in family.samples if not s.name.startswith("maitred_process_"))
+    return {(s.name, frozenset(s.labels.items())): s.value for s in samples}
