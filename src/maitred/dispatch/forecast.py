@@ -7,15 +7,18 @@ from maitred.core.flow import Flow
 from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.choice import ease_of
 from maitred.dispatch.contest import Contest, playable
+from maitred.dispatch.errand import Errand
 from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
 from maitred.dispatch.policy.race import Joins, Turn
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Ticket
+from maitred.dispatch.ticket import State, Ticket
 from maitred.fairness.entry import Ahead
 
 _NOBODY = Ahead(0, 0.0)
+_SAME_S = 0.005
+"""Who joins so soon after it was asked what would become of it is told the same, if nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,16 @@ class Forecast:
     prefill_s: float
     cold_s: float = 0.0
     """Of the wait, until a replica is ready; it says so itself, so no correction is made to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What was forecast last, and of whom."""
+
+    errand: Errand
+    ready: Sequence[Station]
+    now_s: float
+    forecast: Forecast
 
 
 class Forecaster:
@@ -49,19 +62,29 @@ class Forecaster:
         self._joins = Joins()
         self._left: Left | None = None
         self._contests: dict[Room, Contest] = {}
+        self._told: _Told | None = None
 
     def changed(self) -> None:
         """Something joined, left, was released or advanced."""
-        self._left = None
+        self._left = self._told = None
         self._contests.clear()
 
     def joined(self, flow: Flow, now_s: float) -> None:
         """A request of a flow has begun to wait."""
         self._joins.saw(flow, now_s)
+        self._told = None
         self._contests.clear()
 
     def of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
         """What is ahead of it, when it is released, and how long its prefill takes then."""
+        if ticket.state is not State.NEW:
+            return self._of(ticket, ready, now_s)
+        told = self._told
+        if told is None or now_s - told.now_s > _SAME_S or told.errand != ticket.errand or told.ready != ready:
+            told = self._told = _Told(ticket.errand, ready, now_s, self._of(ticket, ready, now_s))
+        return told.forecast
+
+    def _of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
         line = ticket.room.line
         ahead = line.ahead(ticket, now_s) if len(line) else _NOBODY
         if not ready:

@@ -18,7 +18,7 @@ _ENOUGH = 8
 class _Recent:
     """The last values, in order of time and in order of size."""
 
-    __slots__ = ("_by_size", "_by_time", "_most", "_squares", "_sum")
+    __slots__ = ("_by_size", "_by_time", "_most", "_squares", "_sum", "spread")
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -26,6 +26,8 @@ class _Recent:
         self._by_size: list[float] = []
         self._sum = 0.0
         self._squares = 0.0
+        self.spread = 0.0
+        """Standard deviation over mean."""
 
     def __len__(self) -> int:
         return len(self._by_time)
@@ -33,12 +35,6 @@ class _Recent:
     @property
     def mean(self) -> float:
         return self._sum / len(self._by_time)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over mean."""
-        mean = self.mean
-        return math.sqrt(max(0.0, self._squares / len(self._by_time) - mean * mean)) / mean if mean else 0.0
 
     def add(self, value: float) -> None:
         if len(self._by_time) == self._most:
@@ -50,6 +46,9 @@ class _Recent:
         insort(self._by_size, value)
         self._sum += value
         self._squares += value * value
+        mean = self.mean
+        variance = max(0.0, self._squares / len(self._by_time) - mean * mean)
+        self.spread = math.sqrt(variance) / mean if mean else 0.0
 
     def quantile(self, share: float, *, beyond: float = 0.0) -> float | None:
         """Of those that are larger than `beyond`; None if none is."""

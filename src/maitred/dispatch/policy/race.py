@@ -105,6 +105,10 @@ class _Race:
         self._waiting[mine] = before + 1.0
         self._sending = [k for k, runner in enumerate(runners) if runner.joins_per_step and k != mine]
         self._held = [runner.held for runner in runners]
+        self._more = [(runner.held + 1) / runner.weight for runner in runners]
+        """Places per weight that each would have with one more..."""
+        self._fewer = [(runner.held - 1) / runner.weight for runner in runners]
+        """...and with one less."""
         self._rises = [0.0] * len(runners)
         for _, whose in running:
             if whose >= 0:
@@ -147,33 +151,28 @@ class _Race:
                     self._counters[k] = max(self._counters[k], self._level(k))
         self._free += 1
         if ended >= 0:
-            self._held[ended] -= 1
-            self._rises[ended] -= self._output / runners[ended].weight
+            self._hold(ended, -1)
 
     def _next(self) -> int | None:
         """Whose request is released now, on a place or as a guest."""
-        head = self._head()
         if self._free > 0:
-            return head
-        if self._free <= self._least_free:
-            return None
-        return self._guest(head)
+            return self._head()
+        return None if self._free <= self._least_free else self._guest(self._head())
 
     def _guest(self, head: int) -> int | None:
         """Who comes in beyond the places: the head, or who holds least of those who may come before their turn.
 
         See `maitred.fairness.places.gives_way`: who has most per weight gives way first, and nobody to itself.
         """
-        held, weights, counters = self._held, self._weights, self._counters
-        given = max([(places - 1) / weight for places, weight in zip(held, weights, strict=True)])
-        if (held[head] + 1) / weights[head] <= given:
+        more, counters = self._more, self._counters
+        given = max(self._fewer)
+        if more[head] <= given:
             return head
         level = counters[head]
         lightest, least = None, given
         for k, count in enumerate(self._waiting):
-            would_hold = (held[k] + 1) / weights[k]
-            if would_hold <= least and count >= 1.0 and (counters[k] - level) * weights[k] <= self._services[k]:
-                lightest, least = k, would_hold
+            if count >= 1.0 and more[k] <= least and (counters[k] - level) * self._weights[k] <= self._services[k]:
+                lightest, least = k, more[k]
         return lightest
 
     def _release(self, whose: int) -> None:
@@ -181,17 +180,24 @@ class _Race:
         self._free -= 1
         self._released += 1
         self._waiting[whose] -= 1.0
-        self._held[whose] += 1
+        self._hold(whose, 1)
         self._counters[whose] += runner.prompt_service / runner.weight
-        self._rises[whose] += self._output / runner.weight
         heappush(self._ends, (self._now + runner.steps, whose))
+
+    def _hold(self, whose: int, places: int) -> None:
+        """So many more; negative: fewer."""
+        weight = self._weights[whose]
+        held = self._held[whose] = self._held[whose] + places
+        self._more[whose], self._fewer[whose] = (held + 1) / weight, (held - 1) / weight
+        self._rises[whose] += places * self._output / weight
 
     def _head(self) -> int:
         """Who was served least, of those that wait."""
-        first, least = self._mine, self._counters[self._mine]
+        counters = self._counters
+        first, least = self._mine, counters[self._mine]
         for k, count in enumerate(self._waiting):
-            if count >= 1.0 and self._counters[k] < least:
-                first, least = k, self._counters[k]
+            if count >= 1.0 and counters[k] < least:
+                first, least = k, counters[k]
         return first
 
     def _level(self, newcomer: int) -> float:
