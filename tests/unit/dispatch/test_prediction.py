@@ -1,5 +1,7 @@
 """When a request is released, and when its first token comes."""
 
+from heapq import heapreplace
+
 import pytest
 from msgspec.structs import replace
 
@@ -69,6 +71,15 @@ def test_those_ahead_keep_their_places():
     assert steps_until_place([10, 20], -1, 0, 50, 1) == 20
     assert steps_until_place([], 0, 3, 50, 1) == 0
     assert steps_until_place([10.0] * 4, 0, 1000, 20.0, 1) == pytest.approx(1000 / 4 * 20, rel=0.1)
+
+
+@pytest.mark.parametrize("left", [[float(k) for k in range(1, 33)], [3.0, 3.0, 40.0], [7.0]])
+@pytest.mark.parametrize("ahead", [150, 4_000])
+def test_far_away_is_what_it_would_be_if_every_place_were_followed(left, ahead):
+    ends = sorted(left)
+    for _ in range(ahead):
+        heapreplace(ends, ends[0] + 50.0)
+    assert steps_until_place(left, 0, ahead, 50.0, 1) == pytest.approx(ends[0], rel=0.03)
 
 
 def runner(counter=0.0, waiting=0, *, weight=1.0, joins=0.0):

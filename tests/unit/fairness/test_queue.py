@@ -51,5 +51,30 @@ def test_before_is_close_for_many():
     assert queue.before(1e9, LAST) == Ahead(10_000, 100_000.0)
 
 
+def test_before_stays_close_while_entries_come_and_go():
+    queue, entries = filled(2_000)
+    assert queue.before(1_000.0, 1_000).entries == pytest.approx(1_000, rel=0.05)
+    for number in range(2_000, 6_000):
+        queue.leave(entries.pop(0))
+        entry = Entry(number, ONE_FLOW, arrived_s=float(number), service=10.0)
+        entry.number = number
+        queue.join(entry.arrived_s, entry)
+        entries.append(entry)
+        if number % 250 == 0:
+            middle = entries[700]
+            assert queue.before(middle.arrived_s, middle.number).entries == pytest.approx(700, abs=60)
+
+
+def test_who_comes_last_has_all_before_it_exactly():
+    queue, entries = filled(1_000)
+    for entry in entries[:333]:
+        queue.leave(entry)
+    assert queue.before(1_000.0, LAST) == Ahead(667, 6_670.0)
+    for entry in entries[333:]:
+        queue.leave(entry)
+    queue.join(5.0, entries[5])  # what had joined before it was empty does not count
+    assert queue.before(6.0, LAST) == Ahead(1, 10.0)
+
+
 def test_before_in_an_empty_queue():
     assert EntryQueue().before(1.0, 1) == Ahead(0, 0.0)
