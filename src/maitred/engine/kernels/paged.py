@@ -14,11 +14,9 @@ import math
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import carray
 
-from maitred.engine.compiled import FAST
 from maitred.engine.kernels.job import (
     COUNT,
     INT8,
@@ -32,58 +30,12 @@ from maitred.engine.kernels.job import (
     numbers,
     take,
 )  # fmt: skip
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, float_of_bits, narrowed, scale_strip
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, narrowed, scale_strip, softmax_strips
 
 _LEAST = np.float32(1e-30)
 """What is smaller is rounded to zero, not divided by."""
 
 Array = np.ndarray[Any, Any]
-
-_LOG2_E = np.float32(1.4426950408889634)
-_LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-
-
-@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
-def exponential(x: np.float32) -> np.float32:
-    """e**x for x <= 0 in fp32, in operations that vectorise.
-
-    x = n ln 2 + r; a polynomial gives e**r, and n goes into the exponent's bits (Cephes' expf, Moshier, 1992).
-    """
-    x = max(x, np.float32(-87.0))
-    n = np.float32(math.floor(x * _LOG2_E + np.float32(0.5)))
-    r = x - n * _LN_2_HIGH - n * _LN_2_LOW
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
-    power: np.float32 = float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
-    return p * power
-
-
-@numba.njit(fastmath=set(FAST), inline="always")  # type: ignore[untyped-decorator]
-def _softmax(scores: Array, count: int, scale: np.float32) -> None:
-    """Turns `count` scores into probabilities in place and zeroes the rest.
-
-    Inlined, because a function that is called exists twice, compiled by itself and with its caller, and adds up in
-    another order there: the process that compiles would call the one, and those that load from disk the other.
-    """
-    highest = np.float32(-np.inf)
-    for t in range(count):
-        highest = max(highest, scores[t])
-    total = np.float32(0.0)
-    for t in range(count):
-        weight = exponential((scores[t] - highest) * scale)
-        scores[t] = weight
-        total += weight
-    share = np.float32(1.0) / total
-    for t in range(count):
-        scores[t] *= share
-    for t in range(count, len(scores)):
-        scores[t] = np.float32(0.0)
-
 
 RUN_FIELDS = 4
 """Of a run, int64: its block table, its first row in the step, its rows, tokens that its first row attends to."""
@@ -204,7 +156,7 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
                             for t in range(0, block_tokens, key_lanes):
                                 place = row * width + b * block_tokens + t
                                 scale_strip(flat_scores, place, key_scales, scales_at + t, key_lanes)
-                    _softmax(scores[row, :padded], length + (row // group) % rows, scale)
+                    softmax_strips(flat_scores, row * width, padded, length + (row // group) % rows, scale, key_lanes)
                     if scaled:
                         for b in range(blocks):
                             scales_at = (tables[table + b] * kv_heads + row // (rows * group)) * block_tokens

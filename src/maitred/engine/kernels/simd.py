@@ -9,14 +9,26 @@ query heads that share it, and all sums kept in registers.
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 4
+EDITION = 5
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
+
+_LOG2_E = float(np.float32(1.4426950408889634))
+_LN_2_HIGH, _LN_2_LOW = float(np.float32(0.693359375)), float(np.float32(-2.12194440e-4))
+_POLYNOMIAL = tuple(
+    float(np.float32(coefficient))
+    for coefficient in (
+        1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+    )
+)  # fmt: skip
+"""Of e**r - 1 - r over r**2, highest power first."""
 
 _FLOAT = ir.FloatType()
 _INT8 = ir.IntType(8)
@@ -108,6 +120,82 @@ def scale_strip(typing_context: Any, numbers: Any, at: Any, scales: Any, scales_
     return types.void(numbers, types.intp, scales, types.intp, lanes), generate
 
 
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count: Any, scale: Any, lanes: Any) -> Any:
+    """Turns `count` scores, times `scale`, into probabilities in place, and zeroes those behind them up to `padded`.
+
+    `scores` is flat fp32, `padded` a multiple of the constant `lanes`. A lane adds up every ``lanes``-th number, and
+    zeros change no sum: so what comes out depends on the scores alone, and not on how much lies behind them.
+    """
+    if not isinstance(lanes, types.IntegerLiteral):
+        return None
+    width = lanes.literal_value
+    vector, ints = ir.VectorType(_FLOAT, width), ir.VectorType(_INT32, width)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(context, builder, scores, arguments[0], arguments[1])
+        strips = builder.udiv(arguments[2], _INT64(width))
+        count = _splat(builder, builder.trunc(arguments[3], _INT32), ints)
+        scale = _splat(builder, arguments[4], vector)
+        lowest, zero = ir.Constant(vector, [float("-inf")] * width), ir.Constant(vector, [0.0] * width)
+
+        def strip(index: Any) -> tuple[Any, Any]:
+            first = builder.mul(index, _INT64(width))
+            numbers = builder.add(
+                _splat(builder, builder.trunc(first, _INT32), ints), ir.Constant(ints, list(range(width)))
+            )
+            strip_at = builder.bitcast(builder.gep(place, [first]), vector.as_pointer())
+            return strip_at, builder.icmp_signed("<", numbers, count)
+
+        def over_strips(start: Any, step: Callable[[Any, Any, Any], Any]) -> Any:
+            """Folds the strips into a vector, each by its address, which of its numbers count, and what was before."""
+            folded = cgutils.alloca_once_value(builder, start)
+            builder.store(start, folded)
+            with cgutils.for_range(builder, strips) as loop:
+                builder.store(step(*strip(loop.index), builder.load(folded)), folded)
+            return builder.load(folded)
+
+        def larger(one: Any, other: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", one, other), one, other)
+
+        def look(strip_at: Any, counts: Any, highest: Any) -> Any:
+            return larger(builder.select(counts, builder.load(strip_at, align=4), lowest), highest)
+
+        highest = _across(builder, over_strips(lowest, look), larger)
+
+        def weigh(strip_at: Any, counts: Any, total: Any) -> Any:
+            below = builder.fmul(builder.fsub(builder.load(strip_at, align=4), highest), scale)
+            weight = builder.select(counts, _exponential(builder, below), zero)
+            builder.store(weight, strip_at, align=4)
+            return builder.fadd(total, weight)
+
+        total = _across(builder, over_strips(zero, weigh), builder.fadd)
+        share = builder.fdiv(ir.Constant(vector, [1.0] * width), total)
+
+        def divide(strip_at: Any, counts: Any, unused: Any) -> Any:
+            builder.store(builder.fmul(builder.load(strip_at, align=4), share), strip_at, align=4)
+            return unused
+
+        over_strips(zero, divide)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, types.intp, types.intp, types.float32, lanes), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exponential(typing_context: Any, x: Any) -> Any:
+    """e**x for x <= 0 in fp32, in operations that vectorise.
+
+    x = n ln 2 + r, ln 2 in two parts; a polynomial gives e**r, and n goes into the exponent's bits (Cephes' expf,
+    Moshier, 1992).
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _exponential(builder, arguments[0])
+
+    return types.float32(types.float32), generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
     """The fp32 number that an int32 spells."""
@@ -157,3 +245,39 @@ def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
     return builder.shuffle_vector(
         first, undefined, ir.Constant(ir.VectorType(_INT32, vector.count), [0] * vector.count)
     )
+
+
+def _across(builder: Any, numbers: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """All lanes joined, in every lane."""
+    width = numbers.type.count
+    while width > 1:
+        width //= 2
+        order = ir.Constant(ir.VectorType(_INT32, numbers.type.count), [i ^ width for i in range(numbers.type.count)])
+        numbers = join(numbers, builder.shuffle_vector(numbers, numbers, order))
+    return numbers
+
+
+def _exponential(builder: Any, x: Any) -> Any:
+    """See `exponential`; of a number or of a vector, each operation as it is written."""
+    kind = x.type
+    lanes = kind.count if isinstance(kind, ir.VectorType) else 0
+    whole = ir.VectorType(_INT32, lanes) if lanes else _INT32
+    suffix = f"v{lanes}f32" if lanes else "f32"
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{suffix}")
+    floor = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.floor.{suffix}")
+
+    def all_(number: float, of: Any = kind) -> Any:
+        return ir.Constant(of, [number] * lanes if lanes else number)
+
+    def times(factor: Any, other: Any, addend: Any) -> Any:
+        return builder.call(fma, [factor, other, addend])
+
+    x = builder.select(builder.fcmp_unordered("<", x, all_(-87.0)), all_(-87.0), x)
+    n = builder.call(floor, [times(x, all_(_LOG2_E), all_(0.5))])
+    r = times(n, all_(-_LN_2_LOW), times(n, all_(-_LN_2_HIGH), x))
+    p = all_(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        p = times(p, r, all_(coefficient))
+    p = builder.fadd(times(builder.fmul(p, r), r, r), all_(1.0))
+    power = builder.shl(builder.add(builder.fptosi(n, whole), all_(127, whole)), all_(23, whole))
+    return builder.fmul(p, builder.bitcast(power, kind))
