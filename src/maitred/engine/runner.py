@@ -64,7 +64,9 @@ class ModelRunner:
                 self._begin(chunk.sequence)
         sampling = plan.sampling
         # An answer that can begin in one way only is not sampled, though its prompt is computed.
-        forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
+        forced: dict[int, list[int]] = {}
+        if self._constraints.active:
+            forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
         drawn = [chunk for chunk in sampling if chunk.sequence.key not in forced] if forced else sampling
         keys: list[int] = []
         positions: list[int] = []
@@ -158,7 +160,7 @@ class ModelRunner:
         if len(singles) < len(plan.decodes):
             longer = [chunk for chunk in plan.decodes if chunk.length > 1 or chunk.drafts] + longer
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
-        starts = np.fromiter((chunk.start for chunk in singles), dtype=np.int64, count=len(singles))
+        starts = np.array([chunk.start for chunk in singles], np.int64)
         tables = self._lanes.tables(singles)
         newest = tables[np.arange(len(singles)), starts // self._block_tokens].astype(np.int64)
         positions, slots = [starts], [self._slots(newest, starts)]
@@ -179,14 +181,14 @@ class ModelRunner:
             row = last_row[chunk.sequence.key]
             logit_rows += [row + ahead for ahead in chunk.draws] if chunk.drafts else [row]
         return ForwardBatch(
-            token_ids=torch.tensor(tokens),
+            token_ids=torch.from_numpy(np.array(tokens, np.int64)),
             positions=torch.from_numpy(np.concatenate(positions)),
             slots=torch.from_numpy(np.concatenate(slots)),
             num_decodes=len(singles),
             decode_tables=torch.from_numpy(tables),
             decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
             chunks=chunks,
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            logit_rows=torch.from_numpy(np.array(logit_rows, np.int64)),
         )
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -112,6 +112,11 @@ class Constraints:
         words = [suppositions[row].words[-1] for row in rows]
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows]).result()
 
+    @property
+    def active(self) -> bool:
+        """Whether any sequence is constrained."""
+        return bool(self._words_of)
+
     def opening(self, key: int) -> list[int]:
         """The tokens that must come next, before the sequence is sampled for the first time since `add`."""
         word = self._words_of.get(key)

@@ -65,8 +65,8 @@ class CPUAttention:
             self._scratch = torch.empty(2 * own * self.threads, dtype=torch.uint8)
         step[:] = [
             *(len(batch.positions), len(runs), int(rows @ length) + int(rows @ (rows - 1)) // 2),
-            *(batch.positions.data_ptr(), batch.slots.data_ptr(), tables.ctypes.data, tables.shape[1]),
-            *(runs.ctypes.data, self._scratch.data_ptr(), own),
+            *(batch.positions.data_ptr(), batch.slots.data_ptr(), _address(tables), tables.shape[1]),
+            *(_address(runs), self._scratch.data_ptr(), own),
         ]
         return CPUPlan(batch, tables, runs)
 
@@ -152,3 +152,9 @@ def _runs(batch: ForwardBatch) -> Array:
     if of_chunks:
         runs[decodes:] = of_chunks
     return runs
+
+
+def _address(array: Array) -> int:
+    """Where it is; `ndarray.ctypes` would make an object of five for it."""
+    address: int = array.__array_interface__["data"][0]
+    return address
