@@ -6,6 +6,7 @@ the size of the converted weights.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,14 @@ class Weights:
     layers: list[LayerWeights]
     final_norm: Tensor
     head: Linear
+
+    @property
+    def forms(self) -> dict[str, int]:
+        """How many products are computed in which form; see `maitred.engine.kernels.linear.KINDS`."""
+        of_layers = (
+            part for layer in self.layers for part in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+        )
+        return dict(Counter(product.kind for product in (*of_layers, self.head)))
 
 
 def load_weights(

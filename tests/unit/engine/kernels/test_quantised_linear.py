@@ -6,15 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.engine.kernels.linear import KINDS, QuantisedLinear, make_linear
+from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot, processor_features
 from maitred.engine.kernels.linear.job import product
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS
 
-SCHEMES = [(8, False), (8, True), (4, False), (4, True)]
+SCHEMES = [(8, False), (8, True), (4, False), (4, True), (32, True)]
+needs_avx2 = pytest.mark.skipif("avx2" not in processor_features(), reason="has no AVX2")
 outputs_and_inputs = st.tuples(st.integers(1, 200), st.integers(1, 150))
 
 
 def rounded_weight(weight: torch.Tensor, bits: int) -> torch.Tensor:
     """What a weight is after rounding, in plain torch."""
+    if bits == 32:
+        return weight
     if bits == 8:
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
         return (weight / scale.clamp(min=1e-38)).round() * scale
@@ -79,11 +83,30 @@ def test_is_the_same_after_it_was_taken_apart(bits, real):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_processor_without_vnni_computes_the_same(bits, monkeypatch):
-    linear, rows = QuantisedLinear(torch.randn(70, 90), bits=bits, real=False), torch.randn(7, 90)
-    expected = linear(rows)
-    monkeypatch.setattr(linear, "_product", product(bits, real=False, native=False))
-    assert torch.equal(linear(rows), expected)
+@pytest.mark.parametrize("dot", [PLAIN, pytest.param(PAIRS, marks=needs_avx2)])
+def test_a_lesser_processor_computes_the_same(bits, dot, monkeypatch):
+    """The widest numbers included: no way may saturate where another does not."""
+    linear, rows = QuantisedLinear(torch.randn(150, 90), bits=bits, real=False), torch.randn(13, 90)
+    extremes = QuantisedLinear(torch.where(torch.randn(150, 90) > 0, 1.0, -1.0), bits=bits, real=False)
+    ones = torch.where(torch.randn(13, 90) > 0, 1.0, -1.0)
+    expected = [linear(rows), extremes(ones)]
+    for each in (linear, extremes):
+        monkeypatch.setattr(each, "_product", product(bits, real=False, dot=dot))
+    assert torch.equal(linear(rows), expected[0])
+    assert torch.equal(extremes(ones), expected[1])
+
+
+def test_a_processor_gets_the_best_that_it_has():
+    assert best_dot(frozenset({"avx2", "avx512f", "avx512vnni"})) == VNNI
+    assert best_dot(frozenset({"avx2", "avx512f"})) == PAIRS
+    assert best_dot(frozenset({"neon"})) == PLAIN
+
+
+def test_features_are_those_that_machine_code_may_use(monkeypatch):
+    monkeypatch.setattr("numba.core.config.CPU_FEATURES", None)
+    assert processor_features()
+    monkeypatch.setattr("numba.core.config.CPU_FEATURES", "+avx2,-avx512f,+fma")
+    assert processor_features() == {"avx2", "fma"}
 
 
 def test_zeros_stay_zeros_and_what_is_no_number_stays_none():

@@ -5,13 +5,17 @@ from torch import Tensor
 
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear.form import Linear, PlainLinear, Unchanged
-from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack
+from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack, keeps_rows_apart
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
+from maitred.engine.kernels.linear.tiled import TiledLinear
 from maitred.engine.kernels.linear.torchao_linear import make_torchao_linear
 
-__all__ = ["KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "Unchanged", "make_linear"]
+__all__ = [
+    "KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "TiledLinear", "Unchanged", "make_linear",
+]  # fmt: skip
 
-KINDS: dict[str, type[Linear]] = {form.kind: form for form in (PlainLinear, PackedLinear, QuantisedLinear, Unchanged)}
+_FORMS: tuple[type[Linear], ...] = (PlainLinear, PackedLinear, QuantisedLinear, TiledLinear, Unchanged)
+KINDS: dict[str, type[Linear]] = {form.kind: form for form in _FORMS}
 """Every form by its name: what was taken apart is put together with ``KINDS[kind].of(tensors)``."""
 
 
@@ -19,6 +23,10 @@ def make_linear(
     weight: Tensor, bias: Tensor | None = None, scheme: Quantization = "none", *, accelerated: bool = False
 ) -> Linear:
     """The fastest product for this weight ``[out, in]``, its type and its device.
+
+    On a CPU, of those that compute a row the same whatever rows are beside it: an answer that is continued, on this
+    engine or another, would not be the same one otherwise. That much depends on the processor alone, so engines on
+    equal ones choose alike.
 
     Args:
         weight: fp32 on a CPU if it is to be rounded there.
@@ -30,8 +38,10 @@ def make_linear(
         return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
     if scheme != "none":
         return QuantisedLinear(weight, bias, bits=4 if scheme.startswith("int4") else 8, real="weight_only" in scheme)
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and can_pack():
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return PlainLinear(weight, bias)
+    if can_pack():
         packed = PackedLinear(weight, bias)
-        if agrees(packed, weight, bias):
+        if keeps_rows_apart(packed, *weight.shape) and agrees(packed, weight, bias):
             return packed
-    return PlainLinear(weight, bias)
+    return TiledLinear(weight, bias)

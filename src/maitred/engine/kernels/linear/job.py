@@ -3,11 +3,11 @@
 from functools import cache
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from numba import carray
 
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, int8s, ints, take
+from maitred.engine.kernels.linear.dots import best_dot, processor_features
 from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, integer_tile, real_tile
 from maitred.engine.kernels.simd import float_of_bits
 
@@ -25,16 +25,15 @@ _ALL = COUNT + 1 + len(FIELDS)
 
 
 @cache
-def product(bits: int, *, real: bool, native: bool | None = None) -> Entry:
+def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
     """The product of rows with weights of so many bits.
 
     Args:
-        bits: 8 or 4.
+        bits: 8 or 4; or 32 if rows are fp32.
         real: Rows are fp32; otherwise they are what `quantise_rows` makes of them.
-        native: Whether to use VNNI; as the processor has it unless given.
+        dot: How bytes are multiplied; as is fastest on the processor unless given.
     """
-    has_it = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
-    vnni = int(has_it if native is None else native)
+    way = best_dot(processor_features()) if dot is None else dot
     edition, most, panel_outputs = EDITION, MOST_ROWS, PANEL
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -62,7 +61,7 @@ def product(bits: int, *, real: bool, native: bool | None = None) -> Entry:
                         integer_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
-                            steps, bits, vnni,
+                            steps, bits, way,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

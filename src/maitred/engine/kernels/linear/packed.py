@@ -34,6 +34,9 @@ _LAYOUT_ROWS = 512
 _WORTH_SHARING_OUTPUTS = 256
 _ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 162
 """MKL's own numbers (``mkl_cblas.h``)."""
+_TRIED_ROWS = (1, 2, 3, 5, 8, 31, 33, 70)
+_APART: dict[tuple[int, int, int], bool] = {}
+"""Outputs, inputs and threads -> whether rows are computed independently of each other."""
 _PLACE_BYTES = 1 << 21
 """Where in its memory MKL puts the weight depends on the address: the same again only at multiples of this."""
 
@@ -182,6 +185,21 @@ def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
         if not torch.allclose(packed(rows), plain(rows), atol=1e-3, rtol=1e-3):
             return False
     return True
+
+
+def keeps_rows_apart(packed: Linear, outputs: int, inputs: int) -> bool:
+    """Whether a row's result is the same, to the last bit, whatever rows are computed beside it.
+
+    MKL promises nothing of the kind. With AVX-512 it is so; with AVX2, rows were seen to differ in products with many
+    inputs, and with less in nearly all (``docs/design/0021-bake-off.md``). It goes by the shape and not by the numbers,
+    so each shape is tried once.
+    """
+    shape = outputs, inputs, torch.get_num_threads()
+    if shape not in _APART:
+        rows = torch.randn(_TRIED_ROWS[-1], inputs, generator=torch.Generator().manual_seed(0))
+        together = packed(rows)
+        _APART[shape] = all(torch.equal(packed(rows[:count]), together[:count]) for count in _TRIED_ROWS)
+    return _APART[shape]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Rounds weights to 8 or 4 bits, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
+"""Rounds weights to 8 or 4 bits, if at all, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
 
 from collections.abc import Iterator
 
@@ -61,6 +61,22 @@ def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.stack((scale, offset), dim=2)
         scales[place] = both.view(-1, PANEL, groups, 2).permute(0, 2, 3, 1)
     return panels, scales
+
+
+def panels_of_32_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight as it is.
+
+    Args:
+        weight: fp32 ``[out, in]``
+
+    Returns:
+        ``[panels, in, VECTORS, LANES]``, and scales of 1 ``[panels, PANEL]``.
+    """
+    inputs = weight.shape[1]
+    panels = torch.empty(_panels(weight), inputs, VECTORS, LANES)
+    for place, part in _parts(weight, inputs):
+        panels[place] = part.view(-1, VECTORS, LANES, inputs).permute(0, 3, 1, 2)
+    return panels, torch.ones(len(panels), PANEL)
 
 
 def _panels(weight: Tensor) -> int:

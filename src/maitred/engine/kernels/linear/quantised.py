@@ -13,7 +13,12 @@ from torch import Tensor
 
 from maitred.engine.kernels.job import Entry
 from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
-from maitred.engine.kernels.linear.panels import GROUP_INPUTS, panels_of_4_bits, panels_of_8_bits
+from maitred.engine.kernels.linear.panels import (
+    GROUP_INPUTS,
+    panels_of_4_bits,
+    panels_of_8_bits,
+    panels_of_32_bits,
+)
 from maitred.engine.kernels.linear.tiles import PANEL
 from maitred.engine.kernels.tape import Tape
 
@@ -22,6 +27,7 @@ _ROWS_WORTH_A_THREAD = 8
 _MOST_PANELS_AT_A_TIME = 8
 _TURNS = 4
 """A thread comes back for more so often, at least: what one is late by, the others make up for."""
+_PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits, 32: panels_of_32_bits}
 _MOST_INPUTS = (1 << 31) // (255 * 127)
 """More products of bytes could overflow a sum of 32 bits."""
 
@@ -35,7 +41,7 @@ class QuantisedLinear:
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
         bias: ``[out]``
-        bits: Of a weight, 8 or 4.
+        bits: Of a weight, 8 or 4; or 32 (see `maitred.engine.kernels.linear.tiled`).
         real: Rows stay fp32. Otherwise each row is rounded to 8 bits with a scale of its own.
     """
 
@@ -45,9 +51,9 @@ class QuantisedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int, real: bool) -> None:
         outputs, inputs = weight.shape
-        if inputs > _MOST_INPUTS:
+        if not real and inputs > _MOST_INPUTS:
             raise ValueError(f"A weight with {inputs} inputs cannot be rounded; {_MOST_INPUTS} are the most.")
-        panels, scales = (panels_of_4_bits if bits == 4 else panels_of_8_bits)(weight)
+        panels, scales = _PANELS[bits](weight)
         padded = torch.zeros(len(panels) * PANEL)
         if bias is not None:
             padded[:outputs] = bias
@@ -57,7 +63,8 @@ class QuantisedLinear:
     def _hold(self, parts: Mapping[str, Tensor]) -> None:
         self._parts = {name: _aligned(part, self.alignment) for name, part in parts.items()}
         outputs, inputs, bits, real = map(int, self._parts["shape"].tolist())
-        per_step, group = (8, GROUP_INPUTS) if bits == 4 else (4, -(-inputs // 4) * 4)
+        per_step = 32 // bits
+        group = GROUP_INPUTS if bits == 4 else -(-inputs // per_step) * per_step
         self._groups = -(-inputs // group)
         self._shape, self._width = (outputs, inputs), self._groups * group
         self._product = product(bits, real=bool(real))

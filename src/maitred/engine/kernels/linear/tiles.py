@@ -2,13 +2,13 @@
 
 A weight is kept in panels of `PANEL` outputs, a panel as steps of 64-byte vectors, 16 outputs to a vector. Of 8-bit
 weights, a step is four consecutive inputs, side by side; of 4-bit weights it is eight, the first four in the lower
-halves of the bytes. So a panel is read from its beginning to its end, each weight is loaded once for all rows of the
-tile, and each input once for all outputs.
+halves of the bytes; of fp32 weights it is one. So a panel is read from its beginning to its end, each weight is loaded
+once for all rows of the tile, and each input once for all outputs.
 
 Rows are either signed bytes, multiplied with the weights' unsigned ones four at a time and added up to 32 bits without
-rounding (``VPDPBUSD`` of AVX-512 VNNI, in Intel's manual), or fp32, multiplied with weights that are converted on the
-way. The order of every sum that rounds is spelled out and is the same for tiles of all heights. So a row's result does
-not depend on the rows beside it, to the last bit.
+rounding (``VPDPBUSD`` of AVX-512 VNNI, or ``VPMADDWD`` on halves of them, in Intel's manual), or fp32, multiplied with
+weights that are converted on the way. The order of every sum that rounds is spelled out and is the same for tiles of
+all heights. So a row's result does not depend on the rows beside it, to the last bit.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
@@ -20,12 +20,14 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from maitred.engine.kernels.linear.dots import PAIRS, VNNI
+
 LANES, VECTORS = 16, 4
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
 MOST_ROWS = 6
 """Rows of a tile whose sums, with a panel's vectors, fit into 32 registers."""
-EDITION = 1
+EDITION = 2
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -51,7 +53,7 @@ def integer_tile(
     groups: Any,
     steps: Any,
     bits: Any,
-    vnni: Any,
+    dot: Any,
 ) -> Any:
     """Computes `height` rows of signed bytes, at most `MOST_ROWS`.
 
@@ -60,16 +62,17 @@ def integer_tile(
         out[r, o] = row_scale[r] * Σ_g (scale[g, o] * Σ_k row[r, k] * weight[o, k] - offset[g, o] * row_sum[r, g])
                     + bias[o]
 
-    All but the constants `bits` and `vnni` are addresses and counts. 8-bit weights have one fp32 scale for each output,
-    and an offset of 128 scales; 4-bit ones have scales, then offsets, in bf16 for each group of `steps` steps.
+    All but the constants `bits` and `dot` (see `maitred.engine.kernels.linear.dots`) are addresses and counts. 8-bit
+    weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then offsets, in
+    bf16 for each group of `steps` steps.
     """
-    narrow, native = bits.literal_value == 4, bool(vnni.literal_value)
+    narrow, way = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, arguments[0], lambda rows: _integer(builder, rows, narrow, native, *arguments[1:13]))
+        _for_each_height(builder, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:13]))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 13, bits, vnni), generate
+    return types.void(*[types.int64] * 13, bits, dot), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -90,12 +93,12 @@ def real_tile(
 ) -> Any:
     """The same for fp32 rows: ``out[r, o] = Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
 
-    Rows must be as long as the groups are, with zeros at the end.
+    Rows must be as long as the groups are, with zeros at the end. Weights may have 32 bits, too, and a scale of 1.
     """
-    narrow = bits.literal_value == 4
+    kind = bits.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, arguments[0], lambda rows: _real(builder, rows, narrow, *arguments[1:11]))
+        _for_each_height(builder, arguments[0], lambda rows: _real(builder, rows, kind, *arguments[1:11]))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 11, bits), generate
@@ -109,10 +112,10 @@ def _for_each_height(builder: Any, height: Any, emit: Callable[[int], None]) -> 
 
 
 def _integer(
-    builder: Any, height: int, narrow: bool, native: bool, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
+    builder: Any, height: int, narrow: bool, way: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
-    tile, dot, quads = _Tile(builder, height), _dot(builder, native), 2 if narrow else 1
+    tile, dot, quads = _Tile(builder, height), _dot(builder, way), 2 if narrow else 1
     totals, sums = tile.zeros(_FLOATS), tile.zeros(_INTS)
     with cgutils.for_range(builder, groups) as group:
 
@@ -152,10 +155,10 @@ def _integer(
 
 
 def _real(
-    builder: Any, height: int, narrow: bool, row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
+    builder: Any, height: int, bits: int, row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
     out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
-    tile, inputs = _Tile(builder, height), 8 if narrow else 4
+    tile, narrow, inputs = _Tile(builder, height), bits == 4, 32 // bits
     sums = tile.zeros(_FLOATS)
     with cgutils.for_range(builder, groups) as group:
         factors = [_scale_and_offset(builder, scales, group.index, v, narrow) for v in range(VECTORS)]
@@ -170,6 +173,8 @@ def _real(
                     if narrow:
                         whole = builder.and_(builder.lshr(vector, _all(8 * (k % 4) + 4 * (k // 4))), _all(15))
                         values.append(tile.fma(builder.sitofp(whole, _FLOATS), scale, builder.fneg(shift)))
+                    elif bits == 32:
+                        values.append(builder.bitcast(vector, _FLOATS))
                     else:
                         whole = builder.and_(builder.lshr(vector, _all(8 * k)), _all(255))
                         values.append(builder.sitofp(builder.sub(whole, _all(128)), _FLOATS))
@@ -250,13 +255,15 @@ def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: boo
     return numbers(v), numbers(VECTORS + v)
 
 
-def _dot(builder: Any, native: bool) -> Callable[[Any, Any, Any], Any]:
+def _dot(builder: Any, way: int) -> Callable[[Any, Any, Any], Any]:
     """``sums + Σ of 4 unsigned bytes times 4 signed ones``, lane by lane."""
-    if native:
+    if way == VNNI:
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_INTS, [_INTS] * 3), "llvm.x86.avx512.vpdpbusd.512"
         )
         return lambda sums, unsigned, signed: builder.call(function, [sums, unsigned, signed])
+    if way == PAIRS:
+        return _pairs(builder)
 
     def bytes_of(vector: Any, right: Callable[..., Any]) -> Iterator[Any]:
         return (right(builder.shl(vector, _all(24 - 8 * byte)), _all(24)) for byte in range(4))
@@ -267,6 +274,36 @@ def _dot(builder: Any, native: bool) -> Callable[[Any, Any, Any], Any]:
         return sums
 
     return emulated
+
+
+def _pairs(builder: Any) -> Callable[[Any, Any, Any], Any]:
+    """The same with products of 16 bits, two of which are added up at a time."""
+    quarter, half = ir.VectorType(_INT, LANES // 2), ir.VectorType(_HALF, LANES)
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(quarter, [half, half]), "llvm.x86.avx2.pmadd.wd"
+    )
+    eight = ir.Constant(ir.VectorType(_HALF, 2 * LANES), [8] * 2 * LANES)
+
+    def multiplied(one: Any, other: Any) -> Any:
+        undefined = ir.Constant(one.type, ir.Undefined)
+        sides = []
+        for first in (0, LANES):
+            part = ir.Constant(ir.VectorType(_INT, LANES), list(range(first, first + LANES)))
+            sides.append(
+                builder.call(function, [builder.shuffle_vector(vector, undefined, part) for vector in (one, other)])
+            )
+        return builder.shuffle_vector(*sides, ir.Constant(_INTS, list(range(LANES))))
+
+    def dot(sums: Any, unsigned: Any, signed: Any) -> Any:
+        halves = ir.VectorType(_HALF, 2 * LANES)
+        even, odd = (builder.and_(vector, _all(0x00FF00FF)) for vector in (unsigned, builder.lshr(unsigned, _all(8))))
+        bytes_ = builder.bitcast(signed, halves)
+        lower, upper = builder.ashr(builder.shl(bytes_, eight), eight), builder.ashr(bytes_, eight)
+        for positive, either in ((even, lower), (odd, upper)):
+            sums = builder.add(sums, multiplied(builder.bitcast(positive, halves), either))
+        return sums
+
+    return dot
 
 
 def _masked_store(builder: Any, count: Any) -> Callable[[Any, Any, int], None]:
