@@ -33,6 +33,8 @@ _LONG_S = 0.02
 _TIMES = 3
 """A step that is short is tried so often, and the one in the middle counts."""
 _SHORT_SHARE = 0.02
+_UNDISTURBED_SHARE = 0.7
+"""Of the time that trials take, in which the process had a processor."""
 
 logger = logging.getLogger("maitred.engine")
 
@@ -127,9 +129,18 @@ def steps_key(folder: Path, precision: str, device: str, bounds: Bounds) -> str:
 
 
 def known_steps(
-    notes: Notes[list[TimedStep]], key: str, runner_of: Callable[[int], Runner], layers: int, bounds: Bounds
+    notes: Notes[list[TimedStep]],
+    key: str,
+    runner_of: Callable[[int], Runner],
+    layers: int,
+    bounds: Bounds,
+    *,
+    now_s: Callable[[], float] = time.perf_counter,
+    used_s: Callable[[], float] = time.process_time,
 ) -> list[TimedStep]:
     """What was noted when this model was started here before; otherwise tried now, and noted.
+
+    What was measured while other work had the processor is better than nothing now, but not for all later starts.
 
     Args:
         notes: Where.
@@ -137,16 +148,22 @@ def known_steps(
         runner_of: Computes plans with so many layers of the model.
         layers: That it has.
         bounds: What steps can be.
+        now_s: A clock.
+        used_s: The processor time of this process.
     """
     noted = notes.read(key)
     if noted is not None and all(seconds > 0 for _, seconds in noted):
         return noted
-    began_s = time.perf_counter()
-    steps = try_steps(runner_of, layers, bounds)
-    notes.write(key, steps)
+    began_s, used_before_s = now_s(), used_s()
+    steps = try_steps(runner_of, layers, bounds, now_s=now_s)
+    took_s = now_s() - began_s
+    disturbed = used_s() - used_before_s < _UNDISTURBED_SHARE * took_s
+    if not disturbed:
+        notes.write(key, steps)
     logger.info(
-        "%d made-up steps were timed in %.2f s, so that the first requests can be told how long they take: %s",
-        *(len(steps), time.perf_counter() - began_s, _told(steps)),
+        "%d made-up steps were timed in %.2f s, so that the first requests can be told how long they take: %s%s",
+        *(len(steps), took_s, _told(steps)),
+        ". Other work had the processor meanwhile, so the next start tries again" if disturbed else "",
     )
     return steps
 

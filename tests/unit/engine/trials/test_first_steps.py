@@ -11,6 +11,7 @@ from maitred.core.ports import StepTimes, pairs_of
 from maitred.engine.config import EngineConfig
 from maitred.engine.process import build
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
+from maitred.engine.trials import first_steps
 from maitred.engine.trials.first_steps import TRIALS, Bounds, Trial, known_steps, steps_key, try_steps
 from maitred.engine.trials.notes import Notes
 from maitred.engine.weights_cache.config import WeightsCacheConfig
@@ -57,6 +58,11 @@ class Runner:
 
 def tried(machine, bounds=BOUNDS, layers=LAYERS, most_s=1.0):
     return try_steps(machine.of, layers, bounds, most_s=most_s, now_s=lambda: machine.now_s)
+
+
+def known(notes, machine, key="key", share=1.0):
+    clocks = {"now_s": lambda: machine.now_s, "used_s": lambda: share * machine.now_s}
+    return known_steps(notes, key, machine.of, LAYERS, BOUNDS, **clocks)
 
 
 def predicted(steps):
@@ -131,20 +137,29 @@ def test_blocks_of_a_trial():
 def test_what_was_noted_is_not_tried_again(tmp_path, caplog):
     notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
     with caplog.at_level(logging.INFO):
-        steps = known_steps(notes, "key", machine.of, LAYERS, BOUNDS)
+        steps = known(notes, machine)
     assert "made-up steps were timed" in caplog.text
     ran = len(machine.plans)
-    assert known_steps(notes, "key", machine.of, LAYERS, BOUNDS) == steps
+    assert known(notes, machine) == steps
     assert len(machine.plans) == ran
-    known_steps(notes, "another", machine.of, LAYERS, BOUNDS)
+    known(notes, machine, "another")
     assert len(machine.plans) > ran
+
+
+def test_what_was_measured_beside_other_work_is_used_and_not_kept(tmp_path, caplog):
+    notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
+    with caplog.at_level(logging.INFO):
+        assert known(notes, machine, share=0.5)
+    assert "the next start tries again" in caplog.text
+    assert notes.read("key") is None
+    assert known(notes, machine, share=0.9) == notes.read("key")
 
 
 @pytest.mark.parametrize("content", [b"[[{}", b'[[{"decodes":1,"context_tokens":32},0.0]]'])
 def test_notes_that_make_no_sense_are_replaced(tmp_path, content):
     notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
     (tmp_path / "key.json").write_bytes(content)
-    steps = known_steps(notes, "key", machine.of, LAYERS, BOUNDS)
+    steps = known(notes, machine)
     assert machine.plans
     assert notes.read("key") == steps
 
@@ -163,7 +178,9 @@ def test_the_key_holds_for_one_model_one_precision_and_one_size(monkeypatch):
     assert len(others) == 4
 
 
-def test_an_engine_knows_its_times_before_the_first_request(tmp_path):
+def test_an_engine_knows_its_times_before_the_first_request(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_steps, "_UNDISTURBED_SHARE", 0.0)  # tests run beside others
+
     def built(bake_off):
         cache = WeightsCacheConfig(folder=str(tmp_path))
         config = EngineConfig(device="cpu", threads=1, kv_memory_bytes=1 << 24, bake_off=bake_off, weights_cache=cache)
