@@ -185,6 +185,7 @@ def build(
     loaded = load()
     load_s = time.perf_counter() - began_s
     sampler = Sampler(loaded.config.vocab_size, device, accelerated=target.accelerated)
+    logger.info("Matrix products: %s", ", ".join(f"{count} {form}" for form, count in loaded.decoder.forms.items()))
     block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
     free_bytes = (
         free_bytes_beside(loaded.decoder, sampler, config, precision.kv_dtype, target)

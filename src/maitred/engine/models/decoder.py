@@ -60,6 +60,11 @@ class Decoder:
         """Whether its steps of decodes can be recorded; see `AttentionBackend`."""
         return self._attention.graphable
 
+    @property
+    def forms(self) -> dict[str, int]:
+        """See `Weights`."""
+        return self._weights.forms
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Computes one step and adds its keys and values to the cache.

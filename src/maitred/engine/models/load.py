@@ -1,6 +1,5 @@
 """From a folder to a model that runs."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.weights import keep_weights
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-
-logger = logging.getLogger("maitred.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ def load_model(
     device = torch.device(device)
     config = ModelConfig.load(folder)
     weights = keep_weights(folder, config, dtype, device, cache, scheme=scheme, accelerated=accelerated)
-    logger.info("Matrix products: %s", ", ".join(f"{count} {form}" for form, count in weights.forms.items()))
     backend: AttentionBackend[Any] = (
         make_attention(config, device, dtype, attention) if accelerated else CPUAttention(config)
     )
