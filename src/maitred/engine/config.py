@@ -64,13 +64,22 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True):
     """Guessing the next tokens of answers, so that one step computes several. Answers stay the same, token by token."""
 
     method: Annotated[
-        Literal["none", "ngram"],
+        Literal["none", "ngram", "draft_model", "auto"],
         Meta(
             description="Who guesses. `ngram` looks up what followed the last time when the text read like this, which "
-            "pays where answers repeat what stands in their prompts or in themselves; guesses are made only while they "
-            "are measured to pay, so never in a full batch."
+            "pays where answers repeat what stands in their prompts or in themselves. `draft_model` has a smaller "
+            "model write ahead. `auto` takes, answer by answer, what of both is expected to bring more. Guesses are "
+            "made only while they are measured to pay, so never in a full batch."
         ),
     ] = "none"
+    draft_model: Annotated[
+        str | None,
+        Meta(
+            description="The smaller model: a folder, or a model on Hugging Face's hub, as in `model.path`. It must "
+            "have the same vocabulary. It runs in the same types of numbers and with the same quantization as the "
+            "model, and its keys and values are part of `kv_memory_bytes`. For the methods `draft_model` and `auto`."
+        ),
+    ] = None
     most_tokens: Annotated[
         int,
         Meta(

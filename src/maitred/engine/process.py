@@ -17,7 +17,7 @@ from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
 from maitred.engine.accelerator import free_bytes_beside, graphed
 from maitred.engine.bed import ModelBed
-from maitred.engine.config import EngineConfig, SpeculationConfig
+from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.engine import Engine
@@ -40,8 +40,7 @@ from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.server import EngineServer, Steps
 from maitred.engine.slumber import Slumber
-from maitred.engine.speculate.ngram import NgramDrafter
-from maitred.engine.speculate.speculator import Speculator
+from maitred.engine.speculate.build import load_draft_model, make_speculator
 from maitred.engine.target import Target, kv_bytes_on_cpu
 from maitred.engine.threads import step_threads
 from maitred.engine.trials.first_steps import Bounds, known_steps, steps_key
@@ -184,9 +183,11 @@ def build(
     began_s = time.perf_counter()
     loaded = load()
     load_s = time.perf_counter() - began_s
+    draft = load_draft_model(model, config, precision, target)
     sampler = Sampler(loaded.config.vocab_size, device, accelerated=target.accelerated)
     logger.info("Matrix products: %s", ", ".join(f"{count} {form}" for form, count in loaded.decoder.forms.items()))
-    block_bytes = KVCache.bytes_per_block(loaded.config, config.block_tokens, precision.kv_dtype)
+    shapes = [loaded.config] if draft is None else [loaded.config, draft.config]
+    block_bytes = sum(KVCache.bytes_per_block(shape, config.block_tokens, precision.kv_dtype) for shape in shapes)
     free_bytes = (
         free_bytes_beside(loaded.decoder, sampler, config, precision.kv_dtype, target)
         if target.accelerated
@@ -194,11 +195,13 @@ def build(
     )
     kv = plan_kv(config, loaded.config, block_bytes=block_bytes, free_bytes=int(free_bytes * config.machine_share))
 
-    def beside_cache(decoder: Decoder) -> tuple[Forward, KVCache]:
-        cache = make_cache(
-            *(decoder.config, kv.blocks, config.block_tokens, precision.kv_dtype, device),
-            accelerated=target.accelerated,
+    def cache_of(shape: ModelConfig) -> KVCache:
+        return make_cache(
+            *(shape, kv.blocks, config.block_tokens, precision.kv_dtype, device), accelerated=target.accelerated
         )
+
+    def beside_cache(decoder: Decoder) -> tuple[Forward, KVCache]:
+        cache = cache_of(decoder.config)
         decoder.warm_up(cache)
         return graphed(decoder, cache, config, kv.context_tokens, target) if target.accelerated else decoder, cache
 
@@ -250,13 +253,22 @@ def build(
         window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
         known_steps=known,
     )
+    clock = SystemClock()
     engine = Engine(
-        *(scheduler, runner, SystemClock()),
+        *(scheduler, runner, clock),
         vocab_size=vocab_size,
         max_choices=config.max_sequences,
         constraints=constraints,
-        speculator=_speculator(config.speculation, constraints),
-        slumber=Slumber(ModelBed(runner, pool, lambda: beside_cache(load().decoder)), SystemClock(), load_s),
+        speculator=make_speculator(
+            config.speculation,
+            draft,
+            None if draft is None else cache_of(draft.config),
+            sampler,
+            constraints,
+            clock,
+            vocab_size,
+        ),
+        slumber=Slumber(ModelBed(runner, pool, lambda: beside_cache(load().decoder)), clock, load_s),
     )
     card = ModelCard(
         name=model.name,
@@ -275,12 +287,6 @@ def build(
 def _step_notes(config: EngineConfig) -> Notes[list[TimedStep]]:
     cache = config.weights_cache
     return Notes(cache_folder(cache) / "steps" if cache.enabled else None, list[TimedStep])
-
-
-def _speculator(config: SpeculationConfig, constraints: Constraints) -> Speculator | None:
-    if config.method == "none":
-        return None
-    return Speculator(NgramDrafter(), config.most_tokens, SystemClock(), constraints=constraints)
 
 
 def _listen(address: UnixAddress | TcpAddress) -> socket.socket:

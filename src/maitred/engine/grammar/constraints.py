@@ -57,6 +57,9 @@ class Constraints:
         self._executor: LLExecutor | None = None
         self.forced_tokens = 0
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._words_of
+
     def add(self, key: int, sampling: SamplingParams, output: Sequence[int]) -> None:
         """Takes a sequence in, when it starts or resumes; one without a grammar is left alone.
 

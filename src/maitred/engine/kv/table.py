@@ -95,6 +95,11 @@ class BlockTable:
                 self._pool.publish(self.blocks[position], self._keys[position])
             self._published = full
 
+    def keys(self, tokens: Sequence[int], count: int) -> list[bytes]:
+        """The keys of the first `count` blocks, which `tokens` fill."""
+        self._extend_keys(tokens, count)
+        return self._keys[:count]
+
     def release(self) -> None:
         """Gives every block back. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)

@@ -80,6 +80,9 @@ class Sampler:
         self._pool = ThreadPoolExecutor(max(self._helpers, 1), thread_name_prefix="sampler")
         self._warm_up()
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows
+
     def add(
         self,
         key: int,
@@ -126,6 +129,8 @@ class Sampler:
         positions: Sequence[int],
         masks: RowMasks | None = None,
         supposed: Mapping[int, Sequence[int]] = _NOTHING,
+        *,
+        scored: bool = True,
     ) -> SampleResult:
         """Chooses one token per row. Which of them count is told by `extend`.
 
@@ -135,6 +140,7 @@ class Sampler:
             positions: Output tokens that each has so far, supposed ones included.
             masks: Which tokens may come, in the rows that may not have any; None: all may.
             supposed: By row: the tokens that it takes for granted behind those that its sequence has.
+            scored: Whether rows that ask for log-probabilities get them.
 
         Raises:
             Bug: A row holds a NaN or +inf, the shapes disagree, or a key is unknown.
@@ -149,7 +155,7 @@ class Sampler:
             )
         layout = self._layout_of(keys)
         logits = logits.to(torch.float32).contiguous()
-        read = None if layout.logprobs is None else layout.logprobs.observe(logits)
+        read = None if layout.logprobs is None or not scored else layout.logprobs.observe(logits)
         if masks is not None:
             masks.apply(logits)
         tokens = layout.draw(logits, positions, supposed)

@@ -1,10 +1,15 @@
 """How often guesses are right, learnt by sequence and by kind of guess."""
 
+from maitred.engine.speculate.guess import WRITTEN
+
 _SHARED_FADE = 0.98
 _OWN_FADE = 0.8
 """Per guess. A text that stops copying is noticed after a few guesses."""
 _CAUTION = 0.75
-"""What holds of other sequences need not hold of a new one: its first guess is put to the test in few rows."""
+"""What holds of other sequences need not hold of a new one: its first guess is put to the test in few rows..."""
+_WRITTEN_RIGHT = 0.8
+"""...but who has chosen a draft model expects it to be right. Before anything is known, so often; what is not written
+cannot be found to be right."""
 _PRIOR_TRIALS = 2.0
 """A sequence begins with what is true of all, which counts as much and fades like the rest."""
 
@@ -48,7 +53,9 @@ class Acceptance:
         """
         shared = self._shared_rate(kind)
         own = self._own.get(sequence, {}).get(kind)
-        return _CAUTION * shared.right / shared.trials if own is None else own.right / own.trials
+        if own is not None:
+            return own.right / own.trials
+        return (1.0 if kind == WRITTEN else _CAUTION) * shared.right / shared.trials
 
     def tested(self, sequence: int, kind: int, guessed: tuple[int, ...], came: list[int]) -> None:
         """Compares a guess with what came in its place.
@@ -75,5 +82,6 @@ class Acceptance:
     def _shared_rate(self, kind: int) -> Rate:
         rate = self._shared.get(kind)
         if rate is None:
-            rate = self._shared[kind] = Rate(_SHARED_FADE, right=1.0, trials=2.0)
+            right = 2 * _WRITTEN_RIGHT if kind == WRITTEN else 1.0
+            rate = self._shared[kind] = Rate(_SHARED_FADE, right=right, trials=2.0)
         return rate

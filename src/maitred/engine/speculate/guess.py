@@ -62,6 +62,10 @@ class Author(Protocol):
         """What one further token of so many sequences takes, with so much context in all; 0: not measured yet."""
         ...
 
+    def follows(self, sequence: Sequence, most: int) -> bool:
+        """Whether it can write so many tokens: neither is the text too long, nor what has to be read of it first."""
+        ...
+
     def write(self, wanted: list[Wanted], room: int) -> None:
         """Writes guesses; of a sequence that it has fallen behind it may write none yet.
 

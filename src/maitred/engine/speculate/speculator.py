@@ -179,11 +179,15 @@ class Speculator:
     def _limit(self, chunk: Chunk) -> int:
         """Drafts that a decode may have at most."""
         sequence = chunk.sequence
-        if not chunk.samples or (self._constraints is None and sequence.sampling.grammar is not None):
+        if not chunk.samples or (sequence.sampling.grammar is not None and not self._knows_place(sequence)):
             return 0
         # The step gives one token beyond the drafts that are right.
         tokens_left = sequence.max_tokens - sequence.output_tokens - 1
         return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
+
+    def _knows_place(self, sequence: Sequence) -> bool:
+        """Of one with a grammar; one that begins or comes back with this step is not there yet."""
+        return self._constraints is not None and sequence.key in self._constraints
 
     def _guess(self, sequence: Sequence, limit: int, written_price: float) -> Guess | None:
         """The next guess; and the last ones are compared with what came, whether they were computed or not."""
@@ -193,10 +197,9 @@ class Speculator:
         guess = None if self._drafter is None else self._drafter.guess(sequence, limit)
         if guess is not None and guess.tokens is not None:
             self._foretell(sequence, guess.kind, guess.tokens)
-        if self._author is None:
+        if self._author is None or not self._author.follows(sequence, limit):
             return guess
-        looked_up = 0.0 if guess is None else self._acceptance.of(key, guess.kind)
-        if self._acceptance.of(key, WRITTEN) - written_price > looked_up:
+        if guess is None or self._acceptance.of(key, WRITTEN) - written_price > self._acceptance.of(key, guess.kind):
             return Guess(WRITTEN, limit, None)
         return guess
 

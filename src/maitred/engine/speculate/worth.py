@@ -25,6 +25,8 @@ _MARGIN = 1.03
 """By so much must drafts be expected to speed a step up."""
 _TRIAL_EVERY, _LONGEST_PATIENCE = 100, 1600
 """Steps in which drafts did not pay, from one trial to the next; the first, and the most after fruitless ones..."""
+_FIRST_TRIAL = 8
+"""Steps, where no row was ever measured beside so many decodes: what the model says of one is then a guess."""
 _TRIAL_PART = 8
 """...and so few rows has a trial, by the decodes. It then costs a part in eight hundred at most."""
 _PLAIN_EVERY = 50
@@ -57,6 +59,8 @@ class Worth:
         self._tried = 0
         """The last step in which drafts paid, or were tried."""
         self._patience = _TRIAL_EVERY
+        self._tested: set[int] = set()
+        """Orders of magnitude of decodes beside which rows were measured."""
         self._busy = 0
         """Steps since there were none."""
 
@@ -87,6 +91,7 @@ class Worth:
         price.tokens = fade * price.tokens + min(_HIGHEST_PRICE * work.drafts, max(_LEAST_PRICE * work.drafts, extra))
         price.rows = fade * price.rows + work.drafts
         price.at = self._steps
+        self._tested.add(order)
 
     def may_pay(self, work: StepWork, most: int, times: StepTimes) -> bool:
         """Whether some rows, up to `most`, would pay if all of them were right; or it is time to try."""
@@ -94,7 +99,7 @@ class Worth:
         for _, rows, price in self._prices_of(work, most, times):
             if decodes + rows > _MARGIN * (decodes + price * rows):
                 return True
-        return self._steps - self._tried >= self._patience
+        return self._due(work)
 
     def rows(
         self, work: StepWork, gains: Sequence[float], times: StepTimes, writing_s: Sequence[float] | None = None
@@ -110,7 +115,7 @@ class Worth:
         best = self._best(work, gains, times, writing_s)
         if best:
             self._patience = _TRIAL_EVERY
-        elif self._steps - self._tried >= self._patience:
+        elif self._due(work):
             best = min(len(gains), max(1, work.decodes // _TRIAL_PART))
             self._tried = self._steps
             self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
@@ -123,6 +128,11 @@ class Worth:
         else:
             self._busy = 0
         return best
+
+    def _due(self, work: StepWork) -> bool:
+        """Whether it is time for a trial."""
+        patience = self._patience if work.decodes.bit_length() in self._tested else _FIRST_TRIAL
+        return self._steps - self._tried >= patience
 
     def _best(self, work: StepWork, gains: Sequence[float], times: StepTimes, writing_s: Sequence[float] | None) -> int:
         decodes = work.decodes

@@ -1,0 +1,186 @@
+"""Guesses by a smaller model with the same vocabulary (Leviathan et al., ICML'23; Chen et al., 2023).
+
+It continues each text token by token, and the model then computes the whole continuation in one step. Its choices
+are made as the model's will be: by the same sampler, with the random bits of the same positions, the same penalties and
+the same masks. So where both models find the same tokens about equally probable, they mostly draw the same one: the
+bits are common random numbers.
+
+The draft model reads only the sequences that it is asked to write for, when it is asked. What it has not read by then,
+a prompt at first, or all that came while the batch was too full for drafts, it reads in pieces, and drafts once it has
+caught up.
+"""
+
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maitred.core.clock import Clock
+from maitred.core.ports import pairs_of
+from maitred.engine.grammar.constraints import Constraints
+from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.scheduler.sequence import Sequence
+from maitred.engine.scheduler.step_times import StepMeter, StepWork
+from maitred.engine.speculate.guess import Wanted
+from maitred.engine.speculate.reading import Reading
+
+_WORTH_READING = 8
+"""Tokens that are read for each that the answer can still have. More would not be made up for."""
+
+
+class _Run(NamedTuple):
+    """Tokens of one sequence that are read."""
+
+    sequence: Sequence
+    start: int
+    tokens: list[int]
+
+
+class DraftModel:
+    """Implements `maitred.engine.speculate.guess.Author`.
+
+    Args:
+        decoder: The smaller model.
+        cache: Its keys and values, of as many blocks as the model's own.
+        sampler: The model's own.
+        constraints: Where sequences stand in their grammars.
+        clock: Tells what a pass takes.
+        vocab_size: Of the model. The smaller one may have fewer columns or more, for such numbers are rounded up.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        constraints: Constraints,
+        clock: Clock,
+        vocab_size: int,
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = sampler
+        self._constraints = constraints
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._reading = Reading(cache.block_tokens)
+        self._meter = StepMeter()
+
+    def pass_s(self, sequences: int, context_tokens: int) -> float:
+        """See `Author`."""
+        return self._meter.times.decoding(sequences, context_tokens)
+
+    def follows(self, sequence: Sequence, most: int) -> bool:
+        """See `Author`."""
+        if sequence.key not in self._sampler:
+            return False  # it begins or comes back with this step
+        tokens = len(sequence.tokens)
+        left = sequence.max_tokens - sequence.output_tokens
+        short_enough = tokens + most <= self._decoder.config.context_tokens
+        return short_enough and tokens - self._reading.place(sequence) <= _WORTH_READING * left
+
+    def write(self, wanted: list[Wanted], room: int) -> None:
+        """See `Author`."""
+        runs, writing = [], []
+        for want in wanted:
+            sequence = want.sequence
+            read = self._reading.place(sequence)
+            unread = sequence.tokens[read : read + room]
+            if unread:
+                room -= len(unread)
+                runs.append(_Run(sequence, read, unread))
+                if read + len(unread) == len(sequence.tokens):
+                    writing.append(want)
+        self._write(runs, writing)
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Author`."""
+        self._reading.forget(sequence)
+
+    def _write(self, runs: list[_Run], writing: list[Wanted]) -> None:
+        ahead: dict[int, list[int]] = {}
+        first = runs
+        while runs:
+            start_s = self._clock.monotonic_s()
+            for run in runs:
+                self._reading.begin(run.sequence, run.start, run.start + len(run.tokens))
+            logits = self._forward(runs, [want.sequence.key for want in writing])
+            chosen = self._choose(logits, writing) if writing else []
+            self._measure(runs, self._clock.monotonic_s() - start_s)
+            runs, further = [], []
+            for want, token in zip(writing, chosen, strict=True):
+                supposition = want.supposition
+                before = len(supposition.tokens)
+                supposition.take(token, want.most)
+                if token in want.sequence.stop_tokens:
+                    supposition.open = False
+                if supposition.open and len(supposition.tokens) < want.length:
+                    place = len(want.sequence.tokens) + before
+                    runs.append(_Run(want.sequence, place, supposition.tokens[before:]))
+                    ahead[want.sequence.key] = supposition.tokens[:]
+                    further.append(want)
+            writing = further
+        for run in first:
+            end = run.start + len(run.tokens)
+            self._reading.done(run.sequence, end, ahead.get(run.sequence.key, []))
+
+    def _choose(self, logits: Tensor, writing: list[Wanted]) -> list[int]:
+        suppositions = [want.supposition for want in writing]
+        keys = [want.sequence.key for want in writing]
+        positions = [want.sequence.output_tokens + len(want.supposition.tokens) for want in writing]
+        masks = self._constraints.masks_behind(suppositions, positions)
+        supposed = {row: supposition.tokens for row, supposition in enumerate(suppositions) if supposition.tokens}
+        return self._sampler.sample(logits, keys, positions, masks, supposed, scored=False).tokens
+
+    def _forward(self, runs: list[_Run], choosing: Items[int]) -> Tensor:
+        """Reads, and returns the logits behind the runs of the sequences that `choosing` names, in its order."""
+        batch = self._batch(runs, choosing)
+        logits = self._decoder.forward(batch, self._cache)
+        missing = self._vocab_size - logits.shape[1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[:, : self._vocab_size]
+
+    def _batch(self, runs: list[_Run], choosing: Items[int]) -> ForwardBatch:
+        """Runs of one token are decodes and come first, as everywhere."""
+        device, block_tokens = self._decoder.device, self._cache.block_tokens
+        singles = [run for run in runs if len(run.tokens) == 1]
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        chunks: list[Chunk] = []
+        last_row: dict[int, int] = {}
+        for run in singles + [run for run in runs if len(run.tokens) > 1]:
+            blocks = run.sequence.table.blocks
+            if len(run.tokens) > 1:
+                chunks.append(Chunk(len(tokens), len(run.tokens), run.start, blocks))
+            own = range(run.start, run.start + len(run.tokens))
+            tokens += run.tokens
+            positions += own
+            slots += [blocks[place // block_tokens] * block_tokens + place % block_tokens for place in own]
+            last_row[run.sequence.key] = len(tokens) - 1
+        width = max([len(run.sequence.table.blocks) for run in singles], default=0)
+        tables = [run.sequence.table.blocks + [0] * (width - len(run.sequence.table.blocks)) for run in singles]
+        known = self._decoder.config.vocab_size - 1
+        return ForwardBatch(
+            token_ids=torch.tensor(tokens, device=device).clamp_(max=known),
+            positions=torch.tensor(positions, device=device),
+            slots=torch.tensor(slots, device=device),
+            logit_rows=torch.tensor([last_row[key] for key in choosing], dtype=torch.int64, device=device),
+            num_decodes=len(singles),
+            decode_tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(singles), width),
+            decode_lengths=torch.tensor([run.start + 1 for run in singles], dtype=torch.int32, device=device),
+            chunks=chunks,
+        )
+
+    def _measure(self, runs: list[_Run], seconds: float) -> None:
+        if seconds <= 0:
+            return
+        singles = [run.start + 1 for run in runs if len(run.tokens) == 1]
+        longer = [(run.start, len(run.tokens)) for run in runs if len(run.tokens) > 1]
+        tokens, pairs = sum([length for _, length in longer]), sum([pairs_of(*run) for run in longer])
+        self._meter.record(StepWork(len(singles), sum(singles), len(longer), tokens, pairs), seconds)
