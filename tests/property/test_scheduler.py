@@ -20,6 +20,7 @@ from maitred.core.request import FinishReason, Request, SamplingParams
 from maitred.core.service import ServiceWeights
 from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.swap import Move, SwapSpace
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 from maitred.fairness.line import LineConfig
@@ -30,21 +31,32 @@ VOCABULARY = 8
 
 
 class PaperCache:
-    """Slot -> the tokens up to and including the one whose KV is there."""
+    """Slot -> the scope and the tokens up to and including the one whose KV is there; and what is swapped out."""
 
     def __init__(self) -> None:
-        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.slots: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
+        self.host: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+
+    def move(self, moves: list[Move], block_tokens: int) -> None:
+        for block, slot, out in moves:
+            if out:
+                self.host[slot] = [self.slots[block, offset] for offset in range(block_tokens)]
+            else:
+                for offset, content in enumerate(self.host[slot]):
+                    self.slots[block, offset] = content
 
     def write(self, sequence: Sequence, start: int, end: int, block_tokens: int, drafts: tuple[int, ...] = ()) -> None:
         tokens = [*sequence.tokens[:end], *drafts]
         for position in range(start, len(tokens)):
             block = sequence.table.blocks[position // block_tokens]
-            self.slots[block, position % block_tokens] = tuple(tokens[: position + 1])
+            self.slots[block, position % block_tokens] = sequence.request.cache_scope, tuple(tokens[: position + 1])
 
     def check(self, sequence: Sequence, end: int, block_tokens: int) -> None:
         for position in range(end):
             block = sequence.table.blocks[position // block_tokens]
-            assert self.slots[block, position % block_tokens] == tuple(sequence.tokens[: position + 1])
+            scope, tokens = self.slots[block, position % block_tokens]
+            assert scope == sequence.request.cache_scope
+            assert tokens == tuple(sequence.tokens[: position + 1])
 
 
 def agreement(drafts, tokens):
@@ -63,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         guests=st.integers(0, 3),
         extra_budget=st.integers(0, 12),
         prefix_cache=st.booleans(),
+        swap_slots=st.sampled_from([0, 1, 3, 20]),
         policy=st.sampled_from(["fair", "fair", "fifo", "priority", "deficit"]),
         shares=st.dictionaries(
             st.sampled_from("ab"),
@@ -72,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         | st.just({}),
     )
-    def make(self, block_tokens, blocks, max_sequences, guests, extra_budget, prefix_cache, policy, shares):
+    def make(self, block_tokens, blocks, max_sequences, guests, extra_budget, prefix_cache, swap_slots, policy, shares):
         self.shares = shares
         self.block_tokens = block_tokens
         self.max_sequences = max_sequences
@@ -80,7 +93,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.left_out: dict[int, int] = {}
         self.step_tokens = max_sequences + extra_budget
         self.context = min(blocks * block_tokens, 30)
-        self.pool = BlockPool(blocks)
+        self.swap = SwapSpace(swap_slots) if swap_slots else None
+        self.pool = BlockPool(blocks, self.swap)
         self.scheduler = Scheduler(
             self.pool,
             block_tokens=block_tokens,
@@ -92,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             line=LineConfig(policy=policy),
             kv_shares=shares,
+            block_copy_s=0.0,
         )
         self.now_s = 0.0
         self.charged: dict[Flow, float] = defaultdict(float)
@@ -210,6 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.running <= self.max_sequences + self.scheduler.guests
         assert self.scheduler.guests <= self.guests
         self.draft(plan, data)
+        self.cache.move(plan.moves, self.block_tokens)
         for chunk in plan.chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.sequence.computed
@@ -305,6 +321,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for flow, billed in self.billed.items():
             if not any(sequence.request.flow == flow for sequence in self.live):
                 assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
+        if self.swap is not None:
+            kept = self.swap._slot_of
+            assert sorted([*kept.values(), *self.swap._free]) == list(range(self.swap.total)), (
+                "a slot is lost or shared"
+            )
+            waiting = {s.key for s in self.live if not s.table.blocks}
+            assert all(key in self.swap._wanted for key in kept)
+            assert waiting or not kept, "what nobody waits for is kept"
         counters = self.scheduler.counters
         assert counters.output_tokens == self.produced
         assert counters.finished + counters.cancelled + len(self.live) == self.added
@@ -326,6 +350,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.waiting_prompt_tokens == 0
         assert self.scheduler.patience_s(self.now_s) is None
         assert self.pool.idle == self.pool.total
+        assert self.swap is None or self.swap.free == self.swap.total
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -139,6 +139,10 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Whether its weights and its KV cache are not in memory. A gauge."""
     wakes_in_s: float = 0.0
     """How long waking should take."""
+    swapped_blocks: int = 0
+    """KV blocks of preempted sequences that were copied to the host's memory when others needed their room..."""
+    restored_blocks: int = 0
+    """...and those that were copied back instead of being computed again."""
 
 
 class Hearsay(NamedTuple):

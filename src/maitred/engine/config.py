@@ -137,6 +137,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "bytes"},
         ),
     ] = None
+    swap_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory of the host for KV blocks of preempted sequences. They are copied there when others "
+            "need their room, and back when the sequence goes on, where that is measured to be faster than computing "
+            "them again. 0: they are computed again. Meant for GPUs, whose memory is apart from the host's.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 0
     block_tokens: Annotated[
         int,
         Meta(

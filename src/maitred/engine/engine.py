@@ -310,6 +310,8 @@ class Engine:
             accepted_tokens=counters.accepted_tokens,
             asleep=self._slumber is not None and self._slumber.asleep,
             wakes_in_s=0.0 if self._slumber is None else self._slumber.wakes_in_s,
+            swapped_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.swapped,
+            restored_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.restored,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:

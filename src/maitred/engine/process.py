@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import socket
 import time
 from dataclasses import dataclass
@@ -25,10 +26,12 @@ from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.swap import SwapSpace
 from maitred.engine.lanes import Lanes
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.digest import digest_of
+from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
 from maitred.engine.models.token_major import make_cache
@@ -206,6 +209,8 @@ def build(
         return graphed(decoder, cache, config, kv.context_tokens, target) if target.accelerated else decoder, cache
 
     forward, cache = beside_cache(loaded.decoder)
+    slots = config.swap_bytes // block_bytes
+    host_blocks = HostBlocks(cache, slots) if slots else None
     guests = config.most_guests
     eos = loaded.config.eos_token_ids
     vocab_size = loaded.config.vocab_size
@@ -219,6 +224,7 @@ def build(
             block_tokens=config.block_tokens,
             eos_token_ids=eos,
             constraints=constraints,
+            host_blocks=host_blocks,
         )
 
     runner = runner_of(forward)
@@ -235,7 +241,7 @@ def build(
         key = steps_key(model, str(precision), _device_name(device), bounds)
         layers = 1 if target.accelerated else loaded.config.layers  # what steps are recorded of is tried as a whole
         known = known_steps(_step_notes(config), key, with_layers, layers, bounds)
-    pool = BlockPool(kv.blocks)
+    pool = BlockPool(kv.blocks, SwapSpace(slots) if slots else None)
     scheduler = Scheduler(
         pool,
         block_tokens=config.block_tokens,
@@ -252,6 +258,7 @@ def build(
         kv_shares=config.kv_shares,
         window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
         known_steps=known,
+        block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
     clock = SystemClock()
     engine = Engine(

@@ -12,6 +12,7 @@ from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.lanes import Lanes
 from maitred.engine.models import batch
 from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.plan import Chunk, StepPlan
@@ -37,6 +38,7 @@ class ModelRunner:
         block_tokens: Tokens per block.
         eos_token_ids: How the model ends its turn.
         constraints: Where sequences stand in their grammars.
+        host_blocks: Where preempted sequences' blocks wait; None: nowhere.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ModelRunner:
         block_tokens: int,
         eos_token_ids: tuple[int, ...],
         constraints: Constraints,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         self._model: tuple[Forward, KVCache] | None = decoder, cache
         self._sampler = sampler
@@ -56,6 +59,7 @@ class ModelRunner:
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
         self._constraints = constraints
+        self._host_blocks = host_blocks
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
         """See `maitred.engine.engine.Runner`."""
@@ -81,6 +85,8 @@ class ModelRunner:
         masks = self._constraints.begin(keys, positions)
         assert self._model is not None, "asleep"
         decoder, cache = self._model
+        if self._host_blocks is not None:
+            self._host_blocks.move(cache, plan.moves)
         logits = decoder.forward(self._batch(plan, drawn), cache)
         if not sampling:
             return [], []

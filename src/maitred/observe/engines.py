@@ -81,6 +81,14 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         "Tokens computed again after a preemption, or after another replica that was lost; never billed.",
         lambda state: state.load.recomputed_tokens,
     ),
+    "maitred_engine_swapped_blocks": (
+        "KV blocks of preempted sequences that were copied to the host's memory.",
+        lambda state: state.load.swapped_blocks,
+    ),
+    "maitred_engine_restored_blocks": (
+        "KV blocks that were copied back instead of being computed again.",
+        lambda state: state.load.restored_blocks,
+    ),
     "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
     "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),
     "maitred_engine_wasted_tokens": (

@@ -92,8 +92,10 @@ class _DecodeGraph:
         device = decoder.device
         # One copy a step brings all that a step needs to know. Pinned, the device fetches it by itself.
         self._staged = idle.repeat(size, 1)
+        self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._staged = self._staged.pin_memory()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._inputs = self._staged.to(device)
         self._filled = 0
         self._logits = graph.capture(self._run)
@@ -102,6 +104,8 @@ class _DecodeGraph:
         """The logits that the batch asks for."""
         rows = len(batch.token_ids)
         staged = self._staged
+        if self._copied is not None:
+            self._copied.synchronize()  # a step of which nothing was sampled has not been waited for
         staged[:rows, _TOKEN] = batch.token_ids
         staged[:rows, _POSITION] = batch.positions
         staged[:rows, _SLOT] = batch.slots
@@ -111,6 +115,8 @@ class _DecodeGraph:
         staged[rows : self._filled] = self._idle
         self._filled = rows
         self._inputs.copy_(staged, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
         self._graph.replay()
         wanted = batch.logit_rows
         if torch.equal(wanted, torch.arange(len(wanted))):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from maitred.engine.kv.changes import BlockChanges
+from maitred.engine.kv.swap import SwapSpace
 
 
 class BlockPool:
@@ -18,9 +19,11 @@ class BlockPool:
 
     Args:
         total: Number of blocks (at least 1).
+        swap: Where content goes that is taken back and wanted; None: nowhere.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, swap: SwapSpace | None = None) -> None:
+        self.swap = swap
         self.total = total
         self.evictions = 0
         self._holders = [0] * total
@@ -61,6 +64,8 @@ class BlockPool:
                 self._keys[block] = None
                 self.evictions += 1
                 changed[key] = False
+                if self.swap is not None:
+                    self.swap.evicted(key, block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

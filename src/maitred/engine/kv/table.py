@@ -21,7 +21,7 @@ class BlockTable:
         scope: Prefixes are shared only inside a scope.
     """
 
-    __slots__ = ("_keys", "_pool", "_published", "_root", "block_tokens", "blocks", "capacity_tokens")
+    __slots__ = ("_keys", "_pool", "_published", "_root", "_wanted", "block_tokens", "blocks", "capacity_tokens")
 
     def __init__(self, pool: BlockPool, block_tokens: int, scope: str) -> None:
         self.block_tokens = block_tokens
@@ -34,6 +34,8 @@ class BlockTable:
         """Keys of the full blocks of the sequence's tokens, computed once; they outlive a release."""
         self._published = 0
         """Leading blocks that are already findable."""
+        self._wanted = 0
+        """Leading blocks that the sequence waits to get back; see `SwapSpace`."""
 
     @property
     def shared_blocks(self) -> int:
@@ -62,17 +64,18 @@ class BlockTable:
             How many leading tokens need not be computed; None, holding nothing, when the pool has too few blocks.
         """
         assert not self.blocks
-        reusable = self._cached_prefix(tokens)
+        found = self._cached_prefix(tokens)
+        reusable = [block for block in found if block is not None]
         self._pool.share(reusable)
         missing = self.blocks_for(max(len(tokens), room_tokens)) - len(reusable)
         fresh = self._pool.allocate(missing) if missing + spare <= self._pool.idle else None
         if fresh is None:
             self._pool.free(reusable)
             return None
-        self.blocks = reusable + fresh
+        self.blocks = reusable + fresh if len(reusable) == len(found) else self._restored(found, fresh)
         self.capacity_tokens = len(self.blocks) * self.block_tokens
-        self._published = len(reusable)
-        return len(reusable) * self.block_tokens
+        self._published = len(found)
+        return len(found) * self.block_tokens
 
     def grow(self, tokens: int) -> bool:
         """Makes room for `tokens` in all; False, changing nothing, when the pool has too few blocks."""
@@ -100,6 +103,18 @@ class BlockTable:
         self._extend_keys(tokens, count)
         return self._keys[:count]
 
+    def await_return(self) -> None:
+        """Before a release: what is findable now is wanted again, so it is kept in the host's memory if need be."""
+        if self._pool.swap is not None:
+            self._wanted = self._published
+            self._pool.swap.want(self._keys[: self._wanted])
+
+    def await_no_more(self) -> None:
+        """It is here again, or not needed any more."""
+        if self._pool.swap is not None and self._wanted:
+            self._pool.swap.release(self._keys[: self._wanted])
+            self._wanted = 0
+
     def release(self) -> None:
         """Gives every block back. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)
@@ -117,13 +132,28 @@ class BlockTable:
             start = position * self.block_tokens
             self._keys.append(block_key(parent, tokens[start : start + self.block_tokens]))
 
-    def _cached_prefix(self, tokens: Sequence[int]) -> list[int]:
+    def _restored(self, found: list[int | None], fresh: list[int]) -> list[int]:
+        """The sequence's blocks, where some of what was found has to be copied into fresh ones."""
+        assert self._pool.swap is not None
+        left = iter(fresh)
+        blocks = []
+        for key, block in zip(self._keys, found, strict=False):
+            if block is None:
+                block = next(left)
+                self._pool.swap.restore(key, block)
+                self._pool.publish(block, key)
+            blocks.append(block)
+        return [*blocks, *left]
+
+    def _cached_prefix(self, tokens: Sequence[int]) -> list[int | None]:
+        """The blocks of the longest prefix that need not be computed; None for those in the host's memory."""
         count = (len(tokens) - 1) // self.block_tokens
         self._extend_keys(tokens, count)
-        found: list[int] = []
+        found: list[int | None] = []
+        swap = self._pool.swap
         for key in self._keys[:count]:
             block = self._pool.find(key)
-            if block is None:
+            if block is None and (swap is None or key not in swap):
                 break
             found.append(block)
         return found

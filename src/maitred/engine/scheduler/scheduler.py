@@ -28,6 +28,7 @@ The scheduler is a pure function of what it was told: times are arguments; no ra
 `plan`, computes, and calls `commit`; the rest comes in between.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
@@ -50,6 +51,7 @@ from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import Counters, State
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
+from maitred.engine.scheduler.swapping import Swapping
 from maitred.engine.scheduler.waiting_room import WaitingRoom
 from maitred.fairness.line import Line, LineConfig, make_line
 
@@ -81,6 +83,7 @@ class Scheduler:
         kv_shares: What tenants can count on, and can have, of the blocks.
         window: When a batch may begin.
         known_steps: Steps that were measured before, of this model on this machine.
+        block_copy_s: See `Swapping`.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Scheduler:
         kv_shares: Mapping[str, KVShareConfig] | None = None,
         window: BatchingWindow | None = None,
         known_steps: Iterable[TimedStep] = (),
+        block_copy_s: float = math.inf,
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
@@ -128,7 +132,10 @@ class Scheduler:
         )
         room = WaitingRoom(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
         own_guests = Guests(min(guests, step_tokens - max_sequences))
-        self._state = State(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, own_guests)
+        self._state = State(
+            *(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, own_guests),
+            comes_back=Swapping(block_copy_s, lambda: self._pace.times).pays,
+        )
 
     # --- where things stand ---
 
@@ -279,6 +286,8 @@ class Scheduler:
             now_s=now_s,
         )
         planner.run(hold)
+        if plan and state.pool.swap is not None:
+            plan.moves = state.pool.swap.take_moves()
         return plan
 
     def draft_room(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:

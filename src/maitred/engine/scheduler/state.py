@@ -8,6 +8,7 @@
 Only a running sequence holds blocks. Each move keeps every account of it: the line, the batch, the blocks, the charges.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from maitred.core.request import WaitCause
@@ -51,6 +52,7 @@ class State:
         accounts: What flows are charged.
         residency: What tenants may hold of the blocks.
         guests: Those that run beyond the places.
+        comes_back: Whether what a preempted sequence has computed is worth copying; see `swapping`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class State:
         accounts: Accounts,
         residency: Residency,
         guests: Guests,
+        comes_back: Callable[[Sequence], bool],
     ) -> None:
         self.pool = pool
         self.line = line
@@ -70,6 +73,7 @@ class State:
         self.accounts = accounts
         self.residency = residency
         self.guests = guests
+        self._comes_back = comes_back
         self.counters = Counters()
         self.waits = WaitClock()
         self.paused: dict[int, Sequence] = {}
@@ -84,6 +88,7 @@ class State:
     def admit(self, sequence: Sequence, cached: int, now_s: float) -> None:
         """Runs from now on, with its blocks, of which the prefix cache has filled those of `cached` tokens."""
         self.room.take(sequence, now_s)
+        sequence.table.await_no_more()
         self.residency.hold(sequence.account.flow, sequence.table.blocks)
         sequence.computed = cached
         sequence.plain_until = 0
@@ -131,6 +136,8 @@ class State:
 
     def preempt(self, victim: Sequence, plan: StepPlan, now_s: float) -> None:
         """Gives its blocks back and waits again."""
+        if self._comes_back(victim):
+            victim.table.await_return()
         self._stop(victim)
         victim.preemptions += 1
         victim.displaced = True
@@ -141,6 +148,7 @@ class State:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Leaves wherever it is, and holds nothing."""
+        sequence.table.await_no_more()
         if sequence.table.blocks:
             self._stop(sequence)
             self.line.done(sequence.account.flow)

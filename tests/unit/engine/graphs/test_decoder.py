@@ -148,14 +148,15 @@ def test_an_engine_answers_the_same_on_kernels_of_a_cpu_on_those_of_a_gpu_and_wi
     engine, _ = build(folder, config, target=Target(torch.device("cpu"), accelerated=True))
     assert answers(engine) == expected
     runner = engine._runner
-    cache = runner._cache
-    runner._decoder = GraphedDecoder(
-        runner._decoder._decoder,
+    plain, cache = runner._model
+    replayed = GraphedDecoder(
+        plain._decoder,
         cache,
         sizes=[1, 2, 4, 8, 12],
-        table_width=-(-runner._decoder._decoder.config.context_tokens // cache.block_tokens),
+        table_width=-(-plain._decoder.config.context_tokens // cache.block_tokens),
         make_graph=Rerun,
     )
+    runner.adopt(replayed, cache)
     before = engine.load().steps
     assert answers(engine) == expected
-    assert runner._decoder.replayed > 0.7 * (engine.load().steps - before)
+    assert replayed.replayed > 0.7 * (engine.load().steps - before)

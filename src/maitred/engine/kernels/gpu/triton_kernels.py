@@ -15,6 +15,8 @@ import triton.language as tl
 
 Pointer = Any
 """To the first element of a tensor, which is what a kernel gets for it."""
+Scalar = Any
+"""A number whose type Triton is to choose: told that it is an int, it would not look whether 16 divides it."""
 NOTHING = tl.constexpr(float("-inf"))
 
 
@@ -26,7 +28,7 @@ def rotate_and_store(
     slots: Pointer,
     keys: Pointer,
     values: Pointer,
-    qkv_stride: int,
+    qkv_stride: Scalar,
     HEADS: tl.constexpr,  # noqa: N803 - what Triton compiles for is in capitals, as is its custom
     KV_HEADS: tl.constexpr,  # noqa: N803
     PADDED_HEADS: tl.constexpr,  # noqa: N803
@@ -76,9 +78,9 @@ def attend_tile(
     attended: Pointer,
     sums: Pointer,
     extremes: Pointer,
-    query_stride: int,
-    table_stride: int,
-    scale: float,
+    query_stride: Scalar,
+    table_stride: Scalar,
+    scale: Scalar,
     KV_HEADS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803

@@ -1,0 +1,70 @@
+"""KV blocks in the host's memory: where what preempted sequences had computed waits for them."""
+
+import logging
+import time
+from collections.abc import Iterable
+
+import torch
+
+from maitred.engine.kv.swap import Move
+from maitred.engine.models.kv_cache import KVCache
+
+_TRIED_BLOCKS = 8
+
+logger = logging.getLogger("maitred.engine")
+
+
+class HostBlocks:
+    """Slots, each with room for one block of all layers.
+
+    On a GPU the memory is pinned, so that the device copies by itself, in the order of its stream: a step's kernels
+    wait for the copies before them, and the host for none.
+
+    Args:
+        cache: Whose blocks, or another of the same form.
+        slots: How many there are.
+    """
+
+    def __init__(self, cache: KVCache, slots: int) -> None:
+        self._parts = [torch.zeros((slots, part.shape[0], *part.shape[2:]), dtype=part.dtype) for part in cache.parts]
+        if cache.keys.device.type == "cuda":
+            for kept in self._parts:
+                _pin(kept)
+
+    def move(self, cache: KVCache, moves: Iterable[Move]) -> None:
+        """Copies out and back, one after the other; the order counts."""
+        for block, slot, out in moves:
+            for part, kept in zip(cache.parts, self._parts, strict=True):
+                if out:
+                    kept[slot].copy_(part[:, block], non_blocking=True)
+                else:
+                    part[:, block].copy_(kept[slot], non_blocking=True)
+
+    def seconds_per_block(self, cache: KVCache, block: int) -> float:
+        """What copying a block takes, one way; tried with this block, which keeps what it holds."""
+        device = cache.keys.device
+        slots = min(_TRIED_BLOCKS, len(self._parts[0]))
+        moves = [Move(block, slot, out) for slot in range(slots) for out in (True, False)]
+        for _ in range(2):  # the first time, memory is touched that was never used
+            _wait(device)
+            start_s = time.perf_counter()
+            self.move(cache, moves)
+            _wait(device)
+            seconds = time.perf_counter() - start_s
+        return seconds / len(moves)
+
+
+def _pin(tensor: torch.Tensor) -> None:
+    """Locks the memory in place. Torch's own pinned memory comes in powers of two, which could double a budget."""
+    fault = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    if int(fault):
+        logger.warning(
+            "%d MiB of host memory for swapped KV blocks cannot be pinned, so copies are slower. Raise the limit of "
+            "locked memory (ulimit -l) or lower engine.swap_bytes.",
+            tensor.nbytes >> 20,
+        )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
