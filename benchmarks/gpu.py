@@ -175,7 +175,7 @@ def make_rival(folder: Path, *, most: int) -> Callable[[list[list[int]]], int]:
 def prompts_of(size: int, number: int) -> list[list[int]]:
     """Random prompts, others in every round."""
     generator = torch.Generator().manual_seed(SEED + number)
-    return torch.randint(1000, 100_000, (size, PROMPT_TOKENS), generator=generator).tolist()  # type: ignore[no-any-return]
+    return torch.randint(1000, 100_000, (size, PROMPT_TOKENS), generator=generator).tolist()
 
 
 def rate(run: Callable[[], int]) -> float:

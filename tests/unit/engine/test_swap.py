@@ -34,7 +34,7 @@ def test_answers_are_the_same_and_less_is_computed_twice(tmp_path, target):
     make_model(tmp_path, "llama3")
     expected, plenty = answers(tmp_path, target, kv_memory_bytes=8 << 20)
     assert plenty.preemptions == 0
-    small = {"kv_memory_bytes": 1 << 20, "context_tokens": 128}
+    small = {"kv_memory_bytes": 1 << 20, "context_tokens": 256}
     recomputed, without = answers(tmp_path, target, **small)
     assert without.preemptions > 0
     assert without.recomputed_tokens > 0

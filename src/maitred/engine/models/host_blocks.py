@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -56,7 +57,8 @@ class HostBlocks:
 
 def _pin(tensor: torch.Tensor) -> None:
     """Locks the memory in place. Torch's own pinned memory comes in powers of two, which could double a budget."""
-    fault = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    fault = runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
     if int(fault):
         logger.warning(
             "%d MiB of host memory for swapped KV blocks cannot be pinned, so copies are slower. Raise the limit of "
