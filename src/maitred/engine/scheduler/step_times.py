@@ -22,7 +22,7 @@ from maitred.engine.scheduler.plan import StepPlan
 _MEMORY_STEPS = 200
 _FIT_EVERY = 16
 """Steps from one fit to the next; at first, after every step."""
-_KNOWN_SHARE = 0.2
+_KNOWN_SHARE = 0.05
 _ERRORS = 256
 _FEW_ERRORS = 32
 _FIRST_PREFILL_TOKENS = 64

@@ -33,7 +33,7 @@ _LONG_S = 0.02
 _TIMES = 3
 """A step that is short is tried so often, and the one in the middle counts."""
 _SHORT_SHARE = 0.02
-_UNDISTURBED_SHARE = 0.7
+_UNDISTURBED_SHARE = 0.5
 """Of the time that trials take, in which the process had a processor."""
 
 logger = logging.getLogger("maitred.engine")

@@ -149,10 +149,10 @@ def test_what_was_noted_is_not_tried_again(tmp_path, caplog):
 def test_what_was_measured_beside_other_work_is_used_and_not_kept(tmp_path, caplog):
     notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
     with caplog.at_level(logging.INFO):
-        assert known(notes, machine, share=0.5)
+        assert known(notes, machine, share=0.4)
     assert "the next start tries again" in caplog.text
     assert notes.read("key") is None
-    assert known(notes, machine, share=0.9) == notes.read("key")
+    assert known(notes, machine, share=0.6) == notes.read("key")
 
 
 @pytest.mark.parametrize("content", [b"[[{}", b'[[{"decodes":1,"context_tokens":32},0.0]]'])
