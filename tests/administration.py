@@ -21,6 +21,7 @@ from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.loadables import Loadables
+from maitred.app.pins import Pins
 from maitred.app.replicas import Replicas
 from maitred.app.rollouts import Rollouts
 from maitred.app.sleepers import Sleepers
@@ -178,6 +179,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             rollouts,
             loadables,
             Sleepers(loadables, {}),
+            Pins({}, clock),
             clock,
         )
         listener = bind(config)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.request import FinishReason, Pin, Request, SamplingParams
 from maitred.core.service import ServiceWeights
-from maitred.engine.config import KVShareConfig
+from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import Move, SwapSpace
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -107,7 +107,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             line=LineConfig(policy=policy),
             kv_shares=shares,
             block_copy_s=0.0,
+            pins=PinsConfig(share=0.6, share_each=0.4),
         )
+        self.pinned: dict = {}
+        """Pin -> itself, and what is in its slots."""
         self.now_s = 0.0
         self.charged: dict[Flow, float] = defaultdict(float)
         self.billed: dict[Flow, float] = defaultdict(float)
@@ -146,22 +149,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(PriorityClass),
         deadline_in_s=st.none() | st.integers(0, 20),
         expected=st.none() | st.integers(0, 5),
+        pin=st.none() | st.builds(Pin, st.sampled_from("xy"), st.sampled_from([5.0, 50.0])),
     )
-    def add(self, prompt, max_tokens, n, scope, ignore_eos, min_tokens, org, priority, deadline_in_s, expected):
+    def add(self, prompt, max_tokens, n, scope, ignore_eos, min_tokens, org, priority, deadline_in_s, expected, pin):
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n, ignore_eos=ignore_eos, min_tokens=min_tokens)
         flow = Flow((Share(org, 2.0 if org == "a" else 1.0), Share(str(self.added))), priority)
         request = Request(
-            str(self.added), prompt, sampling, scope, flow, deadline_in_s=deadline_in_s, expected_tokens=expected
+            *(str(self.added), prompt, sampling, scope, flow),
+            deadline_in_s=deadline_in_s,
+            expected_tokens=expected,
+            pin=pin,
         )
         most = self.scheduler._state.residency.most(flow) * self.block_tokens
+        before = self.scheduler.waiting
         if len(prompt) + max_tokens > min(self.context, most):
-            before = self.scheduler.waiting
             with pytest.raises(ValueError, match="exceed the"):
                 self.scheduler.add(request, self.now_s)
             assert self.scheduler.waiting == before
             return
-        self.live += self.scheduler.add(request, self.now_s)
+        try:
+            self.live += self.scheduler.add(request, self.now_s)
+        except ValueError as refusal:
+            assert pin is not None
+            assert "pin" in str(refusal)  # noqa: PT017
+            assert self.scheduler.waiting == before
+            return
         self.added += n
+
+    @rule(scope=st.sampled_from(["", "a"]), name=st.sampled_from("xy"))
+    def unpin(self, scope, name):
+        self.scheduler.pins.release(scope, name)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -308,6 +325,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.live:
             for block in sequence.table.blocks:
                 held[block] = held.get(block, 0) + 1
+        pins = self.scheduler.pins._pins
+        for pin in pins.values():
+            for block in pin.blocks:
+                held[block] = held.get(block, 0) + 1
+        self.check_pinned(pins)
         for block in range(self.pool.total):
             assert self.pool.holders(block) == held.get(block, 0)
         assert self.pool.idle + len(held) == self.pool.total
@@ -316,8 +338,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.busy == (len(self.live) > len(self.paused))
         for tenant, share in self.shares.items():
             own = {b for s in self.live if s.request.flow.path[0].id == tenant for b in s.table.blocks}
-            assert self.scheduler._state.residency.held(tenant) == len(own)
             assert len(own) <= math.ceil(share.ceiling * self.pool.total)
+            own |= {b for pin in pins.values() if pin.flow.path[0].id == tenant for b in pin.blocks}
+            assert self.scheduler._state.residency.held(tenant) == len(own)
         for flow, billed in self.billed.items():
             if not any(sequence.request.flow == flow for sequence in self.live):
                 assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
@@ -333,6 +356,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert counters.output_tokens == self.produced
         assert counters.finished + counters.cancelled + len(self.live) == self.added
 
+    def check_pinned(self, pins):
+        """What is pinned stays as it was, and can be found; and is no more than it may be."""
+        total = self.pool.total
+        for scope in ("", "a"):
+            assert len({b for key, pin in pins.items() if key[0] == scope for b in pin.blocks}) <= 0.4 * total
+        assert self.scheduler.pins.blocks == len({b for pin in pins.values() for b in pin.blocks}) <= 0.6 * total
+        known, self.pinned = self.pinned, {}
+        for key, pin in pins.items():
+            slots = {(b, at): self.cache.slots[b, at] for b in pin.blocks for at in range(self.block_tokens)}
+            before = known.get(key, (None, None))
+            assert before[0] is not pin or before[1] == slots, "a pinned block was written to"
+            assert all(self.pool._keys[block] is not None for block in pin.blocks), "a pinned block cannot be found"
+            self.pinned[key] = pin, slots
+
     def teardown(self):
         if not hasattr(self, "pool"):
             return
@@ -346,6 +383,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.live.remove(sequence)
             steps += 1
             assert steps < 10_000, "the scheduler does not come to an end"
+        self.scheduler.pins.clear()
         assert self.scheduler.promised_blocks == 0
         assert self.scheduler.waiting_prompt_tokens == 0
         assert self.scheduler.patience_s(self.now_s) is None

@@ -9,6 +9,7 @@ import psutil
 from msgspec.structs import replace
 
 from maitred.app.loadables import Loadables
+from maitred.app.pins import Pinnable
 from maitred.app.stores import running
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.clock import Clock
@@ -51,6 +52,12 @@ class LocalModels:
     def loadables(self, clock: Clock) -> Loadables:
         """For the operator."""
         return Loadables(self._residence, clock)
+
+    @property
+    def pinnable(self) -> dict[str, Pinnable]:
+        """For prefixes that stay."""
+        links = {name: {"local": lodger.engine.link} for name, lodger in self.lodgers.items()}
+        return {model.name: Pinnable(model.tokenizer, links[model.name]) for model in self.models}
 
     @property
     def engines(self) -> dict[tuple[str, str], LocalEngine]:

@@ -44,6 +44,7 @@ from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.escalation import open_schemas
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.pins import Pinnable, Pins
 from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas
 from maitred.app.residents import open_local_models
@@ -163,6 +164,12 @@ async def _serve(config: Config, command: Command | None) -> int:
             )
             for name, of_model in posts.items()
         }
+        pinnable = on_demand.pinnable
+        if local is not None:
+            pinnable[local[0].name] = Pinnable(
+                local[0].tokenizer, {replica: engine.link for replica, engine in local[1].items()}
+            )
+        pins = Pins(pinnable, clock)
         loadables = on_demand.loadables(clock)
         sleepers = Sleepers(
             loadables, {} if local is None else {local[0].name: (queues[local[0].name], local[1].values())}
@@ -211,7 +218,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
                 *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
-                *(loadables, sleepers, clock),
+                *(loadables, sleepers, pins, clock),
             ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,

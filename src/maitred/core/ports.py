@@ -135,6 +135,10 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """Guesses at tokens to come that steps have computed, since the engine's start..."""
     accepted_tokens: int = 0
     """...and those of them that were right: tokens of answers that needed no step of their own."""
+    pinned_blocks: int = 0
+    """Blocks that pins hold, so that they are not free. A gauge."""
+    pins_given_up: int = 0
+    """Pins that went before their time, because a request would have waited for ever. A counter."""
     asleep: bool = False
     """Whether its weights and its KV cache are not in memory. A gauge."""
     wakes_in_s: float = 0.0

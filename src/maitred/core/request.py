@@ -89,6 +89,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """What every choice has to be a word of; None: anything."""
 
 
+class Pin(msgspec.Struct, frozen=True, array_like=True):
+    """That the KV of a prompt is to stay in the cache after its answer."""
+
+    name: str
+    """Within its cache scope; one of the same name takes its place."""
+    ttl_s: float
+    """For how long, from when it was computed."""
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One admitted request, as the scheduler and the engine see it."""
 
@@ -112,6 +121,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """To go on with an answer that another replica has begun: each choice that has not ended -> the output that it has.
     Only these run, and only what follows is sent; to sampling, limits and bills the output is output. None: all choices
     from their beginning."""
+    pin: Pin | None = None
+    """To keep its prompt in the KV cache, as far as it fills whole blocks."""
 
     @property
     def begun(self) -> dict[int, list[int]]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.runner import Forward, ModelRunner
+from maitred.engine.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +16,18 @@ class ModelBed:
 
     Attributes:
         runner: Computes with them.
-        pool: Whose blocks lose their contents.
-        load: Reads the model, or maps it, and makes an empty cache of the size that the pool is for.
+        scheduler: Whose blocks lose their contents.
+        load: Reads the model, or maps it, and makes an empty cache of the size that its pool is for.
     """
 
     runner: ModelRunner
-    pool: BlockPool
+    scheduler: Scheduler
     load: Callable[[], tuple[Forward, KVCache]]
 
     def lie_down(self) -> None:
         """See `Bed`."""
         self.runner.drop()
-        self.pool.clear()
+        self.scheduler.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -92,6 +92,17 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True):
     ] = 12
 
 
+class PinsConfig(Struct, frozen=True, kw_only=True):
+    """How much of the KV cache pinned prefixes may hold while no request uses them."""
+
+    share: Annotated[
+        float, Meta(ge=0, le=0.9, description="Part of the KV cache that all pins together may hold; 0: none.")
+    ] = 0.25
+    share_each: Annotated[
+        float, Meta(ge=0, le=0.9, description="Part of it that the pins of one organisation may hold.")
+    ] = 0.1
+
+
 class BatchLineConfig(LineConfig, frozen=True, kw_only=True):
     """Who gets the next free place in the batch.
 
@@ -232,6 +243,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = {}
+    pins: PinsConfig = PinsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     bake_off: Annotated[
         Literal["auto", "off"],

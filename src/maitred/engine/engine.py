@@ -183,6 +183,10 @@ class Engine:
         if self._slumber is not None:
             self._slumber.order(asleep=asleep)
 
+    def unpin(self, scope: str, name: str) -> None:
+        """Lets a prefix go that was pinned. What is unknown or over is ignored."""
+        self._scheduler.pins.release(scope, name)
+
     def step(self) -> dict[Hashable, list[Output]]:
         """Computes one step, and ends what is out of time; the new tokens by owner. Asleep, there are none."""
         self._let_in()
@@ -308,6 +312,8 @@ class Engine:
             forced_tokens=0 if self._constraints is None else self._constraints.forced_tokens,
             drafted_tokens=counters.drafted_tokens,
             accepted_tokens=counters.accepted_tokens,
+            pinned_blocks=scheduler.pins.blocks,
+            pins_given_up=scheduler.pins.given_up,
             asleep=self._slumber is not None and self._slumber.asleep,
             wakes_in_s=0.0 if self._slumber is None else self._slumber.wakes_in_s,
             swapped_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.swapped,

@@ -259,6 +259,7 @@ def build(
         window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
         known_steps=known,
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
+        pins=config.pins,
     )
     clock = SystemClock()
     engine = Engine(
@@ -275,7 +276,7 @@ def build(
             clock,
             vocab_size,
         ),
-        slumber=Slumber(ModelBed(runner, pool, lambda: beside_cache(load().decoder)), clock, load_s),
+        slumber=Slumber(ModelBed(runner, scheduler, lambda: beside_cache(load().decoder)), clock, load_s),
     )
     card = ModelCard(
         name=model.name,

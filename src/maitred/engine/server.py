@@ -37,6 +37,7 @@ from maitred.wire.frames import (
     Rejection,
     Rest,
     Submit,
+    Unpin,
 )
 from maitred.wire.link.credentials import Credentials
 
@@ -74,6 +75,10 @@ class Steps(Protocol):
 
     def rest(self, *, asleep: bool) -> None:
         """Gives its memory back as soon as nothing runs, or has it again. What cannot sleep stays awake."""
+        ...
+
+    def unpin(self, scope: str, name: str) -> None:
+        """Lets a prefix go that was pinned. What is unknown or over is ignored."""
         ...
 
     def step(self) -> Mapping[Hashable, list[Output]]:
@@ -248,6 +253,8 @@ class EngineServer:
                     connection.recounts = True
                 case Rest(asleep):
                     self._engine.rest(asleep=asleep)
+                case Unpin(scope, name):
+                    self._engine.unpin(scope, name)
                 case Ping():
                     pass  # the next report answers it
 

@@ -50,6 +50,10 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         "KV blocks that what runs and waits is still expected to take.",
         lambda state: state.load.promised_blocks,
     ),
+    "maitred_engine_kv_blocks_pinned": (
+        "KV blocks that pinned prefixes hold.",
+        lambda state: state.load.pinned_blocks,
+    ),
     "maitred_engine_kv_blocks_free": (
         "KV blocks that can be allocated now, cached ones that nobody uses included.",
         lambda state: state.load.free_blocks,
@@ -88,6 +92,10 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     "maitred_engine_restored_blocks": (
         "KV blocks that were copied back instead of being computed again.",
         lambda state: state.load.restored_blocks,
+    ),
+    "maitred_engine_pins_given_up": (
+        "Pinned prefixes that went before their time, because a request would have waited for ever.",
+        lambda state: state.load.pins_given_up,
     ),
     "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
     "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),

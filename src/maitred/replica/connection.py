@@ -31,6 +31,7 @@ from maitred.wire.frames import (
     Step,
     Submit,
     ToGateway,
+    Unpin,
     encode_frame,
 )
 from maitred.wire.link.credentials import binding_of
@@ -115,6 +116,10 @@ class EngineConnection(asyncio.Protocol):
     def rest(self, *, asleep: bool) -> None:
         """Tells the engine to sleep as soon as nothing runs, or to wake; `load` says when it has."""
         self._write(encode_frame(Rest(asleep)))
+
+    def unpin(self, scope: str, name: str) -> None:
+        """Lets a prefix go that was pinned."""
+        self._write(encode_frame(Unpin(scope, name)))
 
     def recount(self) -> None:
         """Asks for the whole of the prefix cache: somebody follows it who has not heard of it, or news were missed."""

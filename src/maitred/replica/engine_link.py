@@ -149,6 +149,11 @@ class EngineLink:
         """How long waking should take."""
         return self.load().wakes_in_s
 
+    def unpin(self, scope: str, name: str) -> None:
+        """Lets a prefix go that a request has pinned; an engine that is down holds none."""
+        if self.ready:
+            self._live().unpin(scope, name)
+
     def call(self, *, asleep: bool) -> None:
         """Tells the engine to sleep as soon as nothing runs, or to wake.
 

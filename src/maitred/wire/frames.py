@@ -79,6 +79,18 @@ class Rest(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
     asleep: bool = True
 
 
+class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
+    """Gateway to engine: let a prefix go that a request has pinned.
+
+    Attributes:
+        scope: The request's cache scope.
+        name: The pin's; an unknown one is ignored, for it may be over.
+    """
+
+    scope: str
+    name: str
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Engine to gateway, first of all: who I am and what I can hold."""
 
@@ -125,7 +137,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What has changed in its prefix cache; None: nothing."""
 
 
-ToEngine = Submit | Cancel | Pause | Ping | Recount | Rest
+ToEngine = Submit | Cancel | Pause | Ping | Recount | Rest | Unpin
 ToGateway = Hello | Step
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,6 +5,7 @@ from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.models import LoadableRoutes, Loadables, Sleepers
 from maitred.api.admin.office import Office, Refresh
+from maitred.api.admin.pins import PinRoutes, Pins
 from maitred.api.admin.replicas import ReplicaRoutes, Replicas
 from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
 from maitred.api.admin.tenants import TenantRoutes
@@ -24,6 +25,7 @@ def administration(
     rollouts: Rollouts,
     loadables: Loadables,
     sleepers: Sleepers,
+    pins: Pins,
     clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
@@ -37,6 +39,7 @@ def administration(
         rollouts: New versions of models on trial.
         loadables: The models that are loaded on demand.
         sleepers: The models that can sleep.
+        pins: The prefixes that stay.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -49,4 +52,5 @@ def administration(
         *ReplicaRoutes(office, replicas).routes(),
         *RolloutRoutes(office, rollouts).routes(),
         *LoadableRoutes(office, loadables, sleepers).routes(),
+        *PinRoutes(office, pins).routes(),
     ]

@@ -153,7 +153,7 @@ class Credits:
             self._count(hold, cost)
         # An engine may take fewer for a while than it could, for the sake of the time between tokens.
         taken_now = load.running - load.guests + load.waiting + load.free_sequences
-        self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks)
+        self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks - load.pinned_blocks)
         self._report = Cost(load.free_sequences, load.free_blocks - load.promised_blocks)
         self._guest_places = load.guest_places
         self._takes_guests = self._takes_guests or load.guests + load.guest_places > 0

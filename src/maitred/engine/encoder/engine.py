@@ -139,6 +139,9 @@ class EncoderEngine:
     def rest(self, *, asleep: bool) -> None:
         """It stays awake: an encoder is small."""
 
+    def unpin(self, scope: str, name: str) -> None:
+        """Nothing is kept here."""
+
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
         """There are none: what is taken can be computed."""
         return []

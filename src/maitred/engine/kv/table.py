@@ -115,6 +115,19 @@ class BlockTable:
             self._pool.swap.release(self._keys[: self._wanted])
             self._wanted = 0
 
+    def found(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The blocks that whoever comes with the first `count` blocks of these tokens would find, up to the first gap.
+
+        They need not be those of this sequence: the first block with a key keeps it.
+        """
+        found: list[int] = []
+        for key in self.keys(tokens, count):
+            block = self._pool.find(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
     def release(self) -> None:
         """Gives every block back. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)

@@ -88,6 +88,8 @@ class PromptPlanner:
     def _try(self, head: Sequence) -> None:
         """Admits the head of the line, sets it aside, or finds that nobody can be admitted."""
         refused = self._admit(head)
+        while refused is WaitCause.KV_FULL and self._unpin_for(head):
+            refused = self._admit(head)
         residency = self._state.residency
         if refused is WaitCause.KV_FULL and residency.active:
             if residency.capped(head.account.flow, head.table.blocks_for(head.room_tokens)):
@@ -98,6 +100,13 @@ class PromptPlanner:
                 self._passed.append(head)
                 return
         self._refused = refused
+
+    def _unpin_for(self, head: Sequence) -> bool:
+        """Gives up a pin where waiting would not help: see `Pins`."""
+        state, flow = self._state, head.account.flow
+        if state.residency.capped(flow, head.table.blocks_for(head.room_tokens)) and state.pins.give_up(flow):
+            return True
+        return not len(state.batch) and state.pins.give_up()
 
     def _admit(self, sequence: Sequence) -> WaitCause | None:
         """Takes blocks for all the sequence's tokens, leaving the running ones room for their next block.

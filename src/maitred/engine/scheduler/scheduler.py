@@ -36,7 +36,7 @@ from msgspec import Struct
 from maitred.core.ports import StepTimes
 from maitred.core.request import FinishReason, Request, WaitCause
 from maitred.core.service import ServiceWeights
-from maitred.engine.config import KVShareConfig
+from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.accounts import Accounts
 from maitred.engine.scheduler.batch import Batch
@@ -45,6 +45,7 @@ from maitred.engine.scheduler.decodes import plan_decodes
 from maitred.engine.scheduler.guests import Guests
 from maitred.engine.scheduler.intake import Intake
 from maitred.engine.scheduler.pace import Pace
+from maitred.engine.scheduler.pins import Pins
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.prompts import PromptPlanner, too_late
 from maitred.engine.scheduler.residency import Residency
@@ -84,6 +85,7 @@ class Scheduler:
         window: When a batch may begin.
         known_steps: Steps that were measured before, of this model on this machine.
         block_copy_s: See `Swapping`.
+        pins: What pinned prefixes may hold.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Scheduler:
         window: BatchingWindow | None = None,
         known_steps: Iterable[TimedStep] = (),
         block_copy_s: float = math.inf,
+        pins: PinsConfig = PinsConfig(),  # noqa: B008 - frozen
     ) -> None:
         if step_tokens < max_sequences:
             raise ValueError("step_tokens must be at least max_sequences: a step decodes every running sequence.")
@@ -134,8 +137,10 @@ class Scheduler:
         own_guests = Guests(min(guests, step_tokens - max_sequences))
         self._state = State(
             *(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, own_guests),
+            pins=Pins(pool, residency, pins if prefix_cache else PinsConfig(share=0), block_tokens),
             comes_back=Swapping(block_copy_s, lambda: self._pace.times).pays,
         )
+        self._planned_s = 0.0
 
     # --- where things stand ---
 
@@ -143,6 +148,11 @@ class Scheduler:
     def pool(self) -> BlockPool:
         """The KV blocks."""
         return self._state.pool
+
+    @property
+    def pins(self) -> Pins:
+        """The prefixes that stay."""
+        return self._state.pins
 
     @property
     def counters(self) -> Counters:
@@ -212,7 +222,8 @@ class Scheduler:
         held_s = self._held_s(now_s) if len(state.room) else None
         first = state.deadlines.least()
         due_s = None if first is None or first.deadline_s is None else max(0.0, first.deadline_s - now_s)
-        return min((seconds for seconds in (held_s, due_s) if seconds is not None), default=None)
+        unpin_s = state.pins.ends_in_s(now_s)
+        return min((seconds for seconds in (held_s, due_s, unpin_s) if seconds is not None), default=None)
 
     # --- what comes and goes ---
 
@@ -224,6 +235,7 @@ class Scheduler:
         """
         state = self._state
         sequences = self._intake.sequences(request, now_s)
+        state.pins.check(request)
         for sequence in sequences:
             sequence.account = state.accounts.open(request.flow)
             if sequence.deadline_s is not None:
@@ -265,6 +277,8 @@ class Scheduler:
         """Chooses what the next step computes, and takes the blocks for it; ends what is out of time."""
         state, batch = self._state, self._state.batch
         plan = StepPlan()
+        self._planned_s = now_s
+        state.pins.expire(now_s)
         state.waits.advance(now_s)
         batch.count_skipped(now_s)
         self._end_overdue(plan, now_s)
@@ -320,6 +334,8 @@ class Scheduler:
         further = [(a.sequence, len(a.tokens) - 1) for a in advances[:streaming] if len(a.tokens) > 1]
         further += [(a.sequence, len(a.tokens)) for a in advances[streaming:]]
         state.accounts.charge_outputs(further, left_out)
+        for advance in [advance for advance in advances if advance.sequence.request.pin is not None]:
+            self._pin(advance)
         ended = [advance.sequence for advance in advances if advance.finish is not None]
         for sequence in ended:
             state.end(sequence)
@@ -329,6 +345,18 @@ class Scheduler:
         self.counters.output_tokens += sum([len(advance.tokens) for advance in advances])
         self.counters.finished += len(ended)
         return advances
+
+    def clear(self) -> None:
+        """Forgets all that is in the KV cache, pins included. Only while nothing runs."""
+        self._state.pins.clear()
+        self._state.pool.clear()
+
+    def _pin(self, advance: Advance) -> None:
+        """Keeps a prompt that has just been computed, if its request asks for that."""
+        sequence = advance.sequence
+        if sequence.output_tokens == len(advance.tokens):
+            count = sequence.prompt_tokens // self.block_tokens
+            self._state.pins.hold(sequence.request, sequence.table.found(sequence.tokens, count), self._planned_s)
 
     def measured(self, work: StepWork, seconds: float) -> None:
         """A step took so long, from its plan to the next, with all that a reader waits for between two tokens."""

@@ -16,6 +16,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.accounts import Accounts
 from maitred.engine.scheduler.batch import Batch
 from maitred.engine.scheduler.guests import Guests
+from maitred.engine.scheduler.pins import Pins
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
@@ -52,6 +53,7 @@ class State:
         accounts: What flows are charged.
         residency: What tenants may hold of the blocks.
         guests: Those that run beyond the places.
+        pins: The prefixes that stay.
         comes_back: Whether what a preempted sequence has computed is worth copying; see `swapping`.
     """
 
@@ -64,6 +66,7 @@ class State:
         accounts: Accounts,
         residency: Residency,
         guests: Guests,
+        pins: Pins,
         comes_back: Callable[[Sequence], bool],
     ) -> None:
         self.pool = pool
@@ -73,6 +76,7 @@ class State:
         self.accounts = accounts
         self.residency = residency
         self.guests = guests
+        self.pins = pins
         self._comes_back = comes_back
         self.counters = Counters()
         self.waits = WaitClock()

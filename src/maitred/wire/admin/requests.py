@@ -3,12 +3,13 @@
 In a body that changes something, a field that is left out stays as it is; one that may be null is taken away by null.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import Scope
+from maitred.wire.openai.requests import Message
 
 Time = str | int | float
 """ISO 8601, or seconds since the Unix epoch."""
@@ -219,6 +220,27 @@ class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Annotated[dict[str, int | float | None], Meta(description="Settings of `routing.rollouts.<name>.trial`.")]
         | UnsetType
     ) = UNSET
+
+
+class PinPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prefix that is to stay in the KV caches of a model."""
+
+    model: Annotated[str, Meta(description="Its name, as `/v1/models` writes it; one that maitred's own engines run.")]
+    prompt: Annotated[str | list[int] | None, Meta(description="The text that prompts begin with, or its tokens.")] = (
+        None
+    )
+    messages: Annotated[
+        list[Message] | None, Meta(description="Or the messages that conversations begin with, such as the system's.")
+    ] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description="Of such conversations, as they send them.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="The same.")] = None
+    tenant: Annotated[
+        str | None, Meta(description="The organisation whose requests find it; null: that of the key that asks.")
+    ] = None
+    name: Annotated[
+        str | None, Meta(max_length=128, description="A pin of the same name takes its place; null: none does.")
+    ] = None
+    ttl_s: Annotated[float, Meta(gt=0, le=31_536_000, description="For how long it stays, in seconds.")] = 3600.0
 
 
 class NameModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -343,6 +343,26 @@ class SleeperList(Struct, frozen=True, kw_only=True):
     data: list[SleeperBody]
 
 
+class PinBody(Struct, frozen=True, kw_only=True):
+    """A prefix that stays in the KV caches of a model."""
+
+    object: Literal["pin"] = "pin"
+    id: str
+    model: str
+    tenant: Annotated[str, Meta(description="The organisation whose requests find it.")]
+    name: str
+    tokens: Annotated[int, Meta(description="Of the prefix; what fills no whole block at its end is not kept.")]
+    expires_at: str
+    replicas: Annotated[list[str], Meta(description="Whose engines have computed it, and have not been lost since.")]
+
+
+class PinList(Struct, frozen=True, kw_only=True):
+    """All pinned prefixes of this gateway."""
+
+    object: Literal["list"] = "list"
+    data: list[PinBody]
+
+
 class Deleted(Struct, frozen=True, kw_only=True):
     """That something is gone."""
 

@@ -1,0 +1,74 @@
+"""Routes of pinned prefixes: what stays in the KV caches, and for how long."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.tenancy import Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.requests import PinPrefix
+from maitred.wire.admin.responses import Deleted, PinBody, PinList
+
+PATH = "/admin/v1/pins"
+
+
+class Pins(Protocol):
+    """The prefixes that this gateway has pinned."""
+
+    def all(self) -> Sequence[PinBody]:
+        """Those whose time is not over."""
+        ...
+
+    async def pin(self, wish: PinPrefix, own_organisation: str) -> PinBody:
+        """Has a prefix computed and kept; for the caller's own organisation where the wish names none."""
+        ...
+
+    def unpin(self, id_: str) -> None:
+        """Lets it go; raises ResourceNotFound where there is none of that id."""
+        ...
+
+
+class PinRoutes:
+    """Pinned prefixes.
+
+    Args:
+        office: What the routes share.
+        pins: Those of this gateway.
+    """
+
+    def __init__(self, office: Office, pins: Pins) -> None:
+        self._office = office
+        self._pins = pins
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", PATH, self.list, "Prefixes that are pinned.", returns=PinList, needs=Scope.ADMIN),
+            Route(
+                *("POST", PATH, self.pin, "Computes a prefix and keeps it in the KV caches of a model."),
+                reads=PinPrefix,
+                returns=PinBody,
+                needs=Scope.ADMIN,
+            ),
+            Route(
+                *("DELETE", f"{PATH}/{{id}}", self.unpin, "Lets a pinned prefix go."),
+                returns=Deleted,
+                needs=Scope.ADMIN,
+            ),
+        ]
+
+    async def list(self, call: Call) -> None:
+        """All of them."""
+        await self._office.reply(call, PinList(data=[*self._pins.all()]))
+
+    async def pin(self, call: Call) -> None:
+        """Answers when it has been computed."""
+        wish = decode_body(call.body, PinPrefix)
+        await self._office.reply(call, await self._pins.pin(wish, call.principal.tenants[-1]))
+
+    async def unpin(self, call: Call) -> None:
+        """At once."""
+        self._pins.unpin(call.parameter)
+        await self._office.reply(call, Deleted(id=call.parameter, object="pin"))

@@ -1,0 +1,143 @@
+"""Prefixes that stay: what they may hold, when they go, and that nobody waits for them for ever."""
+
+import pytest
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.request import Pin, Request, SamplingParams
+from maitred.engine.config import KVShareConfig, PinsConfig
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.scheduler.scheduler import Scheduler
+
+BLOCK = 4
+
+
+class Desk:
+    """A scheduler of 20 blocks on a clock of its own."""
+
+    def __init__(self, *, blocks=20, **options):
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(
+            self.pool,
+            block_tokens=BLOCK,
+            max_sequences=4,
+            step_tokens=128,
+            context_tokens=blocks * BLOCK,
+            eos_token_ids=(0,),
+            **{"pins": PinsConfig(share=0.5, share_each=0.4), **options},
+        )
+        self.now_s = 0.0
+        self.added = 0
+
+    def run(self, prompt, *, pin=None, org="acme", max_tokens=1):
+        """One request to its end; the cached tokens that it found."""
+        self.added += 1
+        flow = Flow((Share(org),), PriorityClass.STANDARD)
+        request = Request(str(self.added), prompt, SamplingParams(max_tokens=max_tokens, seed=0), org, flow, pin=pin)
+        (sequence,) = self.scheduler.add(request, self.now_s)
+        for _ in range(1000):
+            plan = self.scheduler.plan(self.now_s)
+            if any(advance.finish for advance in self.scheduler.commit(plan, [[5]] * len(plan.sampling))):
+                return sequence.cached_tokens
+        raise AssertionError("it never ends")
+
+    def press(self, org="others"):
+        """Somebody needs all the room that there is."""
+        self.run(list(range(100, 100 + 34)), org=org, max_tokens=10)
+        self.run(list(range(200, 200 + 34)), org=org, max_tokens=10)
+
+
+def test_what_is_pinned_is_found_after_any_pressure_and_what_is_not_is_gone():
+    desk = Desk()
+    prompt = list(range(1, 14))
+    desk.run(prompt)
+    desk.press()
+    assert desk.run(prompt) == 0
+    desk.run(prompt, pin=Pin("system", 60.0))
+    assert desk.scheduler.pins.blocks == 3
+    for _ in range(3):
+        desk.press()
+        assert desk.run([*prompt, 50]) == 12
+    assert desk.pool.idle == desk.pool.total - 3
+    desk.scheduler.pins.release("acme", "system")
+    assert desk.pool.idle == desk.pool.total
+    desk.press()
+    assert desk.run(prompt) == 0
+
+
+def test_a_prompt_of_whole_blocks_is_pinned_where_others_find_it():
+    desk = Desk()
+    prompt = list(range(1, 9))
+    desk.run(prompt)
+    desk.run(prompt, pin=Pin("a", 60.0))
+    assert desk.scheduler.pins.blocks == 2
+    desk.press()
+    assert desk.run([*prompt, 50]) == 8
+
+
+def test_pins_end_with_their_time_and_an_idle_engine_wakes_for_that():
+    desk = Desk()
+    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
+    desk.now_s = 20.0
+    assert desk.scheduler.patience_s(desk.now_s) == 40.0
+    desk.now_s = 60.0
+    assert desk.scheduler.patience_s(desk.now_s) == 0
+    desk.scheduler.plan(desk.now_s)
+    assert (desk.scheduler.pins.blocks, desk.scheduler.patience_s(desk.now_s)) == (0, None)
+    assert desk.pool.idle == desk.pool.total
+
+
+def test_one_of_the_same_name_takes_its_place_and_other_tenants_have_names_of_their_own():
+    desk = Desk()
+    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
+    desk.run(list(range(20, 32)), pin=Pin("a", 60.0))
+    assert desk.scheduler.pins.blocks == 3
+    desk.run(list(range(1, 9)), pin=Pin("a", 60.0), org="other")
+    assert desk.scheduler.pins.blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [(range(3), "only whole blocks of 4"), (range(36), "takes 9 blocks; the pins of this tenant may hold 8")],
+)
+def test_what_cannot_be_pinned_is_refused(prompt, said):
+    desk = Desk()
+    with pytest.raises(ValueError, match=said):
+        desk.run(list(prompt), pin=Pin("a", 60.0))
+    assert desk.scheduler.waiting == 0
+
+
+def test_all_tenants_together_pin_no_more_than_their_share():
+    desk = Desk()
+    desk.run(list(range(32)), pin=Pin("a", 60.0))
+    with pytest.raises(ValueError, match="of all tenants together may hold 10, of which 8 are taken"):
+        desk.run(list(range(12)), pin=Pin("a", 60.0), org="other")
+    with pytest.raises(ValueError, match="Nothing can be pinned here"):
+        Desk(prefix_cache=False).run(list(range(12)), pin=Pin("a", 60.0))
+
+
+def test_pins_go_before_a_request_would_wait_for_ever_the_one_that_ends_soonest_first():
+    desk = Desk()
+    desk.run(list(range(1, 9)), pin=Pin("late", 600.0))
+    desk.run(list(range(20, 28)), pin=Pin("soon", 60.0))
+    desk.run(list(range(100, 171)), org="others")
+    assert desk.scheduler.pins.given_up == 1
+    assert desk.run([*range(1, 9), 50]) == 8
+    desk.run(list(range(300, 379)), org="others")
+    assert (desk.scheduler.pins.given_up, desk.scheduler.pins.blocks) == (2, 0)
+
+
+def test_a_tenant_whose_ceiling_is_in_its_way_gives_up_its_own_pins():
+    desk = Desk(kv_shares={"acme": KVShareConfig(ceiling=0.5)})
+    desk.run(list(range(1, 9)), pin=Pin("mine", 600.0))
+    desk.run(list(range(1, 9)), pin=Pin("theirs", 60.0), org="other")
+    desk.run(list(range(100, 136)))
+    assert (desk.scheduler.pins.given_up, desk.scheduler.pins.blocks) == (1, 2)
+    assert desk.run([*range(1, 9), 50], org="other") == 8
+
+
+def test_an_engine_that_falls_asleep_forgets_them():
+    desk = Desk()
+    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
+    desk.scheduler.clear()
+    assert desk.pool.idle == desk.pool.total
+    assert desk.run([*range(1, 9), 50]) == 0
