@@ -97,6 +97,8 @@ def test_a_model_that_is_loaded_on_demand_sleeps_beside_another_that_takes_its_r
         metrics = server.metrics()
         assert metrics["maitred_model_loads_total"] == 1
         assert metrics["maitred_model_sleeps_total"] == metrics["maitred_model_wakes_total"] == 1
+        maitred(server, "sleep", "red", "--wait")
+        assert maitred(server, "wake", "red", "--wait")["state"] == "awake"
         # Room for one: what sleeps is ended where it is in the way.
         maitred(server, "sleep", "red", "--wait")
         assert client.post("/v1/completions", json={"model": "blue", **BODY}).status_code == 200

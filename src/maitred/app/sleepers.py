@@ -27,6 +27,8 @@ _STATES: Mapping[LoadableState, SleepState] = {
     LoadableState.DRAINING: SleepState.DRAINING,
     LoadableState.ASLEEP: SleepState.ASLEEP,
     LoadableState.WAKING: SleepState.WAKING,
+    LoadableState.WAITING: SleepState.WAKING,
+    LoadableState.LOADING: SleepState.WAKING,
 }
 
 
