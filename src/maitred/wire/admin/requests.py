@@ -238,7 +238,8 @@ class PinPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="The organisation whose requests find it; null: that of the key that asks.")
     ] = None
     name: Annotated[
-        str | None, Meta(max_length=128, description="A pin of the same name takes its place; null: none does.")
+        Annotated[str, Meta(max_length=128)] | None,
+        Meta(description="A pin of the same name takes its place; null: none does."),
     ] = None
     ttl_s: Annotated[float, Meta(gt=0, le=31_536_000, description="For how long it stays, in seconds.")] = 3600.0
 
