@@ -12,7 +12,7 @@ SYSTEM = {
     "role": "system",
     "content": "You tell stories about a small village by the sea, where nobody is late. " * 6,
 }
-PRESSURE = 24
+PRESSURE = 12
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def told(server, user):
 
 def press(server):
     def one(number):
-        body = {"model": "maitred-tiny", "prompt": f"{number} " * 100, "max_tokens": 80}
+        body = {"model": "maitred-tiny", "prompt": f"{number} " * 100, "max_tokens": 60}
         return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code
 
     with ThreadPoolExecutor(8) as pool:
@@ -59,7 +59,7 @@ def test_a_pinned_prefix_is_found_whatever_others_need(server, admin):
     block = 16
     held = server.metrics()["maitred_engine_kv_blocks_pinned"]
     assert held == pin["tokens"] // block
-    for number in range(3):
+    for number in range(2):
         press(server)
         assert told(server, f"after {number}") >= (held - 1) * block
     assert server.metrics()["maitred_engine_pins_given_up_total"] == 0
@@ -95,7 +95,7 @@ def test_pins_end_with_their_time_and_with_sleep(server, admin):
     ("fields", "status", "said"),
     [
         ({"prompt": "x"}, 400, "only whole blocks of 16 are pinned"),
-        ({"prompt": "a b c d " * 100}, 400, "the pins of this tenant may hold"),
+        ({"prompt": "a b c d " * 118}, 400, "the pins of this tenant may hold"),
         ({}, 400, "Send either prompt or messages"),
         ({"prompt": [10**9]}, 400, "Token ids run from 0 to"),
         ({"prompt": "x", "model": "nobody"}, 404, "No engine of maitred's runs a model called 'nobody'"),
