@@ -45,7 +45,9 @@ def main() -> int:
         figures = Case(folder, scheme).run(rounds=1 if name == "0.5B" else 2 if arguments.quick else 5)
         report.figures[f"{name} {scheme}"] = figures
         print(f"{name} {scheme}: {figures}", flush=True)
-        report.require(f"{name} {scheme}: error of steps 1-4", figures["tried"]["1-4"], at_most=0.5)
+        # Both are wrong when other work takes the processor; how much less the one is does not depend on that.
+        ratio = figures["tried"]["1-4"] / figures["off"]["1-4"]
+        report.require(f"{name} {scheme}: error of steps 1-4 over that without trials", ratio, at_most=0.75)
     return report.finish()
 
 
