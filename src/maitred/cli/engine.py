@@ -112,9 +112,6 @@ def engine(
     gc.disable()
     try:
         with needing("engine", "The engine"):
-            from maitred.engine.eager_torch import import_torch_for
-
-            import_torch_for(engine_config.device)
             from maitred.engine.process import serve
         serve(folder, engine_config, listen, weights, link)
     finally:
