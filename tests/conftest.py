@@ -15,6 +15,10 @@ settings.load_profile("maitred")
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Without a GPU, Triton's kernels are interpreted. It decides that when it is imported, which torch may do first.
+if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - nothing else here needs a path
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Servers keep tenants, keys and usage in the user's data folder; those of tests have one of their own.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="maitred-test-data-")
 atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
