@@ -7,7 +7,7 @@ _OWN_FADE = 0.8
 """Per guess. A text that stops copying is noticed after a few guesses."""
 _CAUTION = 0.75
 """What holds of other sequences need not hold of a new one: its first guess is put to the test in few rows..."""
-_WRITTEN_RIGHT = 0.8
+_WRITTEN_RIGHT, _WRITTEN_TRIALS = 0.8, 10.0
 """...but who has chosen a draft model expects it to be right. Before anything is known, so often; what is not written
 cannot be found to be right."""
 _PRIOR_TRIALS = 2.0
@@ -71,7 +71,8 @@ class Acceptance:
         if trials:
             own = self._own.setdefault(sequence, {})
             if kind not in own:
-                own[kind] = Rate(_OWN_FADE, _PRIOR_TRIALS * self.of(sequence, kind), _PRIOR_TRIALS)
+                prior = _WRITTEN_TRIALS if kind == WRITTEN else _PRIOR_TRIALS
+                own[kind] = Rate(_OWN_FADE, prior * self.of(sequence, kind), prior)
             own[kind].add(right, trials)
             self._shared_rate(kind).add(right, trials)
 
@@ -82,6 +83,6 @@ class Acceptance:
     def _shared_rate(self, kind: int) -> Rate:
         rate = self._shared.get(kind)
         if rate is None:
-            right = 2 * _WRITTEN_RIGHT if kind == WRITTEN else 1.0
-            rate = self._shared[kind] = Rate(_SHARED_FADE, right=right, trials=2.0)
+            right, trials = (_WRITTEN_RIGHT * _WRITTEN_TRIALS, _WRITTEN_TRIALS) if kind == WRITTEN else (1.0, 2.0)
+            rate = self._shared[kind] = Rate(_SHARED_FADE, right, trials)
         return rate
