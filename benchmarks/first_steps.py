@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_llama, random_qwen
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
-from maitred.engine.process import build
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 

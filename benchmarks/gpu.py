@@ -23,10 +23,10 @@ import torch
 from benchmarks.report import Report
 from benchmarks.shapes import random_qwen
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.gpu_config import AttentionKernels, GPUConfig
-from maitred.engine.process import build
 
 SEED = 20261122
 SKIPPED = 77

@@ -21,8 +21,8 @@ import torch
 from benchmarks.report import Report
 from benchmarks.shapes import LLAMA_33M, QWEN_0_5B, WORK, random_llama, random_model, random_qwen
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.process import build
 from maitred.wire.frames import Step, encode_frame
 
 SEED = 20261122

@@ -35,9 +35,9 @@ from benchmarks.shapes import BUNDLED
 from maitred.core.grammar import Grammar
 from maitred.core.ports import LoadReport
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
-from maitred.engine.process import build
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122

@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_qwen
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
-from maitred.engine.process import build
 
 SEED = 20260103
 REQUESTS, PREFIX_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 32, 512, 16, 16

@@ -8,8 +8,8 @@ wait_briefly_at_barriers()
 
 from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve  # noqa: E402 - torch comes after
 from maitred.core.request import Request, SamplingParams  # noqa: E402
+from maitred.engine.assembly import build  # noqa: E402
 from maitred.engine.config import EngineConfig  # noqa: E402
-from maitred.engine.process import build  # noqa: E402
 
 SETTINGS: dict[str, dict[str, object]] = {"fp32": {}, "int8": {"quantization": "int8", "kv_dtype": "int8"}}
 """In int8, the cache too: so it is in the fastest of the others, OpenVINO."""

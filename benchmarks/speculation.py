@@ -32,9 +32,9 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.core.ports import LoadReport
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
-from maitred.engine.process import build
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer
 

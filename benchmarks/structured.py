@@ -30,10 +30,10 @@ from benchmarks.report import Report, percentiles
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.vocabulary import load_vocabulary
-from maitred.engine.process import build
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import LIMITS, source_of
 from maitred.text.grammar.reading import grammar_of

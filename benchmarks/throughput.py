@@ -27,8 +27,8 @@ from torch.nn import functional
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, linear_shapes, random_qwen
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.process import build
 
 SEED = 20260101
 STEP_WARM_UP = 3

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.gpu_config import GPUConfig
 from maitred.engine.kernels.gpu.choice import make_attention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
-from maitred.engine.process import build
 from tests.models import FAMILIES, make_model
 from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from maitred.core.flow import Flow, PriorityClass, Share
 from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.process import build
 from maitred.engine.speculate.speculator import Speculator
 from tests.clock import FakeClock
 from tests.guesses import Always, Rumour

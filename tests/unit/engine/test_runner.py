@@ -5,8 +5,8 @@ import random
 import pytest
 
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.process import build
 from tests.models import make_model
 
 

@@ -60,8 +60,8 @@ class DraftModel:
         clock: Clock,
         vocab_size: int,
     ) -> None:
-        self._decoder = decoder
-        self._cache = cache
+        self._model: tuple[Decoder, KVCache] | None = decoder, cache
+        self._context_tokens = decoder.config.context_tokens
         self._sampler = sampler
         self._constraints = constraints
         self._clock = clock
@@ -79,7 +79,7 @@ class DraftModel:
             return False  # it begins or comes back with this step
         tokens = len(sequence.tokens)
         left = sequence.max_tokens - sequence.output_tokens
-        short_enough = tokens + most <= self._decoder.config.context_tokens
+        short_enough = tokens + most <= self._context_tokens
         return short_enough and tokens - self._reading.place(sequence) <= _WORTH_READING * left
 
     def write(self, wanted: list[Wanted], room: int) -> None:
@@ -99,6 +99,16 @@ class DraftModel:
     def forget(self, sequence: Sequence) -> None:
         """See `Author`."""
         self._reading.forget(sequence)
+
+    def drop(self) -> None:
+        """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
+        self._model = None
+        self._reading.clear()
+
+    def adopt(self, decoder: Decoder, cache: KVCache) -> None:
+        """The same model again, with an empty cache of the same size."""
+        decoder.warm_up(cache)
+        self._model = decoder, cache
 
     def _write(self, runs: list[_Run], writing: list[Wanted]) -> None:
         ahead: dict[int, list[int]] = {}
@@ -137,46 +147,48 @@ class DraftModel:
 
     def _forward(self, runs: list[_Run], choosing: Items[int]) -> Tensor:
         """Reads, and returns the logits behind the runs of the sequences that `choosing` names, in its order."""
-        batch = self._batch(runs, choosing)
-        logits = self._decoder.forward(batch, self._cache)
+        assert self._model is not None, "asleep"
+        decoder, cache = self._model
+        logits = decoder.forward(_batch(runs, choosing, decoder, cache), cache)
         missing = self._vocab_size - logits.shape[1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self._vocab_size]
 
-    def _batch(self, runs: list[_Run], choosing: Items[int]) -> ForwardBatch:
-        """Runs of one token are decodes and come first, as everywhere."""
-        device, block_tokens = self._decoder.device, self._cache.block_tokens
-        singles = [run for run in runs if len(run.tokens) == 1]
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        chunks: list[Chunk] = []
-        last_row: dict[int, int] = {}
-        for run in singles + [run for run in runs if len(run.tokens) > 1]:
-            blocks = run.sequence.table.blocks
-            if len(run.tokens) > 1:
-                chunks.append(Chunk(len(tokens), len(run.tokens), run.start, blocks))
-            own = range(run.start, run.start + len(run.tokens))
-            tokens += run.tokens
-            positions += own
-            slots += [blocks[place // block_tokens] * block_tokens + place % block_tokens for place in own]
-            last_row[run.sequence.key] = len(tokens) - 1
-        width = max([len(run.sequence.table.blocks) for run in singles], default=0)
-        tables = [run.sequence.table.blocks + [0] * (width - len(run.sequence.table.blocks)) for run in singles]
-        known = self._decoder.config.vocab_size - 1
-        return ForwardBatch(
-            token_ids=torch.tensor(tokens, device=device).clamp_(max=known),
-            positions=torch.tensor(positions, device=device),
-            slots=torch.tensor(slots, device=device),
-            logit_rows=torch.tensor([last_row[key] for key in choosing], dtype=torch.int64, device=device),
-            num_decodes=len(singles),
-            decode_tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(singles), width),
-            decode_lengths=torch.tensor([run.start + 1 for run in singles], dtype=torch.int32, device=device),
-            chunks=chunks,
-        )
-
     def _measure(self, runs: list[_Run], seconds: float) -> None:
         """Learns what a further token takes; of what it read before, which says nothing of that, it learns nothing."""
         if seconds > 0 and all(len(run.tokens) == 1 for run in runs):
             self._meter.record(StepWork(len(runs), sum([run.start + 1 for run in runs])), seconds)
+
+
+def _batch(runs: list[_Run], choosing: Items[int], decoder: Decoder, cache: KVCache) -> ForwardBatch:
+    """Runs of one token are decodes and come first, as everywhere."""
+    device, block_tokens = decoder.device, cache.block_tokens
+    singles = [run for run in runs if len(run.tokens) == 1]
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    chunks: list[Chunk] = []
+    last_row: dict[int, int] = {}
+    for run in singles + [run for run in runs if len(run.tokens) > 1]:
+        blocks = run.sequence.table.blocks
+        if len(run.tokens) > 1:
+            chunks.append(Chunk(len(tokens), len(run.tokens), run.start, blocks))
+        own = range(run.start, run.start + len(run.tokens))
+        tokens += run.tokens
+        positions += own
+        slots += [blocks[place // block_tokens] * block_tokens + place % block_tokens for place in own]
+        last_row[run.sequence.key] = len(tokens) - 1
+    width = max([len(run.sequence.table.blocks) for run in singles], default=0)
+    tables = [run.sequence.table.blocks + [0] * (width - len(run.sequence.table.blocks)) for run in singles]
+    known = decoder.config.vocab_size - 1
+    return ForwardBatch(
+        token_ids=torch.tensor(tokens, device=device).clamp_(max=known),
+        positions=torch.tensor(positions, device=device),
+        slots=torch.tensor(slots, device=device),
+        logit_rows=torch.tensor([last_row[key] for key in choosing], dtype=torch.int64, device=device),
+        num_decodes=len(singles),
+        decode_tables=torch.tensor(tables, dtype=torch.int32, device=device).view(len(singles), width),
+        decode_lengths=torch.tensor([run.start + 1 for run in singles], dtype=torch.int32, device=device),
+        chunks=chunks,
+    )

@@ -62,6 +62,12 @@ class Reading:
         self._read.pop(sequence.key, None)
         self._ahead.pop(sequence.key, None)
 
+    def clear(self) -> None:
+        """Nothing is read of anything any more."""
+        self._read.clear()
+        self._ahead.clear()
+        self._content.clear()
+
     def _found(self, sequence: Sequence) -> int:
         """Tokens at its beginning that were read for others, or before it was preempted; all but one at most."""
         blocks = (len(sequence.tokens) - 1) // self._block_tokens

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.graphs.decoder import GraphedDecoder, graph_sizes
 from maitred.engine.models.batch import Chunk, ForwardBatch
 from maitred.engine.models.load import load_model
 from maitred.engine.models.token_major import make_cache
-from maitred.engine.process import build
 from maitred.engine.target import Target
 from tests.models import make_model
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.process import build
 from maitred.engine.speculate.guess import Guess
 from maitred.engine.speculate.speculator import Speculator
 from tests.clock import FakeClock

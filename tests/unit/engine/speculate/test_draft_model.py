@@ -5,8 +5,8 @@ import pytest
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.process import build
 from maitred.engine.speculate.reading import Reading
 from maitred.engine.speculate.vocabulary import check_same_vocabulary
 from tests.guesses import Always
@@ -74,6 +74,14 @@ def answers(engine, asked, between=lambda engine, step: None):
     load = engine.load()
     assert load.free_blocks == load.total_blocks
     return told, scores, finishes
+
+
+def read_lengths(engine):
+    """How many tokens the draft model reads in each of its passes, from now on."""
+    decoder, _ = engine._speculator._author._model
+    lengths, forward = [], decoder.forward
+    decoder.forward = lambda batch, cache: lengths.append(len(batch.token_ids)) or forward(batch, cache)
+    return lengths
 
 
 def right(engine):
@@ -162,11 +170,7 @@ def test_one_that_is_cancelled_leaves_nothing(folders):
 def test_what_the_prefix_cache_knows_is_read_once(folders):
     """The second of two equal prompts is found by the model, and by its draft model."""
     engine = make_engine(folders, "itself", kv_memory_bytes=8 << 20)
-    lengths = []
-    forward = engine._speculator._author._decoder.forward
-    engine._speculator._author._decoder.forward = lambda batch, cache: (
-        lengths.append(len(batch.token_ids)) or forward(batch, cache)
-    )
+    lengths = read_lengths(engine)
     prompt = [4 + position % 100 for position in range(60)]
     for name in "ab":
         lengths.clear()
@@ -179,11 +183,7 @@ def test_what_the_prefix_cache_knows_is_read_once(folders):
 
 def test_it_reads_in_pieces_what_a_step_has_no_room_for(folders, calm):
     engine = make_engine(folders, "itself", step_tokens=64, kv_memory_bytes=8 << 20)
-    lengths = []
-    forward = engine._speculator._author._decoder.forward
-    engine._speculator._author._decoder.forward = lambda batch, cache: (
-        lengths.append(len(batch.token_ids)) or forward(batch, cache)
-    )
+    lengths = read_lengths(engine)
     prompt = [4 + position % 100 for position in range(200)]
     asked = [Request(id="a", prompt=prompt, sampling=SamplingParams(max_tokens=40, seed=1, ignore_eos=True))]
     assert answers(engine, asked) == answers(calm, asked)
@@ -263,3 +263,18 @@ def test_a_reading_finds_blocks_by_what_is_in_them():
     reading.place(other)
     reading.begin(other, 0, 3)
     assert reading.place(Tables(5, first.tokens, first.blocks)) == 0, "what was in the block is not there any more"
+
+
+def test_it_sleeps_when_its_model_does_and_is_right_again_afterwards(folders, calm):
+    engine = make_engine(folders, "itself", kv_memory_bytes=8 << 20)
+    author = engine._speculator._author
+    asked = requests(8, temperature=0.0)
+    expected = answers(calm, asked)
+    assert answers(engine, asked) == expected
+    engine.rest(asleep=True)
+    engine.step()
+    assert engine.load().asleep
+    assert author._model is None, "its weights and its cache are given back with the model's own"
+    assert answers(engine, asked) == expected
+    assert not engine.load().asleep
+    assert right(engine) == 1.0

@@ -5,9 +5,9 @@ import pytest
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.grammar.supposition import Supposition
-from maitred.engine.process import build
 from maitred.engine.speculate.speculator import Speculator
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer

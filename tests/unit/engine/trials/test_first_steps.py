@@ -8,8 +8,8 @@ import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.ports import StepTimes, pairs_of
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.process import build
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 from maitred.engine.trials import first_steps
 from maitred.engine.trials.first_steps import TRIALS, Bounds, Trial, known_steps, steps_key, try_steps

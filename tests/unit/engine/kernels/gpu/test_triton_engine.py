@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from maitred.core.request import Request, SamplingParams
+from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.gpu_config import GPUConfig
-from maitred.engine.process import build
 from maitred.engine.target import Target
 from tests.models import make_model
 

@@ -1,9 +1,9 @@
 import pytest
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.capacity import plan_kv
 from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig
-from maitred.engine.process import plan_kv
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",

@@ -1,0 +1,191 @@
+"""Puts an engine together, all but its socket: model, memory, who plans and who drafts, and what sleep takes away."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from maitred.core.clock import SystemClock
+from maitred.core.ports import ModelCard
+from maitred.core.service import ServiceWeights
+from maitred.engine.bed import ModelBed
+from maitred.engine.capacity import KVPlan, plan_kv
+from maitred.engine.config import EngineConfig
+from maitred.engine.engine import Engine
+from maitred.engine.grammar.compiler import GrammarCompiler
+from maitred.engine.grammar.constraints import Constraints
+from maitred.engine.grammar.vocabulary import load_vocabulary
+from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.swap import SwapSpace
+from maitred.engine.lanes import Lanes
+from maitred.engine.loader import Loader
+from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.host_blocks import HostBlocks
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.precision import Precision
+from maitred.engine.runner import Forward, ModelRunner
+from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.scheduler.batching_window import BatchingWindow
+from maitred.engine.scheduler.scheduler import Scheduler
+from maitred.engine.scheduler.step_times import TimedStep
+from maitred.engine.slumber import Slumber
+from maitred.engine.speculate.build import load_draft_model, make_draft_model, make_speculator
+from maitred.engine.target import Target
+from maitred.engine.threads import step_threads
+from maitred.engine.trials.first_steps import Bounds, known_steps, steps_key
+from maitred.engine.trials.notes import Notes
+from maitred.engine.weights_cache.kept import cache_folder
+
+logger = logging.getLogger("maitred.engine")
+
+
+def build(
+    model: Path,
+    config: EngineConfig,
+    weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
+    *,
+    target: Target | None = None,
+) -> tuple[Engine, ModelCard]:
+    """An engine for a model that generates.
+
+    Args:
+        model: Folder with the model.
+        config: The `engine` section.
+        weights: What a token counts when service is shared out.
+        target: Where it runs; None: where the settings say.
+
+    Raises:
+        ConfigInvalid: The model or the device cannot be had; the message says what to do.
+    """
+    target = target or Target.of(config.device)
+    loader = Loader(config, target, Precision.of(config, target.device))
+    torch.set_num_threads(step_threads(config.threads, config.machine_share))
+    clock = SystemClock()
+    began_s = time.perf_counter()
+    loaded = loader.model(model)
+    load_s = time.perf_counter() - began_s
+    shape, decoder = loaded.config, loaded.decoder
+    logger.info("Matrix products: %s", ", ".join(f"{count} {form}" for form, count in decoder.forms.items()))
+    draft = load_draft_model(model, loader)
+    sampler = Sampler(shape.vocab_size, target.device, accelerated=target.accelerated)
+    block_bytes = loader.block_bytes(*[shape] if draft is None else [shape, draft.config])
+    kv = plan_kv(config, shape, block_bytes=block_bytes, free_bytes=int(loader.free_bytes(decoder, sampler)))
+    forward, cache = loader.with_cache(decoder, kv)
+    slots = config.swap_bytes // block_bytes
+    host_blocks = HostBlocks(cache, slots) if slots else None
+    compiler = GrammarCompiler(partial(load_vocabulary, model, shape.vocab_size, shape.eos_token_ids))
+    constraints = Constraints(compiler, shape.vocab_size, shape.eos_token_ids)
+    lanes = Lanes(config.max_sequences + config.most_guests, kv.context_tokens, config.block_tokens)
+
+    def runner_of(forward: Forward) -> ModelRunner:
+        return ModelRunner(
+            *(forward, cache, sampler, lanes),
+            block_tokens=config.block_tokens,
+            eos_token_ids=shape.eos_token_ids,
+            constraints=constraints,
+            host_blocks=host_blocks,
+        )
+
+    runner = runner_of(forward)
+    scheduler = _make_scheduler(
+        config,
+        kv,
+        BlockPool(kv.blocks, SwapSpace(slots) if slots else None),
+        weights,
+        eos_token_ids=shape.eos_token_ids,
+        known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
+        block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
+    )
+    author = None if draft is None else make_draft_model(draft, loader, kv, sampler, constraints, clock, shape)
+
+    def load() -> tuple[Forward, KVCache]:
+        return loader.with_cache(loader.model(model).decoder, kv)
+
+    def load_draft() -> tuple[Decoder, KVCache] | None:
+        again = load_draft_model(model, loader)
+        return None if again is None else (again.decoder, loader.cache(again.config, kv.blocks))
+
+    engine = Engine(
+        *(scheduler, runner, clock),
+        vocab_size=shape.vocab_size,
+        max_choices=config.max_sequences,
+        constraints=constraints,
+        speculator=make_speculator(config.speculation, author, constraints, clock),
+        slumber=Slumber(ModelBed(runner, scheduler, load, author, load_draft), clock, load_s),
+    )
+    card = ModelCard(
+        name=model.name,
+        context_tokens=kv.context_tokens,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
+        max_sequences=config.max_sequences,
+        kv_capacity_tokens=kv.blocks * config.block_tokens,
+        max_choices=config.max_sequences,
+        dtype=str(loader.precision),
+        device=str(target.device),
+    )
+    return engine, card
+
+
+def _make_scheduler(
+    config: EngineConfig,
+    kv: KVPlan,
+    pool: BlockPool,
+    weights: ServiceWeights,
+    *,
+    eos_token_ids: tuple[int, ...],
+    known_steps: list[TimedStep],
+    block_copy_s: float,
+) -> Scheduler:
+    return Scheduler(
+        pool,
+        block_tokens=config.block_tokens,
+        max_sequences=config.max_sequences,
+        guests=config.most_guests,
+        step_tokens=config.step_tokens,
+        context_tokens=kv.context_tokens,
+        eos_token_ids=eos_token_ids,
+        prefix_cache=config.prefix_cache,
+        line=config.line,
+        weights=weights,
+        itl_objective_s=config.itl_objective_s,
+        min_sequences=config.min_sequences,
+        kv_shares=config.kv_shares,
+        window=BatchingWindow(config.batching_window_s, config.batching_window_requests),
+        known_steps=known_steps,
+        block_copy_s=block_copy_s,
+        pins=config.pins,
+    )
+
+
+def _try_steps(
+    model: Path,
+    loader: Loader,
+    kv: KVPlan,
+    decoder: Decoder,
+    cache: KVCache,
+    runner: ModelRunner,
+    runner_of: Callable[[Forward], ModelRunner],
+) -> list[TimedStep]:
+    """What steps take, from trials or from notes of earlier ones, so that the first predictions are not guesses."""
+    config, target = loader.config, loader.target
+    if config.bake_off == "off":
+        return []
+    bounds = Bounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
+
+    def with_layers(layers: int) -> ModelRunner:
+        if target.accelerated:
+            return runner
+        cache.touch(layers, bounds.tried_blocks)
+        return runner_of(decoder.shallow(layers))
+
+    kept = config.weights_cache
+    notes = Notes(cache_folder(kept) / "steps" if kept.enabled else None, list[TimedStep])
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    layers = 1 if target.accelerated else decoder.config.layers  # what steps are recorded of is tried as a whole
+    return known_steps(notes, steps_key(model, str(loader.precision), name, bounds), with_layers, layers, bounds)

@@ -1,0 +1,76 @@
+"""From the folder of a model to one that can compute, in the numbers and on the device of an engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from maitred.engine.accelerator import free_bytes_beside, graphed
+from maitred.engine.capacity import KVPlan
+from maitred.engine.config import EngineConfig
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.load import LoadedModel, load_model
+from maitred.engine.models.token_major import make_cache
+from maitred.engine.precision import Precision
+from maitred.engine.runner import Forward
+from maitred.engine.sampling.sampler import Sampler
+from maitred.engine.target import Target, kv_bytes_on_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Reads models and makes their caches.
+
+    Attributes:
+        config: The `engine` section.
+        target: Where they run.
+        precision: The numbers that they are computed with.
+    """
+
+    config: EngineConfig
+    target: Target
+    precision: Precision
+
+    def model(self, folder: Path) -> LoadedModel:
+        """Reads one, or maps it.
+
+        Raises:
+            ConfigInvalid: It is not one that maitred runs, or it is broken.
+        """
+        return load_model(
+            folder,
+            dtype=self.precision.dtype,
+            device=self.target.device,
+            scheme=self.precision.quantization,
+            accelerated=self.target.accelerated,
+            attention=self.config.gpu.attention,
+            cache=self.config.weights_cache,
+        )
+
+    def block_bytes(self, *shapes: ModelConfig) -> int:
+        """What a block of the KV cache takes, for all these models together."""
+        config, kv_dtype = self.config, self.precision.kv_dtype
+        return sum(KVCache.bytes_per_block(shape, config.block_tokens, kv_dtype) for shape in shapes)
+
+    def free_bytes(self, decoder: Decoder, sampler: Sampler) -> float:
+        """The memory that this engine may take for its cache."""
+        if self.target.accelerated:
+            free = free_bytes_beside(decoder, sampler, self.config, self.precision.kv_dtype, self.target)
+        else:
+            free = kv_bytes_on_cpu()
+        return free * self.config.machine_share
+
+    def cache(self, shape: ModelConfig, blocks: int) -> KVCache:
+        """An empty one."""
+        return make_cache(
+            *(shape, blocks, self.config.block_tokens, self.precision.kv_dtype, self.target.device),
+            accelerated=self.target.accelerated,
+        )
+
+    def with_cache(self, decoder: Decoder, plan: KVPlan) -> tuple[Forward, KVCache]:
+        """A model, ready to compute, and its empty cache."""
+        cache = self.cache(decoder.config, plan.blocks)
+        decoder.warm_up(cache)
+        if self.target.accelerated:
+            return graphed(decoder, cache, self.config, plan.context_tokens, self.target), cache
+        return decoder, cache
