@@ -98,7 +98,7 @@ class Bounds:
     def allow(self, trial: Trial) -> bool:
         """Whether there can be such a step."""
         return (
-            trial.decodes <= self.sequences
+            trial.decodes + bool(trial.chunk) <= self.sequences
             and trial.tokens <= self.step_tokens
             and max(trial.context, trial.before + trial.chunk) <= self.context_tokens
             and self.blocks_of(trial) <= self.blocks

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
-_ENGINE = "maitred_engine_"
+_OF_ENGINES = {"maitred_engine_": ("model", "replica"), "vllm:": ("model_name", "engine")}
+"""What engines count begins so, with labels that say which one."""
 _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
 """What is told of an engine, but not by it: its restart does not set this back."""
 
@@ -31,10 +32,11 @@ class Series(NamedTuple):
     @property
     def process(self) -> tuple[str, str]:
         """Who counts it: an engine by its model and replica, both empty for the gateway."""
-        if not self.name.startswith(_ENGINE) or self.name in _KEPT_BY_THE_GATEWAY:
-            return "", ""
-        labels = dict(self.labels)
-        return labels.get("model", "?"), labels.get("replica", "?")
+        for beginning, (model, replica) in _OF_ENGINES.items():
+            if self.name.startswith(beginning) and self.name not in _KEPT_BY_THE_GATEWAY:
+                labels = dict(self.labels)
+                return labels.get(model, "?"), labels.get(replica, "?")
+        return "", ""
 
 
 def parse_metrics(text: str) -> dict[Series, float]:

@@ -118,3 +118,10 @@ def test_a_server_without_a_meter_has_no_bill():
 def test_probes_cost_what_calibration_found():
     data = RunData([], [], 1.0, 0.0, tokens_per_word=1.5, template_tokens=6.0)
     assert probe_bill(data) == Bill(prompt_tokens=round(1.5 * 280 + 12), output_tokens=2)
+
+
+def test_under_vllms_names_an_engine_that_begins_anew_is_no_new_gateway_either():
+    aliased = Series("vllm:prompt_tokens_total", frozenset({("model_name", "tiny"), ("engine", "tiny-0")}))
+    counters = counted({OUTPUT: 30, aliased: 70}, {OUTPUT: 31, aliased: 4})
+    assert counters.total(OUTPUT) == 31
+    assert counters.total(aliased.name) == 74
