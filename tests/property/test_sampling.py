@@ -58,6 +58,8 @@ def test_a_row_alone_is_dealt_what_it_is_dealt_in_any_batch(rows, shuffle):
         result = together.sample(logits.clone(), order, [len(rows[key][2]) + step for key in order])
         if step == 0:
             first = dict(zip(order, result.tokens, strict=True))
+            for key, token in first.items():
+                together.extend(key, [token])
             shuffle.shuffle(order)
             continue
         for i, key in enumerate(order):

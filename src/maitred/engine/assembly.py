@@ -12,7 +12,7 @@ import torch
 from maitred.core.clock import SystemClock
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
-from maitred.engine.bed import ModelBed
+from maitred.engine.bed import Bedding, ModelBed
 from maitred.engine.capacity import KVPlan, plan_kv
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -33,7 +33,8 @@ from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
 from maitred.engine.slumber import Slumber
-from maitred.engine.speculate.build import load_draft_model, make_draft_model, make_speculator
+from maitred.engine.speculate.build import find_draft_model, make_speculator
+from maitred.engine.speculate.draft_model import DraftModel
 from maitred.engine.target import Target
 from maitred.engine.threads import step_threads
 from maitred.engine.trials.first_steps import Bounds, known_steps, steps_key
@@ -70,7 +71,8 @@ def build(
     load_s = time.perf_counter() - began_s
     shape, decoder = loaded.config, loaded.decoder
     logger.info("Matrix products: %s", ", ".join(f"{count} {form}" for form, count in decoder.forms.items()))
-    draft = load_draft_model(model, loader)
+    draft_folder = find_draft_model(model, config.speculation)
+    draft = None if draft_folder is None else loader.model(draft_folder)
     sampler = Sampler(shape.vocab_size, target.device, accelerated=target.accelerated)
     block_bytes = loader.block_bytes(*[shape] if draft is None else [shape, draft.config])
     kv = plan_kv(config, shape, block_bytes=block_bytes, free_bytes=int(loader.free_bytes(decoder, sampler)))
@@ -100,22 +102,19 @@ def build(
         known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
-    author = None if draft is None else make_draft_model(draft, loader, kv, sampler, constraints, clock, shape)
-
-    def load() -> tuple[Forward, KVCache]:
-        return loader.with_cache(loader.model(model).decoder, kv)
-
-    def load_draft() -> tuple[Decoder, KVCache] | None:
-        again = load_draft_model(model, loader)
-        return None if again is None else (again.decoder, loader.cache(again.config, kv.blocks))
-
+    models = [Bedding(runner.drop, lambda: runner.adopt(*loader.with_cache(loader.model(model).decoder, kv)))]
+    author = None
+    if draft is not None and draft_folder is not None:
+        drafting = loader.warmed_up(draft.decoder, kv.blocks)
+        author = DraftModel(*drafting, sampler, constraints, clock, shape.vocab_size)
+        models.append(Bedding(author.drop, partial(_restore_draft, author, loader, draft_folder, kv)))
     engine = Engine(
         *(scheduler, runner, clock),
         vocab_size=shape.vocab_size,
         max_choices=config.max_sequences,
         constraints=constraints,
         speculator=make_speculator(config.speculation, author, constraints, clock),
-        slumber=Slumber(ModelBed(runner, scheduler, load, author, load_draft), clock, load_s),
+        slumber=Slumber(ModelBed(models, scheduler), clock, load_s),
     )
     card = ModelCard(
         name=model.name,
@@ -129,6 +128,10 @@ def build(
         device=str(target.device),
     )
     return engine, card
+
+
+def _restore_draft(author: DraftModel, loader: Loader, folder: Path, kv: KVPlan) -> None:
+    author.adopt(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
 
 
 def _make_scheduler(

@@ -1,15 +1,24 @@
-"""What a sleeping engine does without: its weights and its KV cache, and those of its draft model."""
+"""What a sleeping engine does without: the weights and the KV caches of its models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from maitred.engine.models.decoder import Decoder
-from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.runner import Forward, ModelRunner
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.engine.speculate.draft_model import DraftModel
+
+
+class Bedding(NamedTuple):
+    """A model with its cache, as whoever computes with them has them.
+
+    Attributes:
+        drop: Lets go of both.
+        restore: Reads the model again, or maps it, and makes an empty cache of the same size.
+    """
+
+    drop: Callable[[], None]
+    restore: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,30 +26,22 @@ class ModelBed:
     """Implements `maitred.engine.slumber.Bed`.
 
     Attributes:
-        runner: Computes with them.
+        models: All that the engine has.
         scheduler: Whose blocks lose their contents.
-        load: Reads the model, or maps it, and makes an empty cache of the size that its pool is for.
-        draft: Writes ahead, if anybody does.
-        load_draft: The same for it; None: there is none.
     """
 
-    runner: ModelRunner
+    models: Sequence[Bedding]
     scheduler: Scheduler
-    load: Callable[[], tuple[Forward, KVCache]]
-    draft: DraftModel | None = None
-    load_draft: Callable[[], tuple[Decoder, KVCache] | None] = lambda: None
 
     def lie_down(self) -> None:
         """See `Bed`."""
-        self.runner.drop()
-        if self.draft is not None:
-            self.draft.drop()
+        for model in self.models:
+            model.drop()
         self.scheduler.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def get_up(self) -> None:
         """See `Bed`."""
-        self.runner.adopt(*self.load())
-        if self.draft is not None and (again := self.load_draft()) is not None:
-            self.draft.adopt(*again)
+        for model in self.models:
+            model.restore()

@@ -67,10 +67,15 @@ class Loader:
             accelerated=self.target.accelerated,
         )
 
-    def with_cache(self, decoder: Decoder, plan: KVPlan) -> tuple[Forward, KVCache]:
-        """A model, ready to compute, and its empty cache."""
-        cache = self.cache(decoder.config, plan.blocks)
+    def warmed_up(self, decoder: Decoder, blocks: int) -> tuple[Decoder, KVCache]:
+        """A model whose kernels are compiled, and its empty cache."""
+        cache = self.cache(decoder.config, blocks)
         decoder.warm_up(cache)
+        return decoder, cache
+
+    def with_cache(self, decoder: Decoder, plan: KVPlan) -> tuple[Forward, KVCache]:
+        """The engine's model, its steps recorded where they can be, and its empty cache."""
+        _, cache = self.warmed_up(decoder, plan.blocks)
         if self.target.accelerated:
             return graphed(decoder, cache, self.config, plan.context_tokens, self.target), cache
         return decoder, cache

@@ -14,15 +14,14 @@ them asleep.
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numba import types
 from numba.extending import intrinsic
 
 from maitred.engine.compiled import compiled_entry
+from maitred.engine.kernels.torch_library import torch_library
 
 NEXT, SEAT, COUNT = range(3)
 """Fields that all jobs begin with."""
@@ -72,10 +71,8 @@ def bits_of(number: float) -> int:
 @cache
 def enter_together() -> Any:  # noqa: ANN401 - a C function
     """OpenMP's own way to run a function on several threads; None where torch has another OpenMP."""
-    try:
-        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
-        function = library.GOMP_parallel
-    except (OSError, AttributeError, StopIteration):
+    function = getattr(torch_library(), "GOMP_parallel", None)
+    if function is None:
         return None
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
     return function

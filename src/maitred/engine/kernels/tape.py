@@ -7,6 +7,7 @@ step to step. So the calls are written down once, and a step is one call that go
 """
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,20 +54,18 @@ class Tape:
         """Makes all calls, one after the other."""
         if self._header is None:
             calls = np.array(self._calls, np.int64).reshape(-1, _CALL_FIELDS)
-            together = ctypes.cast(enter_together(), ctypes.c_void_p).value if enter_together() is not None else None
+            function = enter_together()
+            together = None if function is None else ctypes.cast(function, ctypes.c_void_p).value
             self._kept.append(calls)
             self._header = make_job([self.threads if together else 1, together or 0, calls.ctypes.data], len(calls))
         _player()(self._header)
 
 
+@cache
 def _player() -> Entry:
-    global _PLAYER
-    if _PLAYER is None:
-        _PLAYER = Entry(_play)
-    return _PLAYER
+    return Entry(_play)
 
 
-_PLAYER: Entry | None = None
 _HEADER_FIELDS = 6
 
 

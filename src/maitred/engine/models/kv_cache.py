@@ -74,7 +74,7 @@ class KVCache:
         The system shows one page of zeros in place of all that was never written. Reading that takes less time than
         reading a cache.
         """
-        for part in (self.keys, self.values, self.key_scales, self.value_scales):
+        for part in self.parts:
             part[:layers, :blocks].zero_()
 
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:

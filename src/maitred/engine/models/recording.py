@@ -5,7 +5,6 @@ larger one they are made anew, and the tape with them; the same if another cache
 """
 
 import ctypes
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ _ELEMENTS_WORTH_A_THREAD = 1 << 14
 def taped(weights: Weights) -> bool:
     """Whether all of a model's products can be written onto a tape."""
     single = weights.final_norm.dtype == torch.float32
-    return single and all(isinstance(product, Taped) for product in _products(weights))
+    return single and all(isinstance(product, Taped) for product in weights.products)
 
 
 class Recording:
@@ -79,7 +78,7 @@ class _Rooms:
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
         self._gate_up = torch.empty(most_rows, 2 * inner)
         self._gated = torch.empty(most_rows, inner)
-        room = max(product.room_bytes(most_rows) for product in _products(weights) if isinstance(product, Taped))
+        room = max(product.room_bytes(most_rows) for product in weights.products if isinstance(product, Taped))
         self._room = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked = ctypes.c_int64(0)
@@ -128,12 +127,6 @@ class _Rooms:
     def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
         assert isinstance(linear, Taped)
         linear.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
-
-
-def _products(weights: Weights) -> Iterator[Linear]:
-    yield weights.head
-    for layer in weights.layers:
-        yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
 
 
 def _worth(rows: Tensor) -> int:

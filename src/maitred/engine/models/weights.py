@@ -7,7 +7,7 @@ the size of the converted weights.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,12 +54,16 @@ class Weights:
     head: Linear
 
     @property
+    def products(self) -> Iterator[Linear]:
+        """All of them: those of the layers, then the head."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+        yield self.head
+
+    @property
     def forms(self) -> dict[str, int]:
         """How many products are computed in which form; see `maitred.engine.kernels.linear.KINDS`."""
-        of_layers = (
-            part for layer in self.layers for part in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
-        )
-        return dict(Counter(product.kind for product in (*of_layers, self.head)))
+        return dict(Counter(product.kind for product in self.products))
 
 
 def load_weights(

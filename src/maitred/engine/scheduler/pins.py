@@ -33,6 +33,7 @@ class Pins:
         block_tokens: Tokens per block.
 
     Attributes:
+        blocks: That any pin holds; each step's report says so.
         given_up: Pins that went before their time because somebody would have waited for ever.
     """
 
@@ -44,12 +45,8 @@ class Pins:
         self._block_tokens = block_tokens
         self._pins: dict[tuple[str, str], _Pin] = {}
         """By cache scope and name."""
+        self.blocks = 0
         self.given_up = 0
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that any pin holds."""
-        return self._distinct(self._pins)
 
     def check(self, request: Request) -> None:
         """Raises ValueError, with the reason, if the request asks for a pin that can not be had."""
@@ -86,6 +83,7 @@ class Pins:
         self._residency.hold(pin.flow, pin.blocks)
         self.release(*key)
         self._pins[key] = pin
+        self.blocks = self._distinct(self._pins)
         while self.blocks > self._most or self._distinct(k for k in self._pins if k[0] == key[0]) > self._most_each:
             soonest = min((k for k in self._pins if k[0] == key[0]), key=lambda k: self._pins[k].until_s)
             self.given_up += 1
@@ -97,6 +95,7 @@ class Pins:
         if pin is not None:
             self._pool.free(pin.blocks)
             self._residency.release(pin.flow, pin.blocks)
+            self.blocks = self._distinct(self._pins)
 
     def ends_in_s(self, now_s: float) -> float | None:
         """When the next one is over; None: there is none."""

@@ -4,62 +4,31 @@ from pathlib import Path
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.capacity import KVPlan
 from maitred.engine.config import SpeculationConfig
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.loader import Loader
-from maitred.engine.models.config import ModelConfig
-from maitred.engine.models.load import LoadedModel
 from maitred.engine.models.source import find_model
-from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.speculate.draft_model import DraftModel
 from maitred.engine.speculate.ngram import NgramDrafter
 from maitred.engine.speculate.speculator import Speculator
 from maitred.engine.speculate.vocabulary import check_same_vocabulary
 
 
-def load_draft_model(model: Path, loader: Loader) -> LoadedModel | None:
-    """Reads the draft model, in the model's own types of numbers; None: none is configured.
+def find_draft_model(model: Path, speculation: SpeculationConfig) -> Path | None:
+    """The folder of the draft model; None: none is configured.
 
     Args:
         model: Folder of the model that it drafts for.
-        loader: Of the engine.
+        speculation: The `engine.speculation` section.
 
     Raises:
         ConfigInvalid: There is none where one is needed, it does not exist, or its vocabulary is another.
     """
-    speculation = loader.config.speculation
     _check(speculation)
     if speculation.draft_model is None:
         return None
     folder = find_model(speculation.draft_model)
     check_same_vocabulary(model, folder)
-    return loader.model(folder)
-
-
-def make_draft_model(
-    draft: LoadedModel,
-    loader: Loader,
-    kv: KVPlan,
-    sampler: Sampler,
-    constraints: Constraints,
-    clock: Clock,
-    shape: ModelConfig,
-) -> DraftModel:
-    """Who writes ahead, with a cache of its own.
-
-    Args:
-        draft: The smaller model.
-        loader: Of the engine.
-        kv: As many blocks as the model's own cache has.
-        sampler: The model's own.
-        constraints: Of the engine.
-        clock: Of the engine.
-        shape: Of the model that it drafts for.
-    """
-    cache = loader.cache(draft.config, kv.blocks)
-    draft.decoder.warm_up(cache)
-    return DraftModel(draft.decoder, cache, sampler, constraints, clock, shape.vocab_size)
+    return folder
 
 
 def make_speculator(

@@ -107,7 +107,6 @@ class DraftModel:
 
     def adopt(self, decoder: Decoder, cache: KVCache) -> None:
         """The same model again, with an empty cache of the same size."""
-        decoder.warm_up(cache)
         self._model = decoder, cache
 
     def _write(self, runs: list[_Run], writing: list[Wanted]) -> None:

@@ -15,7 +15,6 @@ to a file and mapped.
 import ctypes
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,6 +27,7 @@ from torch import Tensor
 from maitred.engine.kernels.job import COUNT, Entry, floats
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
 from maitred.engine.kernels.tape import ALONE, Tape
+from maitred.engine.kernels.torch_library import torch_library
 
 _LAYOUT_ROWS = 512
 """MKL chooses the layout by a row count. Layouts for few rows are slow with many; the reverse costs nothing."""
@@ -205,10 +205,10 @@ def keeps_rows_apart(packed: Linear, outputs: int, inputs: int) -> bool:
 @cache
 def _mkl() -> Any:
     """MKL with its functions declared; None if it cannot be had."""
+    library = torch_library()
     try:
-        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
         size, pack, compute = (getattr(library, f"cblas_sgemm_{name}") for name in ("pack_get_size", "pack", "compute"))
-    except (OSError, AttributeError, StopIteration):
+    except AttributeError:
         return None
     number, real, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
     size.argtypes, size.restype = [number] * 4, ctypes.c_size_t
