@@ -3,24 +3,31 @@
 import re
 from pathlib import Path
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.replicas import Replicas
 from maitred.core.answer import Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.flow import PriorityClass
-from maitred.core.ports import LoadReport
+from maitred.core.ports import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, Usage
+from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
+from maitred.observe.config import SloConfig
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.rollouts import RolloutsState
 from maitred.observe.upstreams import UpstreamState
+from maitred.testing.script import SCRIPTED_CARD
 from tests.dispatch_desk import Desk
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)
+LOAD = LoadReport(total_blocks=10, process=ProcessState(gpu=GpuState("GPU-1", 0.5, 1, 2)))
+SLO = SloConfig(indicator="ttft", objective=0.9, within_s=1.0)
 SUFFIXES = {"_bucket", "_count", "_sum"}
 
 
@@ -38,7 +45,7 @@ def queues():
 def rendered():
     metrics = Metrics(
         lambda: 0,
-        lambda: {("m", "r"): EngineState(True, 0, LoadReport(), None)},
+        lambda: {("m", "r"): EngineState(True, 0, LOAD, CARD)},
         accounts,
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
@@ -47,11 +54,13 @@ def rendered():
         lambda: RolloutsState(
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
+        slos={"prompt": SLO},
     )
     tally = Tally(
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )
     tally.finishes.append(FinishReason.STOP)
+    tally.principal, tally.priority, tally.error = ANONYMOUS, PriorityClass.STANDARD, "rate_limit_exceeded"
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
@@ -61,7 +70,10 @@ def rendered():
     tally.chosen = Chosen("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
-    metrics.requests.ended(tally)
+    for observer in metrics.observers:
+        observer.ended(tally)
+    for steps in range(2):
+        metrics.steps.heard(("m", "r"), LoadReport(steps=steps))
     return list(text_string_to_metric_families(metrics.render()[0].decode()))
 
 
@@ -75,7 +87,7 @@ def test_the_page_and_the_registry_name_the_same_labels():
     rows = dict(re.findall(r"^\| `(maitred_\w+)` \| \w+ \|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE))
     for family in rendered():
         name = family.name + ("_total" if family.type == "counter" else "")
-        if "process" in name or name.startswith("vllm:"):
+        if name.startswith("maitred_process_") or name.startswith("vllm:"):
             continue
         labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
         assert set(re.findall(r"`(\w+)`", rows[name])) == labels, name

@@ -191,8 +191,12 @@ async def _serve(config: Config, command: Command | None) -> int:
             on_demand.state,
             replicas.all,
             lambda: rollouts.state(trials.shadows.ends),
-            vllm=config.metrics.vllm_names,
+            config=config.metrics,
+            slos=config.slos,
+            clock=clock,
         )
+        for where, engine in engines.items():
+            engine.link.watch(partial(_report_steps, metrics, where, engine))
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
             router,
@@ -212,7 +216,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             pipeline,
             access.identity,
             gate,
-            [metrics.requests, RequestLog()],
+            [*metrics.observers, RequestLog()],
             metrics.render,
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
@@ -345,3 +349,7 @@ async def _is_up(engines: Engines | None, encoders: Encoders, shutdown: Shutdown
 def _state_of(engine: Engine) -> EngineState:
     up = engine.link.ready
     return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)
+
+
+def _report_steps(metrics: Metrics, where: tuple[str, str], engine: Engine) -> None:
+    metrics.steps.heard(where, engine.link.load())

@@ -16,7 +16,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
-from maitred.observe.config import LogConfig, MetricsConfig
+from maitred.observe.config import LogConfig, MetricsConfig, SloConfig
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
@@ -235,6 +235,13 @@ class Config(Struct, frozen=True, kw_only=True):
     counters: CountersConfig = CountersConfig()
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()
+    slos: Annotated[
+        dict[str, SloConfig],
+        Meta(
+            description="Service level objectives, each under a name of its own that metrics and alerts bear; see "
+            "[observability](observability.md#service-level-objectives)."
+        ),
+    ] = {}
 
     @property
     def has_engine(self) -> bool:

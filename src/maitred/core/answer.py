@@ -241,6 +241,8 @@ class Tally:
     hedged: str = ""
     """Which of two replicas, ``first`` or ``second``, began to answer first; empty: it was sent to one."""
     outcome: Outcome | None = None
+    error: str = ""
+    """The code of the error that it was answered with, such as ``queue_full``; empty: none."""
     stalled: bool = False
     """Whether it was cancelled because its client had stopped reading."""
     status: int = 0

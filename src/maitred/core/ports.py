@@ -89,6 +89,28 @@ def pairs_of(start: int, length: int) -> int:
     return length * start + length * (length + 1) // 2
 
 
+class GpuState(msgspec.Struct, frozen=True, array_like=True):
+    """One accelerator that an engine computes on, as its driver sees it: all processes there taken together."""
+
+    name: str
+    """Unique on its machine, and the same after a restart."""
+    busy_share: float
+    """Of the driver's last sampling period, from 0 to 1: the part in which anything ran."""
+    used_bytes: int
+    total_bytes: int
+
+
+class ProcessState(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine's process takes of its machine; not older than a second while it reports."""
+
+    cpu_s: float = 0.0
+    """User and system, since its start. A counter."""
+    resident_bytes: int = 0
+    open_files: int = 0
+    threads: int = 0
+    gpu: GpuState | None = None
+
+
 class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """The state of an engine after a step; gauges first, then counters since its start."""
 
@@ -147,6 +169,15 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     """KV blocks of preempted sequences that were copied to the host's memory when others needed their room..."""
     restored_blocks: int = 0
     """...and those that were copied back instead of being computed again."""
+    evicted_blocks: int = 0
+    """Blocks whose cached content gave way to something else. A counter, as all that follow but the last."""
+    batched: int = 0
+    """Sequences that steps have computed something of, each once for every step."""
+    prefill_tokens: int = 0
+    """Tokens that steps have computed of prompts, and of what was computed again."""
+    decode_tokens: int = 0
+    """Tokens that steps have computed of answers, wrong guesses included."""
+    process: ProcessState = ProcessState()
 
 
 class Hearsay(NamedTuple):

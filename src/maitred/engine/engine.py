@@ -90,6 +90,7 @@ class Engine:
         recorded."""
         self._steps = 0
         self._step_s = 0.0
+        self._batched = self._prefill_tokens = self._decode_tokens = 0
 
     @property
     def busy(self) -> bool:
@@ -220,7 +221,11 @@ class Engine:
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s
-        self._measuring = StepWork.of(plan), start_s + writing_s
+        work = StepWork.of(plan)
+        self._batched += work.decodes + work.chunks
+        self._prefill_tokens += work.prefill_tokens
+        self._decode_tokens += work.decodes + work.drafts
+        self._measuring = work, start_s + writing_s
         self._rest()
         return outputs
 
@@ -318,6 +323,10 @@ class Engine:
             wakes_in_s=0.0 if self._slumber is None else self._slumber.wakes_in_s,
             swapped_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.swapped,
             restored_blocks=0 if scheduler.pool.swap is None else scheduler.pool.swap.restored,
+            evicted_blocks=scheduler.pool.evictions,
+            batched=self._batched,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:

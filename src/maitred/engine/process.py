@@ -18,10 +18,12 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.models.digest import digest_of
+from maitred.engine.nvml import Gpu, open_gpu
 from maitred.engine.precision import Precision
 from maitred.engine.server import EngineServer, Steps
 from maitred.engine.target import Target
 from maitred.engine.threads import step_threads
+from maitred.engine.vitals import Vitals
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials
@@ -59,7 +61,8 @@ def serve(
         # again, between two tokens of somebody's answer.
         gc.freeze()
         gc.enable()
-        server = EngineServer(engine, card, listener, SystemClock(), credentials)
+        clock = SystemClock()
+        server = EngineServer(engine, card, listener, clock, credentials, vitals=Vitals(clock, _gpu_of(card)))
         server.watch_signals()
         listener.listen(128)
         logger.info(
@@ -88,6 +91,12 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
     device = Target.of(config.device).device
     torch.set_num_threads(step_threads(config.threads))
     return build_encoder(model, config, dtype=Precision.of(config, device).dtype, device=device)
+
+
+def _gpu_of(card: ModelCard) -> Gpu | None:
+    """Who can say how the GPU is that the model runs on; None: it runs on none, or nobody can."""
+    device = torch.device(card.device)
+    return None if device.type != "cuda" else open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def _listen(address: UnixAddress | TcpAddress) -> socket.socket:

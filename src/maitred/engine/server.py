@@ -20,12 +20,15 @@ from functools import partial
 from types import FrameType
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from maitred.core.clock import Clock
 from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
 from maitred.engine.connection import Connection
+from maitred.engine.vitals import Vitals
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
@@ -116,6 +119,7 @@ class EngineServer:
         listener: A bound, listening socket.
         clock: For the grace period of a drain.
         credentials: What gateways have to know and show.
+        vitals: What its process takes; None: looked up without a GPU.
         stranger_s: How long one that has not done so may stay.
     """
 
@@ -127,9 +131,11 @@ class EngineServer:
         clock: Clock,
         credentials: Credentials = Credentials(),  # noqa: B008 - frozen
         *,
+        vitals: Vitals | None = None,
         stranger_s: float = STRANGER_S,
     ) -> None:
         self._engine = engine
+        self._vitals = vitals or Vitals(clock)
         self._card = card
         self._clock = clock
         self._epoch = int(clock.wall_s() * 1e6)
@@ -231,8 +237,11 @@ class EngineServer:
         self._guard(connection, connection.open)
 
     def _hello(self) -> Hello:
-        load, blocks = self._engine.load(), self._engine.block_news(whole=True)
+        load, blocks = self._load(), self._engine.block_news(whole=True)
         return Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
+
+    def _load(self) -> LoadReport:
+        return replace(self._engine.load(), process=self._vitals.now())
 
     def _serve(self, connection: Connection) -> None:
         connection.send()
@@ -273,7 +282,7 @@ class EngineServer:
         for owner, rejection in self._engine.rejections():
             if isinstance(owner, Connection):
                 owner.rejections.append(rejection)
-        load, changes = self._engine.load(), self._engine.block_news()
+        load, changes = self._load(), self._engine.block_news()
         for connection in list(self._connections.values()):
             if not connection.established:
                 continue

@@ -1,5 +1,6 @@
-"""The `log` and `metrics` sections: what is logged and shown, and in which shape."""
+"""The `log`, `metrics` and `slos` sections: what is logged, shown and promised."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -28,3 +29,62 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
             " `vllm:num_requests_waiting`, for dashboards and autoscalers that were made for it."
         ),
     ] = True
+    tenants: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="How many organisations have series of their own: those that come first since the start. The "
+            "others are counted together, as `other`.",
+            extra={"unit": "organisations"},
+        ),
+    ] = 100
+
+
+class SloConfig(Struct, frozen=True, kw_only=True):
+    """What is promised to the requests of a model and a class: which share of them goes well."""
+
+    indicator: Annotated[
+        Literal["availability", "ttft", "itl"],
+        Meta(
+            description="What goes well. `availability`: a request is answered, not refused for want of room and not "
+            "failed. `ttft`: its first token comes within `within_s`. `itl`: so does each next delivery of tokens."
+        ),
+    ]
+    objective: Annotated[
+        float,
+        Meta(gt=0, lt=1, description="The share that is to go well, such as 0.99 for all but one in a hundred."),
+    ]
+    within_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="The longest time that is well. Needed by `ttft` and `itl`; `availability` has none.",
+            extra={"unit": "seconds"},
+        ),
+    ] = None
+    model: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="The model whose requests count; null: of all models."),
+    ] = None
+    priority: Annotated[
+        Literal["interactive", "standard", "batch", "background"] | None,
+        Meta(description="The class whose requests count; null: of all classes."),
+    ] = None
+    window_days: Annotated[
+        int, Meta(ge=1, le=90, description="The time over which the error budget is reckoned.", extra={"unit": "days"})
+    ] = 30
+
+
+def slo_faults(slos: Mapping[str, SloConfig]) -> Iterator[tuple[str, str]]:
+    """What does not fit together in objectives: the setting, and why."""
+    for name, slo in slos.items():
+        if slo.indicator == "availability" and slo.within_s is not None:
+            yield (
+                f"slos.{name}.within_s",
+                "Availability knows no time. Leave it out, or take the indicator ttft or itl.",
+            )
+        elif slo.indicator != "availability" and slo.within_s is None:
+            yield (
+                f"slos.{name}.indicator",
+                f"The indicator {slo.indicator} needs within_s, the longest time that is well.",
+            )

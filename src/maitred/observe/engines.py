@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.ports import GpuState, LoadReport, ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,23 @@ _GAUGES: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         "Tokens that the KV cache can hold.",
         lambda state: state.card.kv_capacity_tokens if state.card else 0,
     ),
+    "maitred_engine_process_resident_memory_bytes": (
+        "Memory in use by the engine's process.",
+        lambda state: state.load.process.resident_bytes,
+    ),
+    "maitred_engine_process_open_fds": (
+        "Open files and sockets of the engine's process.",
+        lambda state: state.load.process.open_files,
+    ),
+    "maitred_engine_process_threads": (
+        "Threads of the engine's process.",
+        lambda state: state.load.process.threads,
+    ),
+}
+_GPU_GAUGES: Mapping[str, tuple[str, Callable[[GpuState], float]]] = {
+    "maitred_engine_gpu_busy_ratio": ("Part of the time in which the GPU computed.", lambda gpu: gpu.busy_share),
+    "maitred_engine_gpu_memory_used_bytes": ("Memory of the GPU in use.", lambda gpu: gpu.used_bytes),
+    "maitred_engine_gpu_memory_total_bytes": ("Memory of the GPU.", lambda gpu: gpu.total_bytes),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
     "maitred_engine_restarts": ("Times that the engine was started again.", lambda state: state.restarts),
@@ -97,6 +114,28 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
         "Pinned prefixes that went before their time, because a request would have waited for ever.",
         lambda state: state.load.pins_given_up,
     ),
+    "maitred_engine_evicted_blocks": (
+        "KV blocks whose cached content gave way to something else.",
+        lambda state: state.load.evicted_blocks,
+    ),
+    "maitred_engine_prefill_tokens": (
+        "Tokens that steps computed of prompts, and of what was computed again.",
+        lambda state: state.load.prefill_tokens,
+    ),
+    "maitred_engine_decode_tokens": (
+        "Tokens that steps computed of answers, wrong drafts included.",
+        lambda state: state.load.decode_tokens,
+    ),
+    "maitred_engine_forced_tokens": (
+        "Output tokens that a grammar left no choice for.",
+        lambda state: state.load.forced_tokens,
+    ),
+    "maitred_engine_drafted_tokens": ("Drafts that steps computed.", lambda state: state.load.drafted_tokens),
+    "maitred_engine_accepted_tokens": ("Of these, drafts that were right.", lambda state: state.load.accepted_tokens),
+    "maitred_engine_process_cpu_seconds": (
+        "CPU time of the engine's process, user and system.",
+        lambda state: state.load.process.cpu_s,
+    ),
     "maitred_engine_finished": ("Sequences that came to their end.", lambda state: state.load.finished),
     "maitred_engine_cancelled": ("Sequences that nobody wanted any more.", lambda state: state.load.cancelled),
     "maitred_engine_wasted_tokens": (
@@ -126,6 +165,12 @@ class LiveState(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["model", "replica"])
             for names, state in engines.items():
                 gauge.add_metric(names, read(state))
+            yield gauge
+        for name, (text, read_gpu) in _GPU_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model", "replica", "gpu"])
+            for names, state in engines.items():
+                if (gpu := state.load.process.gpu) is not None:
+                    gauge.add_metric([*names, gpu.name], read_gpu(gpu))
             yield gauge
         for name, (text, read) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=["model", "replica"])

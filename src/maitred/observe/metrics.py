@@ -1,19 +1,26 @@
 """All Prometheus metrics of a gateway, in one registry. Each is described for people in ``docs/metrics.md``."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from maitred.core.answer import Observer
+from maitred.core.clock import Clock, SystemClock
 from maitred.observe.accounts import Accounts, AccountsState
+from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.rollouts import RolloutMetrics, RolloutsState
+from maitred.observe.slos import SloMetrics
+from maitred.observe.steps import StepMetrics
+from maitred.observe.tenants import TenantMetrics
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.vllm_names import vllm_names
 
@@ -27,10 +34,14 @@ class Metrics:
     Args:
         in_flight: Requests that are being answered.
         engines, accounts, queues, upstreams, residency, replicas, rollouts: Where things stand; asked at each scrape.
-        vllm: Whether they are also shown under vLLM's names.
+        config: What is shown.
+        slos: What is promised, by name.
+        clock: For the windows of these.
 
     Attributes:
-        requests: The observer that counts ended requests.
+        observers: What counts ended requests.
+        requests: The one of them that is also told of steps of the degradation ladder.
+        steps: Is told of engines' reports.
     """
 
     def __init__(
@@ -44,13 +55,19 @@ class Metrics:
         replicas: ReplicaStates = tuple,
         rollouts: Callable[[], RolloutsState] = RolloutsState,
         *,
-        vllm: bool = True,
+        config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
+        slos: Mapping[str, SloConfig] = MappingProxyType({}),
+        clock: Clock = SystemClock(),  # noqa: B008 - stateless
     ) -> None:
-        self._vllm = vllm
+        self._vllm = config.vllm_names
         # A creation time for every series would double the scrape, and nobody reads it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
+        self.steps = StepMetrics(self._registry)
+        kept = SloMetrics(slos, clock)
+        self._registry.register(kept)
+        self.observers: list[Observer] = [self.requests, TenantMetrics(self._registry, config.tenants), kept]
         self._registry.register(LiveState(in_flight, engines))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))

@@ -29,6 +29,8 @@ _COUNTERS: _Sources = {
     "vllm:prompt_tokens_cached": ("maitred_engine_cached_tokens",),
     "vllm:prefix_cache_queries": ("maitred_engine_prompt_tokens",),
     "vllm:prefix_cache_hits": ("maitred_engine_cached_tokens",),
+    "vllm:gpu_prefix_cache_queries": ("maitred_engine_prompt_tokens",),
+    "vllm:gpu_prefix_cache_hits": ("maitred_engine_cached_tokens",),
     "vllm:num_preemptions": ("maitred_engine_preemptions",),
     "vllm:request_success": ("maitred_choices",),
 }
@@ -41,11 +43,27 @@ _HISTOGRAMS: _Sources = {
     "vllm:request_queue_time_seconds": ("maitred_queue_seconds",),
     "vllm:request_prefill_time_seconds": ("maitred_prefill_seconds",),
     "vllm:request_decode_time_seconds": ("maitred_decode_seconds",),
+    "vllm:request_inference_time_seconds": ("maitred_inference_seconds",),
+    "vllm:request_prefill_kv_computed_tokens": ("maitred_request_computed_tokens",),
+    "vllm:iteration_tokens_total": ("maitred_step_tokens",),
     "vllm:request_prompt_tokens": ("maitred_request_prompt_tokens",),
     "vllm:request_generation_tokens": ("maitred_request_output_tokens",),
 }
-_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""The second is the older name."""
+_RATIOS: Mapping[str, tuple[str, str, str, bool]] = {
+    "vllm:kv_cache_usage_perc": (
+        "The part of our maitred_engine_kv_blocks_total that is not free, from 0 to 1.",
+        *("maitred_engine_kv_blocks_free", "maitred_engine_kv_blocks_total", True),
+    ),
+    "vllm:gpu_cache_usage_perc": (
+        "The older name of vllm:kv_cache_usage_perc.",
+        *("maitred_engine_kv_blocks_free", "maitred_engine_kv_blocks_total", True),
+    ),
+    "vllm:gpu_prefix_cache_hit_rate": (
+        "Our maitred_engine_cached_tokens over maitred_engine_prompt_tokens, since the engine's start.",
+        *("maitred_engine_cached_tokens", "maitred_engine_prompt_tokens", False),
+    ),
+}
+"""Gauges: what they say, numerator, denominator, and whether they are what the ratio leaves of 1."""
 _LABELS: Mapping[str, str] = {"model": "model_name", "replica": "engine", "finish_reason": "finished_reason"}
 
 
@@ -62,13 +80,13 @@ def vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
             for source in sources:
                 family.samples += _renamed(name, source, ours[source].samples)
             yield family
-    free, total = (_by_replica(ours[f"maitred_engine_kv_blocks_{state}"]) for state in ("free", "total"))
-    for name in _KV_USAGE:
-        family = Metric(name, "The part of our maitred_engine_kv_blocks_total that is not free, from 0 to 1.", "gauge")
-        for (model, replica), blocks in total.items():
-            used = 1.0 - free[model, replica] / blocks if blocks else 0.0
-            family.add_sample(name, {"model_name": model, "engine": replica}, used)
+    for name, (text, part, whole, inverted) in _RATIOS.items():
+        family, parts = Metric(name, text, "gauge"), _by_replica(ours[part])
+        for (model, replica), all_of_it in _by_replica(ours[whole]).items():
+            share = parts[model, replica] / all_of_it if all_of_it else float(inverted)
+            family.add_sample(name, {"model_name": model, "engine": replica}, 1.0 - share if inverted else share)
         yield family
+    yield _cache_config(ours)
 
 
 def _renamed(name: str, source: str, samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -81,6 +99,17 @@ def _renamed(name: str, source: str, samples: Iterable[Sample]) -> Iterator[Samp
         sums[key] = sums.get(key, 0.0) + sample.value
     for (full_name, pairs), value in sums.items():
         yield Sample(full_name, dict(pairs), value)
+
+
+def _cache_config(ours: Mapping[str, Metric]) -> Metric:
+    """How large the KV cache is, which routers read off labels."""
+    family = Metric("vllm:cache_config_info", "How large the KV cache is, said by its labels.", "gauge")
+    tokens = _by_replica(ours["maitred_engine_kv_capacity_tokens"])
+    for (model, replica), blocks in _by_replica(ours["maitred_engine_kv_blocks_total"]).items():
+        if blocks and (capacity := tokens[model, replica]):
+            labels = {"block_size": str(round(capacity / blocks)), "num_gpu_blocks": str(round(blocks))}
+            family.add_sample(family.name, {"model_name": model, "engine": replica} | labels, 1.0)
+    return family
 
 
 def _by_replica(family: Metric) -> dict[tuple[str, str], float]:

@@ -1,7 +1,11 @@
 """What was built for vLLM's metrics finds them, with the values of ours."""
 
+import re
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
@@ -10,31 +14,20 @@ from maitred.core.answer import Outcome, Tally
 from maitred.core.ports import LoadReport
 from maitred.core.request import FinishReason
 from maitred.dispatch.state import state_of
+from maitred.observe.config import MetricsConfig
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
+from maitred.testing.script import SCRIPTED_CARD
 from tests.dispatch_desk import Desk
 
-ASKED = {
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:request_success_total",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:num_preemptions_total",
-    "vllm:prefix_cache_hits_total",
-    "vllm:prefix_cache_queries_total",
-    "vllm:time_to_first_token_seconds_bucket",
-    "vllm:inter_token_latency_seconds_bucket",
-    "vllm:e2e_request_latency_seconds_bucket",
-    "vllm:request_queue_time_seconds_bucket",
-    "vllm:request_prefill_time_seconds_bucket",
-    "vllm:request_decode_time_seconds_bucket",
-    "vllm:request_time_per_output_token_seconds_bucket",
-    "vllm:request_prompt_tokens_bucket",
-    "vllm:request_generation_tokens_bucket",
-}
-"""What dashboards, autoscalers and KServe's queries ask for, as they spell it."""
+ROOT = Path(__file__).parents[3]
+QUERIES = [
+    (source, names.split())
+    for source, _, names in (
+        line.partition("\t") for line in (ROOT / "tests/data/metrics/asked.tsv").read_text().splitlines()
+    )
+]
+"""Who asks, and the names in one of its queries as they are spelt there; see the README beside the file."""
 
 
 def metrics(**options):
@@ -54,6 +47,8 @@ def metrics(**options):
     tally.finishes += [FinishReason.LENGTH]
     tally.close(Outcome.FINISHED, 200, 5.0)
     made.requests.ended(tally)
+    for steps in range(2):
+        made.steps.heard(("m", "one"), LoadReport(steps=steps, prefill_tokens=8 * steps))
     return made
 
 
@@ -69,10 +64,26 @@ def values(samples, name):
     return {tuple(value for _, value in sorted(s.labels.items(), reverse=True)): s.value for s in named}
 
 
-def test_all_that_is_asked_for_is_there_with_the_labels_it_is_asked_by(samples):
-    found = {sample.name: sample.labels for sample in samples}
-    assert set(found) >= ASKED
-    assert all({"model_name", "engine"} <= set(found[name]) for name in ASKED)
+def test_as_many_queries_of_others_are_answered_as_the_page_says(samples):
+    """A query is answered if every name in it is there, with the labels that select a model."""
+    known = {sample.name for sample in samples if {"model_name", "engine"} <= set(sample.labels)}
+    asked, answered = Counter(), Counter()
+    for source, names in QUERIES:
+        asked[source] += 1
+        answered[source] += all(any(re.fullmatch(name, one) for one in known) for name in names)
+    page = (ROOT / "docs/metrics.md").read_text()
+    said = re.findall(r"^\| [^|]+ \(`([\w-]+)`\) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    assert {source: (int(of), int(share)) for source, of, share in said} == {
+        source: (of, answered[source]) for source, of in asked.items()
+    }
+
+
+def test_the_size_of_the_cache_is_said_as_routers_read_it():
+    card = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=1600)
+    made = Metrics(lambda: 0, lambda: {("m", "r"): EngineState(True, 0, LoadReport(total_blocks=100), card)})
+    (info,) = (line for line in made.render()[0].decode().splitlines() if line.startswith("vllm:cache_config_info{"))
+    assert 'block_size="16"' in info
+    assert 'num_gpu_blocks="100"' in info
 
 
 def test_engines_are_told_apart_and_who_waits_at_the_gateway_is_seen(samples):
@@ -98,7 +109,7 @@ def test_the_parts_of_a_request_add_up(samples):
 
 
 def test_they_can_be_left_out():
-    made = metrics(vllm=False)
+    made = metrics(config=MetricsConfig(vllm_names=False))
     assert "vllm:" not in made.render()[0].decode()
 
 

@@ -190,6 +190,8 @@ class EncoderEngine:
             waiting_prompt_tokens=self._tokens,
             step_tokens=self._step_tokens,
             times=self._meter.times,
+            batched=self._finished,
+            prefill_tokens=self._prompt_tokens,
         )
 
     def _batch(self, now_s: float, outputs: dict[Hashable, list[Output]]) -> list[_Text]:

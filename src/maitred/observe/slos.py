@@ -1,0 +1,147 @@
+"""Service level objectives: how many requests went well, of how many, and what is left of the error budget.
+
+Each objective is a pair of counters, as the Site Reliability Workbook has it (Google, 2018, chapter 5): the ratio of
+their rates over any span is what was kept there, and `deploy/prometheus` has the alerts. The budget that is left is
+reckoned here as well, for whoever has no Prometheus: over the window, or since the start if that is shorter.
+
+What counts for an objective:
+
+- ``availability``: requests that were answered to their end (good); those that failed, or were refused for want of
+  room, a replica or a store (bad). Requests at fault themselves, beyond their callers' own limits, or given up by their
+  callers say nothing of the service.
+- ``ttft``: requests by the time to their first token. One that ended without any is bad once that time was over, so
+  that callers who lose patience do not make the service look quick.
+- ``itl``: deliveries of tokens by the time since the one before.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.clock import Clock
+from maitred.observe.config import SloConfig
+
+_ANY = "*"
+_SLICES = 240
+"""Parts of a window that leave it one by one; of 30 days, three hours each."""
+_LABELS = ("slo", "model", "class", "indicator")
+
+
+class Objective:
+    """One objective, and what has come of it.
+
+    Args:
+        config: What is promised.
+
+    Attributes:
+        good, total: Since the start.
+    """
+
+    def __init__(self, config: SloConfig) -> None:
+        self.config = config
+        self.good = self.total = 0
+        self._slice_s = config.window_days * 86_400 / _SLICES
+        self._slices: deque[tuple[int, int, int]] = deque([(0, 0, 0)])
+        """Number of the slice, and `good` and `total` when it began; the oldest first. Those without events are left
+        out: at their beginnings the counts were those of the next one."""
+
+    def count(self, tally: Tally, now_s: float) -> None:
+        """Takes an ended request into account, if the objective is about it."""
+        slo = self.config
+        if not tally.model or slo.model not in (None, tally.model) or slo.priority not in (None, tally.priority):
+            return
+        good, total = _judged(tally, slo)
+        if total:
+            self._turn(now_s)
+            self.good += good
+            self.total += total
+
+    def budget_left(self, now_s: float) -> float:
+        """The part of the error budget that is left: 1 is all of it, below 0 the objective is missed."""
+        self._turn(now_s)
+        _, good, total = self._slices[0]
+        asked = self.total - total
+        if asked == 0:
+            return 1.0
+        bad = asked - (self.good - good)
+        return 1.0 - bad / (asked * (1.0 - self.config.objective))
+
+    def _turn(self, now_s: float) -> None:
+        """Begins a slice where the time for one has come, and lets go of those that have left the window."""
+        current = int(now_s / self._slice_s)
+        if current > self._slices[-1][0]:
+            self._slices.append((current, self.good, self.total))
+        while self._slices[0][0] < current - _SLICES:
+            self._slices.popleft()
+
+
+class SloMetrics(Collector):
+    """Counts for all objectives. Implements `maitred.core.answer.Observer`.
+
+    Args:
+        slos: The objectives by their names.
+        clock: Says when a part of a window is over.
+    """
+
+    def __init__(self, slos: Mapping[str, SloConfig], clock: Clock) -> None:
+        self._clock = clock
+        self._start_s = clock.monotonic_s()
+        self._objectives = {name: Objective(slo) for name, slo in slos.items()}
+
+    def ended(self, tally: Tally) -> None:
+        """Counts one."""
+        now_s = self._clock.monotonic_s() - self._start_s
+        for objective in self._objectives.values():
+            objective.count(tally, now_s)
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        now_s = self._clock.monotonic_s() - self._start_s
+        good = CounterMetricFamily("maitred_slo_good", "What went well.", labels=_LABELS)
+        total = CounterMetricFamily("maitred_slo_events", "What went well or not.", labels=_LABELS)
+        objective = GaugeMetricFamily("maitred_slo_objective", "The share that is to go well.", labels=_LABELS)
+        within = GaugeMetricFamily("maitred_slo_within_seconds", "The longest time that is well.", labels=_LABELS)
+        window = GaugeMetricFamily("maitred_slo_window_seconds", "Over which the budget is reckoned.", labels=_LABELS)
+        left = GaugeMetricFamily(
+            "maitred_slo_error_budget_left", "Part of the error budget that is left, by this gateway.", labels=_LABELS
+        )
+        for name, one in self._objectives.items():
+            slo = one.config
+            labels = (name, slo.model or _ANY, slo.priority or _ANY, slo.indicator)
+            good.add_metric(labels, one.good)
+            total.add_metric(labels, one.total)
+            objective.add_metric(labels, slo.objective)
+            window.add_metric(labels, slo.window_days * 86_400)
+            left.add_metric(labels, one.budget_left(now_s))
+            if slo.within_s is not None:
+                within.add_metric(labels, slo.within_s)
+        return good, total, objective, within, window, left
+
+
+def _judged(tally: Tally, slo: SloConfig) -> tuple[int, int]:
+    """How much of a request went well, and how much of it counts."""
+    within_s = math.inf if slo.within_s is None else slo.within_s
+    match slo.indicator:
+        case "availability":
+            return _answered(tally)
+        case "ttft":
+            if tally.first_token_s is not None:
+                return int(tally.first_token_s - tally.started_s <= within_s), 1
+            return 0, int(tally.ended_s - tally.started_s > within_s)
+        case "itl":
+            return sum(gap_s <= within_s for gap_s in tally.gaps_s), len(tally.gaps_s)
+
+
+def _answered(tally: Tally) -> tuple[int, int]:
+    match tally.outcome:
+        case Outcome.FINISHED:
+            return 1, 1
+        case Outcome.CANCELLED:
+            return 0, 0
+        case Outcome.REFUSED | Outcome.FAILED | None:
+            own_fault = 400 <= tally.status < 500 and (tally.status != 429 or bool(tally.refused_by))
+            return 0, int(not own_fault)

@@ -1,0 +1,51 @@
+"""How engines' steps are spread: how long they take and how much they compute.
+
+An engine reports after every step what all its steps have done, and the difference between two reports is one step.
+An average hides the one step of a long prompt that every reader waits for; a histogram shows it.
+"""
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from maitred.core.ports import LoadReport
+
+_STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_LABELS = ("model", "replica")
+
+
+class StepMetrics:
+    """Counts steps as they are reported."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._last: dict[tuple[str, str], LoadReport] = {}
+        self._seconds = Histogram(
+            "maitred_step_seconds", "What a step takes.", _LABELS, buckets=_STEP_BUCKETS_S, registry=registry
+        )
+        self._sequences = Histogram(
+            "maitred_step_sequences", "Sequences in a step's batch.", _LABELS, buckets=_SEQUENCES, registry=registry
+        )
+        self._tokens = Histogram(
+            "maitred_step_tokens",
+            "Tokens that a step computes, of prompts and of answers.",
+            _LABELS,
+            buckets=_TOKENS,
+            registry=registry,
+        )
+
+    def heard(self, where: tuple[str, str], load: LoadReport) -> None:
+        """An engine has reported.
+
+        Args:
+            where: Its model and its replica.
+            load: The report. What is not exactly one step after the last one heard is only compared with: a gateway
+                that has just connected does not know what was before.
+        """
+        last = self._last.get(where)
+        self._last[where] = load
+        if last is None or load.steps != last.steps + 1:
+            return
+        self._seconds.labels(*where).observe(load.step_s - last.step_s)
+        self._sequences.labels(*where).observe(load.batched - last.batched)
+        tokens = load.prefill_tokens - last.prefill_tokens + load.decode_tokens - last.decode_tokens
+        self._tokens.labels(*where).observe(tokens)

@@ -1,0 +1,64 @@
+"""What tenants do, with a bound on how many are told apart.
+
+A series for each of ten thousand tenants would make every scrape slow and every dashboard useless. The organisations
+that come first are named, as many as `metrics.tenants` says, and the others are counted together under `OTHER`. Which
+are named does not change while the process lives, so every counter only grows; who used what exactly is in the ledger.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Summary
+
+from maitred.core.answer import Outcome, Tally
+
+OTHER = "other"
+
+
+class TenantMetrics:
+    """Counts ended requests by organisation. Implements `maitred.core.answer.Observer`.
+
+    Args:
+        registry: Where the metrics are shown.
+        named: How many organisations are told apart.
+    """
+
+    def __init__(self, registry: CollectorRegistry, named: int) -> None:
+        self._named = named
+        self._names: set[str] = set()
+        self._requests = Counter(
+            "maitred_tenant_requests", "Requests of an organisation.", ["tenant", "outcome"], registry=registry
+        )
+        self._prompt = Counter(
+            "maitred_tenant_prompt_tokens", "Prompt tokens of an organisation.", ["tenant"], registry=registry
+        )
+        self._output = Counter(
+            "maitred_tenant_output_tokens", "Tokens generated for an organisation.", ["tenant"], registry=registry
+        )
+        self._ttft = Summary(
+            "maitred_tenant_ttft_seconds",
+            "From the head of a request to its first token, by organisation.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._queue = Summary(
+            "maitred_tenant_queue_seconds", "What a request that got tokens had waited.", ["tenant"], registry=registry
+        )
+
+    def ended(self, tally: Tally) -> None:
+        """Counts one, if it is known whose it is and it asked for work."""
+        if tally.principal is None or not tally.model:
+            return
+        tenant = self._label(tally.principal.tenants[-1])
+        self._requests.labels(tenant, tally.outcome or Outcome.FAILED).inc()
+        if tally.first_token_s is None:
+            return
+        usage = tally.usage
+        self._prompt.labels(tenant).inc(usage.prompt_tokens)
+        self._output.labels(tenant).inc(usage.completion_tokens)
+        self._ttft.labels(tenant).observe(tally.first_token_s - tally.started_s)
+        self._queue.labels(tenant).observe(sum(tally.waited_ms.values()) / 1000)
+
+    def _label(self, organisation: str) -> str:
+        if organisation not in self._names:
+            if len(self._names) >= self._named:
+                return OTHER
+            self._names.add(organisation)
+        return organisation
