@@ -157,6 +157,7 @@ class Dispatcher:
         self.floor.join(ticket, self._clock.monotonic_s())
         self._relief.joined(ticket)
         self._wait(seat)
+        self.turn()  # where there is room it need not wait until the event loop has done all else that is due
 
     def elsewhere(self, seat: Seat) -> bool:
         """See `Seat`."""
@@ -170,6 +171,7 @@ class Dispatcher:
         now_s = self._clock.monotonic_s()
         self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
         self._wait(seat)
+        self._ask_for_turn()
         return True
 
     def leave(self, seat: Seat, error: BaseException | None) -> None:
@@ -243,7 +245,6 @@ class Dispatcher:
         ticket = seat.ticket
         self._seats[ticket] = seat
         self._by_id.setdefault(ticket.errand.id, []).append(ticket)
-        self._ask_for_turn()
 
     def _forget(self, ticket: Ticket) -> Seat | None:
         """It does not wait any more. Returns its seat if it did."""

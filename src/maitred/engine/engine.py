@@ -209,7 +209,8 @@ class Engine:
             writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
         tokens, logprobs = self._runner.execute(plan)
         advances = self._scheduler.commit(plan, tokens)
-        for advance, scores in zip(advances, logprobs, strict=True):
+        # Those of prompts stand last, and are sent first: a first token must not wait until all others are delivered.
+        for advance, scores in reversed(list(zip(advances, logprobs, strict=True))):
             sequence, added = advance.sequence, advance.tokens
             if (fault := self._fault(sequence)) is not None:
                 self._break_off(sequence, fault, ended=advance.finish is not None)
