@@ -106,7 +106,7 @@ class EngineStream:
             self._cancelled.add(index)
             self._send_cancel(self.wire_id, index)
             if not self._running:
-                self._wake()
+                self.wake()
         self._pending_tokens = sum(len(delta.tokens) for delta in self._pending)
         self._settle_pause()
 
@@ -123,7 +123,7 @@ class EngineStream:
     def push(self, delta: Delta) -> None:
         """Takes a delta from the connection.
 
-        This runs once for every token of every request: it appends, and wakes the reader if there is one.
+        This runs once for every token of every request. It does not wake the reader: see `wake`.
 
         Raises:
             ProtocolViolation: The choice does not exist or had already finished, or there are too many tokens.
@@ -144,16 +144,18 @@ class EngineStream:
         self._pending_tokens += len(delta.tokens)
         if self._pending_tokens >= self._pause_at_tokens:
             self._settle_pause()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+
+    def wake(self) -> None:
+        """Lets the reader have what was pushed, if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
         """Ends the stream with an error, after what is pending. A stream that is complete stays complete."""
         if self._running:
             self._running.clear()
             self._failure = failure
-            self._wake()
+            self.wake()
 
     def close(self) -> None:
         """The reader leaves: whatever has not finished is cancelled, in one message."""
@@ -163,7 +165,7 @@ class EngineStream:
         self._pending = []
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
-        self._wake()
+        self.wake()
 
     def _settle_pause(self) -> None:
         """Tells the engine if it should hear something new."""
@@ -171,7 +173,3 @@ class EngineStream:
         if paused != self._paused and self._running:
             self._paused = paused
             self._send_pause(self.wire_id, paused)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

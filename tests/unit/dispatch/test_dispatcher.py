@@ -159,16 +159,28 @@ async def test_leaving_twice_gives_back_once():
     desk.assert_empty()
 
 
-async def test_several_grants_take_one_turn():
+async def test_who_finds_room_has_it_when_it_has_joined():
     desk = Desk()
+    guests = [Guest(desk, number) for number in range(5)]
+    await asyncio.sleep(0)
+    assert [guest.post is not None for guest in guests] == [True, True, True, True, False]
+    for guest in guests:
+        await guest.go()
+
+
+async def test_several_places_that_come_free_take_one_turn():
+    desk = Desk()
+    leaving = [Guest(desk, number) for number in range(4)]
+    waiting = [Guest(desk, number) for number in range(4, 8)]
+    await turn()
     turns = []
     decide = desk.floor.turn
     desk.floor.turn = lambda now_s: turns.append(1) or decide(now_s)
-    guests = [Guest(desk, number) for number in range(4)]
+    await asyncio.gather(*(guest.go() for guest in leaving))
     await turn()
-    assert all(guest.post for guest in guests)
+    assert all(guest.post for guest in waiting)
     assert len(turns) == 1
-    for guest in guests:
+    for guest in waiting:
         await guest.go()
 
 

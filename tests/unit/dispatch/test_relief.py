@@ -1,6 +1,7 @@
 """Who is asked to leave a queue: by tenant, by what the caches hold, and as far as it helps."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -192,8 +193,10 @@ async def test_nobody_is_asked_for_what_others_leave_for_already(stack):
 
 async def test_who_is_granted_meanwhile_does_not_move(stack):
     desk = pressed_desk()
-    seats = await waiting(desk, stack, movable(1))
-    seats["req-1"].ask_to_leave()
+    async with AsyncExitStack() as others:
+        await fill(desk, others)
+        seats = await waiting(desk, stack, movable(1))
+        seats["req-1"].ask_to_leave()
     desk.dispatcher.turn()
     assert seats["req-1"].answer.done()
     assert not seats["req-1"].move()
