@@ -47,11 +47,12 @@ class Report:
         self._started_s = time.time()
         self.bars: list[Bar] = []
         self.figures: dict[str, Any] = {}
+        self.commit = _commit()
         self._head = {
             "benchmark": name,
             "quick": quick,
             "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-            "commit": _commit(),
+            "commit": self.commit,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started_s)),
             "seed": seed,
             "machine": machine(),

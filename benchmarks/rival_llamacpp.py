@@ -19,7 +19,7 @@ KINDS = {"fp32": gguf.GGMLQuantizationType.F32, "int8": gguf.GGMLQuantizationTyp
 
 def load(asked: Asked) -> Loaded:
     """Writes the model as GGUF, once, and starts the server on it."""
-    path = asked.converted.with_suffix(".gguf")
+    path = asked.converted.with_name(f"{asked.converted.name}.gguf")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")

@@ -106,7 +106,7 @@ class Contestant:
         self.rival = rival
         converted = CONVERTED / rival.name / f"{folder.name}-{precision}"
         converted.parent.mkdir(parents=True, exist_ok=True)
-        self._log = converted.with_suffix(".log")
+        self._log = converted.with_name(f"{converted.name}.log")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [

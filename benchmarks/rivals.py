@@ -2,6 +2,8 @@
 
     python -m benchmarks.rivals install [NAME …]    makes an environment for each rival, below the user's cache
     python -m benchmarks.rivals                     all workloads, all rivals that are installed
+    python -m benchmarks.rivals --only one many --classes int8 --rivals vllm openvino    a part of it
+
 
 Engine against engine: every rival is a library in a process of its own (llama.cpp: its server in that process, since
 its batching is there), with the same model of random weights in the form that it likes best, two threads, greedy, all
@@ -10,11 +12,13 @@ and last turn are ours, so a machine that drifts meanwhile drifts for both sides
 Precision classes are compared with themselves: fp32 with fp32, int8 (whatever each calls so) with int8.
 
 Every round has prompts of its own: nothing is found in a prefix cache but what the workload itself shares.
+
+The whole takes about an hour. Parts of it go into the same result file (see `benchmarks.rival_results`), so that each
+finds a quiet machine.
 """
 
 import argparse
 import random
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -24,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Report
+from benchmarks.rival_results import Results, kept_figures
 from benchmarks.rival_set import OURS, RIVALS, Contestant, Failed, Rival
 from benchmarks.shapes import random_llama, random_qwen, servable
-from maitred.engine.config import EngineConfig
 
 SEED = 20261122
 START_S, ANSWER_S = 400.0, 300.0
@@ -54,6 +58,16 @@ class Workload:
     output_tokens: int
     shared_tokens: int = 0
     rounds: int = 1
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What a result file says of it."""
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "shared_tokens": self.shared_tokens,
+            "output_tokens": self.output_tokens,
+        }
 
     def prompts(self, draw: random.Random, vocabulary: int = 8000) -> list[list[int]]:
         """Fresh ones."""
@@ -95,7 +109,8 @@ def main() -> int:
             print(f"{rival.name} is not installed: python -m benchmarks.rivals install {rival.name}")
     chosen = [rival for rival in chosen if rival.installed]
     report = Report("rivals", seed=SEED, quick=arguments.quick)
-    run = Run(report, chosen, arguments.rounds)
+    results = Results(report, {} if arguments.quick else kept_figures("rivals"))
+    run = Run(results, chosen, arguments.rounds)
     if arguments.quick:
         run.stage("fp32", [QUICK], until_s=time.monotonic() + QUICK_S)
         return report.finish()
@@ -103,7 +118,7 @@ def main() -> int:
         workloads = [w for w in WORKLOADS if arguments.only is None or w.name in arguments.only]
         for model in dict.fromkeys(workload.model for workload in workloads):
             run.stage(precision, [workload for workload in workloads if workload.model is model])
-    return report.finish()
+    return results.finish()
 
 
 def install(words: Sequence[str], names: Sequence[str], parser: argparse.ArgumentParser) -> int:
@@ -121,17 +136,16 @@ class Run:
     """Everything of one run.
 
     Args:
-        report: Gets the figures, as they come.
+        results: Get the figures, as they come.
         rivals: That take part.
         rounds: Instead of each workload's own number.
     """
 
-    def __init__(self, report: Report, rivals: Sequence[Rival], rounds: int | None) -> None:
-        self._report = report
+    def __init__(self, results: Results, rivals: Sequence[Rival], rounds: int | None) -> None:
+        self._results = results
         self._rivals = rivals
         self._rounds = rounds
         self._draw = random.Random(SEED)
-        self._how: dict[str, dict[str, str]] = report.figures.setdefault("how", {})
 
     def stage(self, precision: str, workloads: Sequence[Workload], *, until_s: float | None = None) -> None:
         """Workloads of one model in one precision: everybody is loaded once.
@@ -141,9 +155,6 @@ class Run:
             workloads: Of one model.
             until_s: When the last rival may be started, by the monotonic clock.
         """
-        if precision == "int8" and "quantization" not in EngineConfig.__struct_fields__:
-            print("int8: this engine has no quantised weights yet")
-            return
         folder = servable(workloads[0].model())
         sequences = max(workload.requests for workload in workloads)
         with ExitStack() as stack:
@@ -161,7 +172,7 @@ class Run:
                     self._failed(rival, precision, folder.name, failure)
                     contestant.close()
                     continue
-                self._how.setdefault(rival.name, {})[precision] = how
+                self._results.ready(rival.name, precision, how)
                 print(f"{rival.name} is ready, {precision}: {how}", flush=True)
                 ready.append(contestant)
             ours = [contestant for contestant in ready if contestant.rival is OURS]
@@ -172,15 +183,14 @@ class Run:
                 self._workload(precision, workload, ours[0], others)
 
     def _workload(self, precision: str, workload: Workload, ours: Contestant, others: Sequence[Contestant]) -> None:
-        key = f"{workload.name} {precision}"
+        own: dict[str, list[float]] = defaultdict(list)
         rates: dict[str, list[float]] = defaultdict(list)
-        ratios: dict[str, list[float]] = defaultdict(list)
         others = [o for o in others if o.rival.patient is None or workload.name in o.rival.patient]
         lost: set[str] = set()
         for number in range(self._rounds or workload.rounds):
             first = number % max(1, len(others))
             turns = [*others[first:], *others[:first]]
-            own = [self._rate(workload, ours)]
+            before = self._rate(workload, ours)
             theirs: dict[str, float] = {}
             for contestant in turns:
                 name = contestant.rival.name
@@ -191,13 +201,11 @@ class Run:
                 except Failed as failure:
                     lost.add(name)
                     self._failed(contestant.rival, precision, workload.name, failure)
-            own.append(self._rate(workload, ours))
-            rates[OURS.name] += own
+            around = (before + self._rate(workload, ours)) / 2
             for name, rate in theirs.items():
                 rates[name].append(rate)
-                ratios[name].append(statistics.mean(own) / rate)
-            self._note(key, workload, rates, ratios)
-        self._require(precision, workload, {name: statistics.median(all_) for name, all_ in ratios.items()})
+                own[name].append(around)
+                self._results.note(f"{workload.name} {precision}", workload.shape, name, own[name], rates[name])
 
     def _rate(self, workload: Workload, contestant: Contestant) -> float:
         """Output tokens per second, from all requests at hand to the last token of all."""
@@ -206,35 +214,9 @@ class Run:
         print(f"  {workload.name:8} {contestant.rival.name:13} {seconds:8.2f} s {rate:9.1f} tokens/s", flush=True)
         return rate
 
-    def _note(
-        self, key: str, workload: Workload, rates: dict[str, list[float]], ratios: dict[str, list[float]]
-    ) -> None:
-        self._report.figures[key] = {
-            "requests": workload.requests,
-            "prompt_tokens": workload.prompt_tokens,
-            "shared_tokens": workload.shared_tokens,
-            "output_tokens": workload.output_tokens,
-            "tokens_per_s": {name: [round(rate, 1) for rate in all_] for name, all_ in rates.items()},
-            "ours_over": {name: [round(ratio, 3) for ratio in all_] for name, all_ in ratios.items()},
-        }
-        self._report.write()
-
     def _failed(self, rival: Rival, precision: str, what: str, failure: Failed) -> None:
         print(f"{rival.name}, {precision}, {what}: {failure}", flush=True)
-        self._report.figures.setdefault("failed", []).append([rival.name, precision, what, str(failure)])
-
-    def _require(self, precision: str, workload: Workload, ratios: dict[str, float]) -> None:
-        if not ratios or workload is QUICK:
-            return
-        key = f"{workload.name} {precision}: ours over"
-        if workload.shared_tokens:
-            self._report.require(f"{key} the best", min(ratios.values()), at_least=1.5)
-        if precision == "int8":
-            self._report.require(f"{key} the best", min(ratios.values()), at_least=1.0)
-            return
-        for name, bound in (("vllm", 1.2), ("openvino", 0.95)):
-            if name in ratios:
-                self._report.require(f"{key} {name}", ratios[name], at_least=bound)
+        self._results.failed(rival.name, precision, what, str(failure))
 
 
 if __name__ == "__main__":
