@@ -8,24 +8,11 @@ import argparse
 import socket
 import time
 
-from benchmarks.simulated_gateway import (
-    BLOCK_TOKENS,
-    BLOCKS,
-    CARD,
-    CONTEXT_TOKENS,
-    GUESTS,
-    PLACES,
-    STEP_TOKENS,
-    TIMES,
-    NoModel,
-)
+from benchmarks.simulated_gateway import CARD, TIMES, NoModel, make_engine
 from maitred.core.clock import SystemClock
 from maitred.core.lifeline import follow_parent
 from maitred.core.request import TokenLogprobs
-from maitred.engine.engine import Engine
-from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.plan import StepPlan
-from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
 from maitred.fairness.config import LineConfig
 
@@ -47,20 +34,8 @@ def main() -> None:
     parser.add_argument("--policy", choices=["fair", "fifo"], default="fair", help="of the engine's own queue")
     arguments = parser.parse_args()
     follow_parent()
-    scheduler = Scheduler(
-        BlockPool(BLOCKS),
-        block_tokens=BLOCK_TOKENS,
-        max_sequences=PLACES,
-        guests=GUESTS,
-        step_tokens=STEP_TOKENS,
-        context_tokens=CONTEXT_TOKENS,
-        eos_token_ids=(),
-        prefix_cache=False,
-        line=LineConfig(policy=arguments.policy),
-        itl_objective_s=None,
-    )
     clock = SystemClock()
-    engine = Engine(scheduler, PacedModel(), clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices)
+    engine = make_engine(PacedModel(), LineConfig(policy=arguments.policy), clock)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(arguments.socket)
     listener.listen()

@@ -11,7 +11,8 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
-from benchmarks.simulated_replicas import Clock
+from benchmarks.simulated_replicas import Clock as SimulatedClock
+from maitred.core.clock import Clock
 from maitred.core.errors import Refused
 from maitred.core.flow import Flow, Share
 from maitred.core.ports import LoadReport, ModelCard, StepTimes
@@ -69,6 +70,23 @@ class NoModel:
         """See `maitred.engine.engine.Runner`."""
 
 
+def make_engine(model: NoModel, line: LineConfig, clock: Clock) -> Engine:
+    """The engine of production around a model that computes nothing."""
+    scheduler = Scheduler(
+        BlockPool(BLOCKS),
+        block_tokens=BLOCK_TOKENS,
+        max_sequences=PLACES,
+        guests=GUESTS,
+        step_tokens=STEP_TOKENS,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(),
+        prefix_cache=False,
+        line=line,
+        itl_objective_s=None,
+    )
+    return Engine(scheduler, model, clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices)
+
+
 class HeardReplica:
     """What the gateway knows of the engine: what it said last."""
 
@@ -116,23 +134,9 @@ class Simulation:
         self._objective_s = objective_s
         self._jitter = jitter
         self._numbers = count()
-        self._clock = Clock()
+        self._clock = SimulatedClock()
         self._model = NoModel()
-        scheduler = Scheduler(
-            BlockPool(BLOCKS),
-            block_tokens=BLOCK_TOKENS,
-            max_sequences=PLACES,
-            guests=GUESTS,
-            step_tokens=STEP_TOKENS,
-            context_tokens=CONTEXT_TOKENS,
-            eos_token_ids=(),
-            prefix_cache=False,
-            line=line,
-            itl_objective_s=None,
-        )
-        self._engine = Engine(
-            scheduler, self._model, self._clock, vocab_size=CARD.vocab_size, max_choices=CARD.max_choices
-        )
+        self._engine = make_engine(self._model, line, self._clock)
         self._replica = HeardReplica(self._engine.load())
         config = DispatchConfig(line=line)
         self._floor = Floor([Post("engine", self._replica)], config)

@@ -1,11 +1,13 @@
 """What every test may rely on."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both.
@@ -31,3 +33,12 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # Ctrl-C on a child need it to listen, however they were started themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def uncollected():
+    """Python's collector of cyclic garbage does not run: what is gone was let go of."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

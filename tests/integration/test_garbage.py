@@ -11,16 +11,9 @@ from maitred.app.http_protocol import BoundedHttp
 from maitred.testing.script import Answer, Fault
 from tests.gateway import CARD, MODEL, gateway
 
+pytestmark = pytest.mark.usefixtures("uncollected")
 NEVER = Answer(fault=Fault.STALL)
 ONE_AT_A_TIME = msgspec.structs.replace(CARD, max_sequences=1)
-
-
-@pytest.fixture(autouse=True)
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def kept(kind):

@@ -56,8 +56,10 @@ class LocalModels:
     @property
     def pinnable(self) -> dict[str, Pinnable]:
         """For prefixes that stay."""
-        links = {name: {"local": lodger.engine.link} for name, lodger in self.lodgers.items()}
-        return {model.name: Pinnable(model.tokenizer, links[model.name]) for model in self.models}
+        return {
+            model.name: Pinnable(model.tokenizer, {"local": self.lodgers[model.name].engine.link})
+            for model in self.models
+        }
 
     @property
     def engines(self) -> dict[tuple[str, str], LocalEngine]:

@@ -6,7 +6,7 @@ request waits for the model.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -43,10 +43,12 @@ class Sleepers:
     def __init__(self, loadables: Loadables, always: Mapping[str, tuple[Dispatcher, Iterable[Engine]]]) -> None:
         self._loadables = loadables
         self._always = always
-        for dispatcher, _ in always.values():
-            dispatcher.after_turn(partial(_look, dispatcher))
-            for _, sleeper in _sleepers_of(dispatcher):
-                sleeper.watch(partial(_heard, dispatcher, sleeper))
+        self._sleepers = {name: _sleepers_of(dispatcher) for name, (dispatcher, _) in always.items()}
+        for name, (dispatcher, _) in always.items():
+            look = partial(_look, dispatcher, self._sleepers[name])
+            dispatcher.after_turn(look)
+            for _, sleeper in self._sleepers[name]:
+                sleeper.watch(partial(_heard, sleeper, look))
 
     def all(self) -> list[SleeperBody]:
         """Every model that can sleep."""
@@ -59,7 +61,7 @@ class Sleepers:
         """Lets its answers end, and gives its memory back but for its process."""
         if model not in self._always:
             return _of_loadable(self._loadables.sleep(model))
-        for _, sleeper in self._sleepers(model):
+        for _, sleeper in self._sleepers[model]:
             with suppress(ReplicaUnavailable):  # it is not there: nothing to give back
                 sleeper.sleep()
         return self._told(model, "is to sleep")
@@ -74,7 +76,7 @@ class Sleepers:
     def wanted(self, model: str) -> None:
         """A request for it was refused that could not wait until it wakes."""
         if model in self._always:
-            for _, sleeper in self._sleepers(model):
+            for _, sleeper in self._sleepers[model]:
                 sleeper.wake()
 
     def _told(self, model: str, what: str) -> SleeperBody:
@@ -82,11 +84,8 @@ class Sleepers:
         self._always[model][0].turn()
         return self._of_engines(model)
 
-    def _sleepers(self, model: str) -> list[tuple[Station, Sleeper]]:
-        return _sleepers_of(self._always[model][0])
-
     def _of_engines(self, name: str) -> SleeperBody:
-        sleepers = [sleeper for _, sleeper in self._sleepers(name)]
+        sleepers = [sleeper for _, sleeper in self._sleepers[name]]
         there = [sleeper for sleeper in sleepers if sleeper.link.ready]
         state = SleepState.AWAKE
         if not there:
@@ -112,16 +111,16 @@ def _sleepers_of(dispatcher: Dispatcher) -> list[tuple[Station, Sleeper]]:
     return [(station, station.post.replica) for station in stations if isinstance(station.post.replica, Sleeper)]
 
 
-def _look(dispatcher: Dispatcher) -> None:
+def _look(dispatcher: Dispatcher, sleepers: Iterable[tuple[Station, Sleeper]]) -> None:
     waiting = dispatcher.floor.waiting
-    for station, sleeper in _sleepers_of(dispatcher):
+    for station, sleeper in sleepers:
         sleeper.look(running=station.post.duty.running, waiting=waiting)
 
 
-def _heard(dispatcher: Dispatcher, sleeper: Sleeper) -> None:
+def _heard(sleeper: Sleeper, look: Callable[[], None]) -> None:
     """Of an engine; where nobody waits no turn follows that would look."""
     if not sleeper.settled:
-        _look(dispatcher)
+        look()
 
 
 def _of_loadable(one: LoadableBody) -> SleeperBody:

@@ -1,6 +1,5 @@
 """An error that nobody looks at any more holds nothing."""
 
-import gc
 import weakref
 
 import pytest
@@ -8,13 +7,7 @@ import pytest
 from maitred.api.errors import let_go_of_frames
 from maitred.core.errors import QueueFull
 
-
-@pytest.fixture(autouse=True)
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("uncollected")
 
 
 class Held:
