@@ -35,6 +35,7 @@ from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import hash_of, parse
 from maitred.identity.refresh import Refresher
+from maitred.observe.stories import Stories
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig
 from maitred.routing.pools.names import Names
@@ -180,6 +181,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             loadables,
             Sleepers(loadables, {}),
             Pins({}, clock),
+            Stories(8, clock),
             clock,
         )
         listener = bind(config)

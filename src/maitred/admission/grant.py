@@ -26,7 +26,9 @@ from maitred.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from maitred.core.money import usd_of
 from maitred.core.request import Usage
+from maitred.core.story import ChapterName
 from maitred.core.usage import Ledger, UsageEvent
 
 log = logging.getLogger(__name__)
@@ -126,6 +128,7 @@ class Grant:
         spent, taken = spent_of(self._plan.demand, cost_nusd), taken_of(self._plan.demand, usage, outcome)
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
+        self._tell(usage, outcome, cost_nusd)
         await self._charge({**spent, **taken})
 
     async def end(self, error: BaseException | None) -> None:
@@ -145,6 +148,21 @@ class Grant:
             await self._charge(taken_of(self._plan.demand, usage, Outcome.FAILED))
             if error is None:
                 raise
+
+    def _tell(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
+        """Notes what it has cost."""
+        if self._work.tally is not None:
+            self._work.tally.story.note(
+                ChapterName.SETTLEMENT,
+                self._books.clock.monotonic_s(),
+                outcome=str(outcome),
+                replica=self.replica,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=usage.completion_tokens,
+                cost_usd=usd_of(cost_nusd),
+                price=self._plan.tag.text,
+            )
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
         demand = self._plan.demand

@@ -26,6 +26,7 @@ from maitred.core.errors import DeadlineExceeded, ReplicaLost
 from maitred.core.flow import Flow
 from maitred.core.ports import TokenStream
 from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
@@ -68,6 +69,7 @@ class _Job:
             choices=len(texts),
             arrived_s=tally.started_s,
             deadline_s=tally.started_s + min(wishes) if wishes else None,
+            story=tally.story,
         )
 
     def request(self, index: int, lease: str, now_s: float) -> Request:
@@ -104,6 +106,7 @@ class Embedder:
         """See `Embedding.embed`."""
         principal = tally.principal or ANONYMOUS
         # Who serves it, and can it read these texts?
+        tally.ask = ask
         model = self._router.named(ask.model, principal)
         tally.model = model.name
         card = model.card()
@@ -130,7 +133,9 @@ class Embedder:
         tally.priority = job.flow.priority
         tally.forecast = job.dispatcher.check(job.errand(job.slices[0]))
         # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
-        async with self._admission.admit(_work(principal, tally, ask, texts)) as grant:
+        async with AsyncExitStack() as running:
+            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s):
+                grant = await running.enter_async_context(self._admission.admit(_work(principal, tally, ask, texts)))
             await self._run(job, grant)
             await grant.settle(tally.usage, Outcome.FINISHED)
         if dimensions is None or dimensions == card.embedding_dimensions:
@@ -168,6 +173,11 @@ class Embedder:
                 tally.place, tally.released_s = None, now_s
                 grant.replica = post.name
             streams = []
+            running.enter_context(
+                tally.story.telling(
+                    ChapterName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
+                )
+            )
             for index in part:
                 request = job.request(index, grant.lease, now_s)
                 streams.append(await running.enter_async_context(post.replica.generate(request)))

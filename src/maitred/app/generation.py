@@ -5,18 +5,21 @@ else, so whoever reads can tell the caller where it stands. A replica that fails
 which goes on where it was lost (see `continuation`); who reads sees nothing of it but the time that it takes.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Self
 
 from maitred.admission.grant import Grant
 from maitred.app.choice import Choice
 from maitred.app.continuation import Attempt, Transcript, attempt
+from maitred.app.engine_chapters import tell_course
 from maitred.app.hedging import opened
 from maitred.core.answer import Outcome, Part, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.story import ChapterName
 from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.seat import Seat
 
@@ -80,7 +83,7 @@ class Generation:
             index = prompt * self._per_prompt + delta.index
             choice = touched[index] = self._choices[index]
             if choice.finish is None:
-                self._take(prompt, choice, delta)
+                self._take(prompt, choice, delta, now_s)
         self._time(touched.values(), now_s)
         if not self._unfinished:
             # Nobody may see the end of an answer that could still be lost to the ledger.
@@ -131,12 +134,18 @@ class Generation:
             tally.waited_ms = dict(self._seat.waited_ms)
         self._grant.served_by(post.name)
         left = self._transcript.left(now_s)
-        server, answer = await opened(
-            *(self._seat, post, lambda post, submitted: attempt(post.replica, left, submitted)),
-            *(self._at_replica, tally),
-        )
+        server, answer = await opened(self._seat, post, partial(self._open, left), self._at_replica, tally)
         self._grant.served_by(server.name)
         return answer
+
+    @asynccontextmanager
+    async def _open(
+        self, left: dict[int, Request], post: AnyPost, submitted: Callable[[], None]
+    ) -> AsyncIterator[Attempt]:
+        """Hands it to one replica."""
+        with self._tally.story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, replica=post.name):
+            async with attempt(post.replica, left, submitted) as answer:
+                yield answer
 
     async def _go_on_elsewhere(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a replica that has failed, and waits for another one.
@@ -146,6 +155,7 @@ class Generation:
             ReplicaUnavailable: The same, and nothing has.
         """
         assert self._transcript is not None
+        self._tally.story.fail(ChapterName.ATTEMPT, self._clock.monotonic_s(), failure)
         await self._at_replica.aclose()
         self._attempt = None
         if not self._seat.again(prompts=self._transcript.prompts, answer_by_s=self._transcript.answer_by_s):
@@ -154,7 +164,7 @@ class Generation:
             raise failure
         self._tally.recoveries += 1
 
-    def _take(self, prompt: int, choice: Choice, delta: Delta) -> None:
+    def _take(self, prompt: int, choice: Choice, delta: Delta, now_s: float) -> None:
         assert self._transcript is not None
         if delta.finish is FinishReason.DEADLINE and not self._partial:
             raise DeadlineExceeded
@@ -168,6 +178,8 @@ class Generation:
         before, thought_before = choice.tokens, choice.thought_tokens
         choice.take(delta)
         self._transcript.heard(prompt, delta)
+        if delta.course is not None:
+            tell_course(self._tally.story, prompt * self._per_prompt + delta.index, choice, delta, now_s)
         if choice.tokens > before:
             self._tally.completion_tokens += choice.tokens - before
             self._seat.took(output_tokens=choice.tokens - before)

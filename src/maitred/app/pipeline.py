@@ -43,6 +43,7 @@ from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.relay import TextRequest
 from maitred.core.request import Request
+from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
@@ -106,8 +107,12 @@ class Pipeline:
     async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
         """See `Answering.answer`."""
         principal = tally.principal or ANONYMOUS
-        way = self._router.way(ask, principal, tally.request_id)
-        tally.chosen = way.chosen
+        tally.ask = ask
+        with tally.story.telling(ChapterName.RESOLVE, self._clock.monotonic_s, asked=ask.model) as chapter:
+            way = self._router.way(ask, principal, tally.request_id)
+            tally.chosen = way.chosen
+            if way.chosen is not None:
+                chapter.facts |= {"reason": way.chosen.reason, "score": way.chosen.score, "chosen": way.chosen.model}
         escalation = self._router.escalation(ask.model)
         if may_escalate(escalation, ask):
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
@@ -130,7 +135,7 @@ class Pipeline:
         """The answer of one model."""
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
-        plan = await self._planner.plan(target, ask, principal, tally)
+        plan = await self._planned(target, ask, principal, tally)
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
         leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
         if leaving is None:
@@ -141,6 +146,20 @@ class Pipeline:
         here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
         async with Movable(partial(here, principal, tally), partial(there, principal, tally), tally) as answer:
             yield answer
+
+    async def _planned(self, target: Target, ask: Ask, principal: Principal, tally: Tally) -> Plan:
+        """Reads it, and predicts when its turn will come."""
+        with tally.story.telling(ChapterName.PLAN, self._clock.monotonic_s, model=target.name) as chapter:
+            plan = await self._planner.plan(target, ask, principal, tally)
+            chapter.facts |= {
+                "model": plan.target.name,
+                "prompt_tokens": plan.reading.prompt_tokens,
+                "position": plan.place.position,
+                "predicted_wait_s": round(plan.place.wait_s, 6),
+                "predicted_ttft_s": round(plan.place.ttft_s, 6),
+                "degraded": [*tally.degraded],
+            }
+        return plan
 
     @asynccontextmanager
     async def _work(self, plan: Plan, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
@@ -180,12 +199,15 @@ class Pipeline:
         """Takes what it needs from its caller's limits."""
         work = _work(principal, tally, plan.reading)
         try:
-            return await running.enter_async_context(self._admission.admit(work))
+            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
+                grant = await running.enter_async_context(self._admission.admit(work))
+                chapter.facts |= {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
         except LimitReached:
             if plan.instead_of is None:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
+        return grant
 
     def _relayed(
         self,

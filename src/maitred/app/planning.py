@@ -212,4 +212,5 @@ def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens:
         arrived_s=tally.started_s,
         deadline_s=tally.started_s + min(wishes) if wishes else None,
         session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
+        story=tally.story,
     )

@@ -11,7 +11,9 @@ there and in the ledger, so a stream that breaks off, however late, never looks 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from maitred.admission.grant import Grant
 from maitred.app.hedging import Head, opened
@@ -30,6 +32,7 @@ from maitred.core.errors import (
 )
 from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
+from maitred.core.story import ChapterName
 from maitred.dispatch.errand import Post
 from maitred.dispatch.seat import Seat
 
@@ -148,9 +151,12 @@ class Relay:
     @asynccontextmanager
     async def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> AsyncIterator[Head[Batch]]:
         """Sends it to a server."""
-        async with post.replica.relay(self._request) as stream:
-            submitted()
-            yield Head(aiter(stream))
+        story = self._tally.story
+        with story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, **_facts_of(post)) as chapter:
+            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter))
+            async with post.replica.relay(request) as stream:
+                submitted()
+                yield Head(aiter(stream))
 
     async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.
@@ -159,6 +165,7 @@ class Relay:
             ReplicaLost: The failure, where there is nothing left to try.
             ReplicaUnavailable: The same, and nobody has seen anything.
         """
+        self._tally.story.fail(ChapterName.ATTEMPT, self._clock.monotonic_s(), failure)
         await self._at_server.aclose()
         self._batches = None
         told = failure
@@ -257,3 +264,8 @@ class Relay:
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
             return await self._end({**unfinished, **self._finishes})
         raise DeadlineExceeded
+
+
+def _facts_of(post: Post[TextReplica]) -> dict[str, Any]:
+    """What is told of the server that has it."""
+    return {"replica": post.name, **post.replica.whereabouts}

@@ -11,7 +11,7 @@
                                                        -> Lodger <- Residence: models that come and go
                                  Embedder -> the same, before an encoder
 
-    Metrics, RequestLog <- one Tally per request
+    Metrics, RequestLog, Stories <- one Tally per request
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
 probe sees the process alive but not ready.
@@ -74,6 +74,7 @@ from maitred.fleet.sleeper import Sleeper
 from maitred.observe.engines import EngineState
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import Metrics
+from maitred.observe.stories import Stories
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
 from maitred.routing.placement import Placement
@@ -197,6 +198,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         )
         for where, engine in engines.items():
             engine.link.watch(partial(_report_steps, metrics, where, engine))
+        stories = Stories(config.explain.requests, clock)
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
         pipeline = Pipeline(
             router,
@@ -216,13 +218,13 @@ async def _serve(config: Config, command: Command | None) -> int:
             pipeline,
             access.identity,
             gate,
-            [*metrics.observers, RequestLog()],
+            [*metrics.observers, RequestLog(), stories],
             metrics.render,
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
                 *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
-                *(loadables, sleepers, pins, clock),
+                *(loadables, sleepers, pins, stories, clock),
             ),
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,

@@ -16,7 +16,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
-from maitred.observe.config import LogConfig, MetricsConfig, SloConfig
+from maitred.observe.config import ExplainConfig, LogConfig, MetricsConfig, SloConfig
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
@@ -242,6 +242,7 @@ class Config(Struct, frozen=True, kw_only=True):
             "[observability](observability.md#service-level-objectives)."
         ),
     ] = {}
+    explain: ExplainConfig = ExplainConfig()
 
     @property
     def has_engine(self) -> bool:

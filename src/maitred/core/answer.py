@@ -20,6 +20,7 @@ from maitred.core.place import Place
 from maitred.core.ports import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.rollout import Arm
+from maitred.core.story import Story
 from maitred.core.tenancy import Principal
 from maitred.core.tools import ToolRules
 
@@ -247,6 +248,10 @@ class Tally:
     """Whether it was cancelled because its client had stopped reading."""
     status: int = 0
     ended_s: float = 0.0
+    ask: Ask | None = None
+    """What was asked; None until that is known."""
+    story: Story = field(default_factory=Story)
+    """What happened on its way."""
 
     @property
     def usage(self) -> Usage:

@@ -31,6 +31,16 @@ def new_object_id(prefix: str) -> str:
     return f"{prefix}-{time.time_ns() // 1_000_000:011x}{_draw_bits(52):013x}"
 
 
+def new_trace_id() -> str:
+    """Of a trace that begins here, as W3C Trace Context has it: 32 hexadecimal digits, not all zero."""
+    return f"{_draw_bits(128) or 1:032x}"
+
+
+def new_span_id() -> str:
+    """Of one span in a trace: 16 hexadecimal digits, not all zero."""
+    return f"{_draw_bits(64) or 1:016x}"
+
+
 def request_id_from(offered: str | None) -> str:
     """The client's id if it offered a safe one, else a fresh id."""
     if offered is not None and _SAFE_ID.fullmatch(offered) and not offered.startswith("sk-"):

@@ -14,6 +14,7 @@ import msgspec
 from maitred.core.answer import Part
 from maitred.core.ports import Host
 from maitred.core.request import Usage
+from maitred.core.trace_context import TraceContext
 
 
 class TextRequest(msgspec.Struct, frozen=True):
@@ -34,6 +35,8 @@ class TextRequest(msgspec.Struct, frozen=True):
     """What the replica calls the model; None: as it is configured."""
     given: str = ""
     """Text of its only choice that its caller has already: the answer goes on behind it. Empty: it begins."""
+    trace: TraceContext | None = None
+    """Of the span on whose behalf it is sent, for the replica's own spans; None: nobody traces."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -63,6 +66,11 @@ class TextReplica(Host, Protocol):
     @property
     def name(self) -> str:
         """What ledger and log call it."""
+        ...
+
+    @property
+    def whereabouts(self) -> Mapping[str, str | int]:
+        """Who it is, for traces: ``provider``, ``host``, ``port`` and what it calls the ``model``."""
         ...
 
     def relay(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:

@@ -139,6 +139,31 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The most probable (token id, log-probability) pairs, best first."""
 
 
+class Course(msgspec.Struct, frozen=True, array_like=True):
+    """How a choice fared in the engine that answered it, in seconds of the engine's own clock."""
+
+    waited_s: float = 0.0
+    """From its arrival there until its prompt was begun."""
+    prefill_s: float = 0.0
+    """From then to its first token."""
+    prefill_steps: int = 0
+    """Steps that its prompt was computed in."""
+    prefill_batch: int = 0
+    """Sequences in the step that gave its first token."""
+    decode_s: float = 0.0
+    """From its first token to its last, as this and all that follows."""
+    decode_steps: int = 0
+    """Steps of the engine, whether it was in them or not."""
+    decode_batch: float = 0.0
+    """Sequences in each of these, on average."""
+    preemptions: int = 0
+    """Times that it had to give its place to others, before its first token or after..."""
+    displaced_s: float = 0.0
+    """...how long it was away..."""
+    recomputed_tokens: int = 0
+    """...and what had to be computed again for it."""
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What one engine step added to one choice of one request.
 
@@ -160,6 +185,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """False on the only delta of a choice that ended before anything of its prompt was computed: it cost nothing."""
     embedding: bytes | None = None
     """What an encoder answers in place of tokens: fp32 numbers, little-endian, one behind the other."""
+    course: Course | None = None
+    """How it has fared: on a choice's first delta up to its first token, and on its last one to its end."""
 
 
 class Usage(msgspec.Struct, frozen=True):

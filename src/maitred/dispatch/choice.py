@@ -33,6 +33,7 @@ class Choice:
 
     def of(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Station:
         """One of these, of which there is at least one."""
+        ticket.candidates = ()
         if len(stations) == 1:
             return stations[0]
         if self._placement is None:
@@ -48,6 +49,7 @@ class Choice:
             self._candidate(station, word, errand.prompt_tokens, held.get(station.post.name, 0), now_s)
             for station, word in zip(stations, words, strict=True)
         ]
+        ticket.candidates = candidates
         return named[self._placement.choose(inquiry, candidates).name]
 
     def held(self, errand: Errand) -> int:

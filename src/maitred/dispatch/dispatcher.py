@@ -14,10 +14,12 @@ from maitred.core.balance import Placement
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.place import Place
+from maitred.core.story import code_of
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
+from maitred.dispatch.passage import Passage
 from maitred.dispatch.policy.hedging import Hedging
 from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
@@ -154,9 +156,10 @@ class Dispatcher:
         ticket = seat.ticket
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
-        self.floor.join(ticket, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        self.floor.join(ticket, now_s)
         self._relief.joined(ticket)
-        self._wait(seat)
+        self._wait(seat, now_s)
         self.turn()  # where there is room it need not wait until the event loop has done all else that is due
 
     def elsewhere(self, seat: Seat) -> bool:
@@ -170,16 +173,17 @@ class Dispatcher:
             return False
         now_s = self._clock.monotonic_s()
         self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
-        self._wait(seat)
+        self._wait(seat, now_s)
         self._ask_for_turn()
         return True
 
     def leave(self, seat: Seat, error: BaseException | None) -> None:
         """See `Seat`."""
-        ticket = seat.ticket
-        self._forget(ticket)
+        ticket, now_s = seat.ticket, self._clock.monotonic_s()
+        if self._forget(ticket) is not None:
+            seat.passage.left(now_s, "moved" if seat.moved else "cancelled" if error is None else code_of(error))
         lost = isinstance(error, ReplicaLost | ReplicaUnavailable)
-        self.floor.leave(ticket, self._clock.monotonic_s(), finished=error is None, lost=lost, moved=seat.moved)
+        self.floor.leave(ticket, now_s, finished=error is None, lost=lost, moved=seat.moved)
         self._ask_for_turn()
 
     def first_token(self, ticket: Ticket) -> None:
@@ -214,9 +218,11 @@ class Dispatcher:
     def turn(self) -> None:
         """Lets go whom there are credits for."""
         self._turn_asked = False
-        for ticket in self.floor.turn(self._clock.monotonic_s()):
+        now_s = self._clock.monotonic_s()
+        for ticket in self.floor.turn(now_s):
             seat = self._forget(ticket)
             if seat is not None:
+                seat.passage.over(now_s)
                 seat.wake()
         self._after_turn()
 
@@ -240,9 +246,10 @@ class Dispatcher:
             self._relief.asked(ticket)
             self._seats[ticket].ask_to_leave()
 
-    def _wait(self, seat: Seat) -> None:
+    def _wait(self, seat: Seat, now_s: float) -> None:
         """It waits from now on."""
         ticket = seat.ticket
+        seat.passage = Passage(ticket, now_s)
         self._seats[ticket] = seat
         self._by_id.setdefault(ticket.errand.id, []).append(ticket)
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from maitred.core.duty import Duty
 from maitred.core.flow import Flow
 from maitred.core.ports import Hearsay, Host
+from maitred.core.story import Story
 
 R = TypeVar("R", bound=Host, covariant=True)
 
@@ -36,6 +37,8 @@ class Errand:
     """Whether it can be sent to another model while it waits (see `Seat.granted`)."""
     session: str | None = None
     """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
+    story: Story = field(default_factory=Story, compare=False)
+    """Where it is noted how it fared."""
 
 
 @dataclass(frozen=True, slots=True)

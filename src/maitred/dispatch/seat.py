@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from maitred.core.place import Place
 from maitred.dispatch.errand import AnyPost
+from maitred.dispatch.passage import Passage
 from maitred.dispatch.spare import Spare
 from maitred.dispatch.ticket import State, Ticket
 
@@ -32,7 +33,10 @@ class Seat:
     Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "ticket")
+    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "passage", "ticket")
+
+    passage: Passage
+    """What is told of its waiting; since it has joined the line."""
 
     def __init__(self, dispatcher: "Dispatcher", ticket: Ticket) -> None:
         self._dispatcher = dispatcher

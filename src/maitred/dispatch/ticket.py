@@ -15,6 +15,7 @@ failed it, which is bounded; every other arrow is passed at most once between tw
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from maitred.core.balance import Candidate
 from maitred.core.errors import MaitredError
 from maitred.core.flow import Share
 from maitred.core.place import Place
@@ -58,6 +59,7 @@ class Ticket(Entry[None]):
     __slots__ = (
         "_costs",
         "begun",
+        "candidates",
         "cost",
         "costs",
         "errand",
@@ -111,6 +113,8 @@ class Ticket(Entry[None]):
         self.state = State.NEW
         self.failure: MaitredError | None = None
         self.grip: Grip | None = None
+        self.candidates: Sequence[Candidate] = ()
+        """Among which its replica was chosen; empty where there was no choice."""
         self.waited: Waited | None = None
         self.waited_ms: dict[str, float] = {}
         self.joined_s = 0.0

@@ -13,7 +13,8 @@ from typing import Protocol
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs, WaitCause
+from maitred.core.request import Course, Delta, FinishReason, Request, TokenLogprobs, WaitCause
+from maitred.engine.courses import Courses
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.grammar.unready import UnreadyRequests
 from maitred.engine.scheduler.plan import StepPlan
@@ -81,6 +82,7 @@ class Engine:
         self._rejections: list[tuple[Hashable, Rejection]] = []
         self._speculator = speculator
         self._slumber = slumber
+        self._courses = Courses()
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -199,7 +201,8 @@ class Engine:
         outputs: dict[Hashable, list[Output]] = defaultdict(list)
         for sequence in plan.expired:
             first = sequence.output_tokens == 0
-            self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first))
+            course = self._courses.of(sequence, start_s, ended=True)
+            self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, course=course))
         for sequence in plan.preempted:
             self._forget(sequence)
         if not plan:
@@ -207,7 +210,9 @@ class Engine:
         writing_s = 0.0
         if self._speculator is not None:
             writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
+        self._courses.planned(plan, start_s)
         tokens, logprobs = self._runner.execute(plan)
+        computed_s = self._clock.monotonic_s()
         advances = self._scheduler.commit(plan, tokens)
         # Those of prompts stand last, and are sent first: a first token must not wait until all others are delivered.
         for advance, scores in reversed(list(zip(advances, logprobs, strict=True))):
@@ -218,7 +223,8 @@ class Engine:
             if scores is not None and len(scores) > len(added):
                 scores = scores[: len(added)]
             first = sequence.output_tokens == len(added)
-            self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first))
+            course = self._courses.of(sequence, computed_s, ended=advance.finish is not None)
+            self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first, course=course))
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s
@@ -350,6 +356,7 @@ class Engine:
 
     def _close(self, owner: Hashable, sequence: Sequence) -> None:
         self._forget(sequence)
+        self._courses.forget(sequence)
         self._unready.discard(owner, sequence)
         del self._owners[sequence.key]
         choices = self._requests[owner][sequence.request.id]
@@ -367,9 +374,10 @@ def _delta(
     logprobs: list[TokenLogprobs] | None,
     *,
     first: bool,
+    course: Course | None,
 ) -> Delta:
     if not first:
-        return Delta(sequence.index, tokens, finish, logprobs)
+        return Delta(sequence.index, tokens, finish, logprobs, course=course)
     waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
     return Delta(
         sequence.index,
@@ -379,4 +387,5 @@ def _delta(
         sequence.cached_tokens or 0,
         waited_ms or None,
         begun=sequence.cached_tokens is not None,
+        course=course,
     )

@@ -1,4 +1,4 @@
-"""The `log`, `metrics` and `slos` sections: what is logged, shown and promised."""
+"""The `log`, `metrics`, `slos` and `explain` sections: what is logged, shown, promised and remembered."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
@@ -88,3 +88,18 @@ def slo_faults(slos: Mapping[str, SloConfig]) -> Iterator[tuple[str, str]]:
                 f"slos.{name}.indicator",
                 f"The indicator {slo.indicator} needs within_s, the longest time that is well.",
             )
+
+
+class ExplainConfig(Struct, frozen=True, kw_only=True):
+    """What `maitred explain` can tell of."""
+
+    requests: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Of how many of the last requests a gateway remembers what happened to them: times, waits, "
+            "decisions and counts, never a prompt or an answer. In memory, some kilobytes each.",
+            extra={"unit": "requests"},
+        ),
+    ] = 1000

@@ -7,6 +7,7 @@ from maitred.api.admin.models import LoadableRoutes, Loadables, Sleepers
 from maitred.api.admin.office import Office, Refresh
 from maitred.api.admin.pins import PinRoutes, Pins
 from maitred.api.admin.replicas import ReplicaRoutes, Replicas
+from maitred.api.admin.requests import RequestRoutes, Stories
 from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
 from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
@@ -26,6 +27,7 @@ def administration(
     loadables: Loadables,
     sleepers: Sleepers,
     pins: Pins,
+    stories: Stories,
     clock: Clock,
 ) -> list[Route]:
     """The routes, each of which needs the scope admin.
@@ -40,6 +42,7 @@ def administration(
         loadables: The models that are loaded on demand.
         sleepers: The models that can sleep.
         pins: The prefixes that stay.
+        stories: What happened to the last requests.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -53,4 +56,5 @@ def administration(
         *RolloutRoutes(office, rollouts).routes(),
         *LoadableRoutes(office, loadables, sleepers).routes(),
         *PinRoutes(office, pins).routes(),
+        *RequestRoutes(office, stories).routes(),
     ]

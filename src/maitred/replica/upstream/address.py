@@ -14,6 +14,7 @@ class Address:
         url: As it is configured.
 
     Attributes:
+        host, port: Where it listens.
         host_and_port: As the URL has them; without a user, which it must not have.
         safe: Whether nobody on the way can read along: it has TLS, or never leaves this machine.
         private: Whether it is surely of this machine or of a private network; of a name nobody knows that.
@@ -36,6 +37,8 @@ class Address:
         if parts.fragment:
             raise ConfigInvalid(f"{url!r} has a fragment, which no server gets to see. Remove what follows the #.")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.host = parts.hostname
+        self.port = port or {"http": 80, "https": 443}[parts.scheme]
         self.host_and_port = host if port is None else f"{host}:{port}"
         self.safe = parts.scheme == "https" or is_loopback(parts.hostname)
         self.private = is_loopback(parts.hostname) or _is_private(parts.hostname)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -136,6 +136,12 @@ class Upstream:
         return self.open_streams
 
     @property
+    def whereabouts(self) -> Mapping[str, str | int]:
+        """See `core.relay.TextReplica`."""
+        provider = self.config.kind if self.config.kind == "anthropic" else self.config.dialect
+        return {"provider": provider, "host": self.address.host, "port": self.address.port, "model": self.model}
+
+    @property
     def weight(self) -> float:
         """See `core.ports.Host`."""
         return self.standing.weight
@@ -155,7 +161,7 @@ class Upstream:
         begin_s = min(now_s + config.first_part_timeout_s, total_s)
         self.open_streams += 1
         try:
-            response = await self._ask(path, request.id, body, begin_s)
+            response = await self._ask(path, request, body, begin_s)
             stream = UpstreamStream(
                 response,
                 reader,
@@ -193,12 +199,13 @@ class Upstream:
         body = body_of(request, self.dialect, model, parameters)
         return path, body, AnswerReader(self.name, request.choices, self.dialect, int(request.fields.get("n") or 1))
 
-    async def _ask(self, path: str, id: str, body: bytes, begin_s: float) -> aiohttp.ClientResponse:  # noqa: A002
+    async def _ask(self, path: str, request: TextRequest, body: bytes, begin_s: float) -> aiohttp.ClientResponse:
         """Sends the request; the response, if it is the beginning of an answer."""
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream",
-            "x-request-id": id,
+            "x-request-id": request.id,
+            **({} if request.trace is None else request.trace.headers()),
         }
         try:
             async with asyncio.timeout_at(begin_s):

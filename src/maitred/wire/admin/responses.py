@@ -1,7 +1,7 @@
 """What the administration's API answers, field by field. Money is in dollars, times are ISO 8601 in UTC."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -200,6 +200,74 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             duration_s=event.duration_s,
             rollout=event.rollout,
         )
+
+
+class ChapterBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stretch of a request's way."""
+
+    name: str
+    at_ms: Annotated[float, Meta(description="When it began, from the arrival of the request.")]
+    took_ms: Annotated[float | None, Meta(description="Null: it had not ended when the request did.")]
+    error: Annotated[str, Meta(description="The code of what it failed with; left out if it did not.")] = ""
+    facts: Annotated[dict[str, Any], Meta(description="What was done, seen and decided, by name and unit.")] = {}
+    inside: Annotated[list["ChapterBody"], Meta(description="What took place within it.")] = []
+
+
+class StoryBody(Struct, frozen=True, kw_only=True):
+    """What happened to one request, in order."""
+
+    id: Annotated[str, Meta(description="As in its `x-request-id`.")]
+    object: Literal["request"] = "request"
+    trace_id: Annotated[str | None, Meta(description="Of the trace that it is part of; null: nobody traces.")]
+    time: Annotated[str, Meta(description="When it ended.")]
+    route: str
+    organisation: str | None
+    tenant: str | None
+    key: str | None
+    asked: Annotated[str | None, Meta(description="The model, as the client named it.")]
+    model: Annotated[str | None, Meta(description="That answered, or was to.")]
+    parameters: Annotated[dict[str, Any], Meta(description="That the client has set; never a prompt.")]
+    priority: str | None
+    outcome: str
+    status: int
+    error: str | None
+    duration_ms: float
+    ttft_ms: Annotated[float | None, Meta(description="From its arrival to its first token.")]
+    waited_ms: Annotated[dict[str, float], Meta(description="By cause: at the gateway and in the engine.")]
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reasons: list[str]
+    cost_usd: Annotated[float | None, Meta(description="Null: nothing was settled.")]
+    degraded: list[str]
+    fallbacks: list[str]
+    escalated: list[str]
+    recoveries: int
+    rollout: str | None
+    chapters: list[ChapterBody]
+
+
+class StoryHead(Struct, frozen=True, kw_only=True):
+    """A request of which the story is known."""
+
+    id: str
+    object: Literal["request"] = "request"
+    time: str
+    route: str
+    organisation: str | None
+    model: str | None
+    outcome: str
+    status: int
+    duration_ms: float
+    ttft_ms: float | None
+    output_tokens: int
+
+
+class StoryList(Struct, frozen=True, kw_only=True):
+    """The last requests, the latest first."""
+
+    object: Literal["list"] = "list"
+    data: list[StoryHead]
 
 
 class ReplicaBody(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,130 @@
+"""What happened to one request on its way, in order and with times.
+
+Each stage writes a chapter when the request is its own: what was done, from when to when, and the facts that it was
+decided by. Nobody reads the story before the request has ended. Then it is told in two ways, as the spans of a trace
+and as what `maitred explain` prints, so the two never disagree.
+
+A story holds names, numbers and times; prompts and answers are not among them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from maitred.core.errors import MaitredError
+from maitred.core.ids import new_span_id
+from maitred.core.trace_context import TraceContext
+
+MOST_CHAPTERS = 512
+"""A request in thousands of parts, such as one for many embeddings, is told by the first of them."""
+
+
+class ChapterName(StrEnum):
+    """What a chapter is about."""
+
+    RESOLVE = "resolve"
+    """Which model the name stands for, and why."""
+    PLAN = "plan"
+    """The prompt was read and counted, and it was predicted when its turn would come."""
+    ADMISSION = "admission"
+    """What it may use was taken from its caller's limits."""
+    QUEUE = "queue"
+    """It waited for a replica."""
+    ROUTING = "routing"
+    """A replica was chosen."""
+    ATTEMPT = "attempt"
+    """A replica had it: an engine of ours, or somebody else's server."""
+    ENGINE = "engine"
+    """The same for one choice, as the engine has seen it. Inside an attempt, and the next three inside it."""
+    ENGINE_QUEUE = "engine.queue"
+    """It waited for a place in the batch."""
+    PREFILL = "prefill"
+    """Its prompt was computed, up to its first token."""
+    DECODE = "decode"
+    """The tokens after the first."""
+    SETTLEMENT = "settlement"
+    """What it had used was written down and charged."""
+
+
+@dataclass(slots=True)
+class Chapter:
+    """One stretch of a request's way."""
+
+    name: ChapterName
+    began_s: float
+    """Monotonic, as all times here."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Names with their units -> numbers, texts, and lists of these; ``candidates`` is a list of such facts."""
+    ended_s: float | None = None
+    """None: it had not ended when the request did."""
+    error: str = ""
+    """The code of what it failed with; empty: it did not."""
+    inside: list["Chapter"] = field(default_factory=list)
+    span_id: str = ""
+    """Under which others were told of it; empty: they were not."""
+
+    def end(self, now_s: float, error: str = "", **facts: object) -> None:
+        """It is over. A second time changes nothing."""
+        if self.ended_s is None:
+            self.ended_s, self.error = now_s, error or self.error
+            self.facts |= facts
+
+
+@dataclass(slots=True)
+class Story:
+    """The chapters of one request."""
+
+    chapters: list[Chapter] = field(default_factory=list)
+    trace: TraceContext | None = None
+    """Where the request itself stands in its trace; None: nobody traces."""
+    parent_span_id: str = ""
+    """The span of whoever sent it; empty: the trace begins here."""
+
+    def begin(self, name: ChapterName, now_s: float, **facts: object) -> Chapter:
+        """A new chapter; whoever begins one ends it."""
+        chapter = Chapter(name, now_s, facts)
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(chapter)
+        return chapter
+
+    def note(self, name: ChapterName, now_s: float, **facts: object) -> None:
+        """A chapter of no length."""
+        self.begin(name, now_s, **facts).end(now_s)
+
+    @contextmanager
+    def telling(self, name: ChapterName, now: Callable[[], float], **facts: object) -> Iterator[Chapter]:
+        """A chapter that is as long as the block; what leaves the block as an exception is its error."""
+        chapter = self.begin(name, now(), **facts)
+        try:
+            yield chapter
+        except BaseException as error:
+            chapter.end(now(), code_of(error))
+            raise
+        else:
+            chapter.end(now())
+
+    def fail(self, name: ChapterName, now_s: float, failure: BaseException) -> None:
+        """The latest chapter of that name that has not ended ends with a failure."""
+        if (chapter := self.running(name)) is not None:
+            chapter.end(now_s, code_of(failure))
+
+    def running(self, name: ChapterName) -> Chapter | None:
+        """The latest of that name that has not ended."""
+        return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)
+
+    def context_at(self, chapter: Chapter) -> TraceContext | None:
+        """What others are told who work for this chapter; None: nobody traces."""
+        if self.trace is None:
+            return None
+        chapter.span_id = chapter.span_id or new_span_id()
+        return self.trace.below(chapter.span_id)
+
+
+def code_of(error: BaseException) -> str:
+    """What a chapter calls an exception."""
+    if isinstance(error, MaitredError):
+        return error.code
+    # What is no `Exception` ends a task from outside.
+    return type(error).__name__ if isinstance(error, Exception) else "cancelled"

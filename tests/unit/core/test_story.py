@@ -1,0 +1,61 @@
+"""How a story is written."""
+
+import asyncio
+
+import pytest
+
+from maitred.core.errors import ReplicaLost
+from maitred.core.story import MOST_CHAPTERS, ChapterName, Story
+from maitred.core.trace_context import TraceContext
+from tests.clock import FakeClock
+
+
+def test_a_chapter_is_as_long_as_its_block():
+    clock, story = FakeClock(10.0), Story()
+    with story.telling(ChapterName.ADMISSION, clock.monotonic_s, asked=3) as chapter:
+        clock.now_s = 12.0
+        chapter.facts["max_tokens"] = 5
+    assert (chapter.began_s, chapter.ended_s, chapter.error) == (10.0, 12.0, "")
+    assert chapter.facts == {"asked": 3, "max_tokens": 5}
+    assert story.chapters == [chapter]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ReplicaLost(), "replica_lost"), (asyncio.CancelledError(), "cancelled"), (ValueError("secret"), "ValueError")],
+)
+def test_what_leaves_the_block_is_its_error_by_name(error, code):
+    clock, story = FakeClock(), Story()
+    with pytest.raises(type(error)), story.telling(ChapterName.ATTEMPT, clock.monotonic_s):
+        raise error
+    assert story.chapters[0].error == code
+    assert story.chapters[0].ended_s is not None
+
+
+def test_of_several_attempts_the_latest_that_runs_is_meant():
+    story = Story()
+    first = story.begin(ChapterName.ATTEMPT, 1.0)
+    second = story.begin(ChapterName.ATTEMPT, 2.0)
+    second.end(3.0)
+    assert story.running(ChapterName.ATTEMPT) is first
+    story.fail(ChapterName.ATTEMPT, 4.0, ReplicaLost())
+    assert (first.ended_s, first.error) == (4.0, "replica_lost")
+    story.fail(ChapterName.ATTEMPT, 5.0, ReplicaLost())
+    assert (first.ended_s, second.error) == (4.0, ""), "what has ended stays as it is"
+
+
+def test_it_does_not_grow_without_end():
+    story = Story()
+    for number in range(MOST_CHAPTERS + 10):
+        story.note(ChapterName.ATTEMPT, float(number))
+    assert len(story.chapters) == MOST_CHAPTERS
+
+
+def test_who_works_for_a_chapter_is_told_its_span_once_there_is_a_trace():
+    story = Story()
+    chapter = story.begin(ChapterName.ATTEMPT, 1.0)
+    assert story.context_at(chapter) is None
+    story.trace = TraceContext("1" * 32, "2" * 16, sampled=True, state="a=b")
+    context = story.context_at(chapter)
+    assert context == TraceContext("1" * 32, chapter.span_id, sampled=True, state="a=b")
+    assert story.context_at(chapter) == context
