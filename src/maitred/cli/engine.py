@@ -76,6 +76,7 @@ def engine(
     without reloading the model.
     """
     from maitred.config.tree import BUNDLED_MODEL
+    from maitred.engine.lean_torch import import_lean_torch
     from maitred.wire.address import parse_address
     from maitred.wire.link.config import LinkConfig
 
@@ -112,6 +113,7 @@ def engine(
     gc.disable()
     try:
         with needing("engine", "The engine"):
+            import_lean_torch()
             from maitred.engine.process import serve
         serve(folder, engine_config, listen, weights, link)
     finally:

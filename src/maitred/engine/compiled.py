@@ -4,6 +4,9 @@ Machine code is kept in Numba's cache (beside the source, or under ``NUMBA_CACHE
 so only the first engine on a machine waits for the compiler. Numba tells a stale entry by the age of the file that
 holds the function, and not of the files that it imports from: after a change to a function that others inline, touch
 the files that import it too. The tests that compare the kernels with plain references fail if one forgets.
+
+Machine code from the cache is taken as it is: all that Numba knows about types, some seventy modules, comes only when
+something has to be compiled.
 """
 
 import sys
@@ -13,6 +16,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core import ccallback, dispatcher
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 
 @contextmanager
@@ -32,6 +38,23 @@ def _absent(module: str) -> Iterator[None]:
 # every start, for something that no kernel here uses.
 with _absent("scipy.linalg"):
     import numba.np.arraymath
+
+
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    """Numba's, but for one thing: it prepares its compiler for every look, also where there is nothing to compile.
+
+    That is a seventh of an engine's start. Whoever compiles prepares it again.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:  # noqa: ANN401 - Numba has no types
+        """What is kept for a signature, or None."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
+setattr(ccallback, "FunctionCache", _KernelCache)  # noqa: B010 - Numba leaves no other way in
+setattr(dispatcher, "FunctionCache", _KernelCache)  # noqa: B010
 
 F = TypeVar("F", bound=Callable[..., object])
 

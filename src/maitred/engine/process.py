@@ -17,6 +17,7 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
+from maitred.engine.lean_torch import complete_torch
 from maitred.engine.models.digest import digest_of
 from maitred.engine.nvml import Gpu, open_gpu
 from maitred.engine.precision import Precision
@@ -88,6 +89,7 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
         raise ConfigInvalid(
             f"engine.quantization is for models that generate, and {model.name} computes embeddings. Set it to none."
         )
+    complete_torch()
     device = Target.of(config.device).device
     torch.set_num_threads(step_threads(config.threads))
     return build_encoder(model, config, dtype=Precision.of(config, device).dtype, device=device)

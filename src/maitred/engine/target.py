@@ -8,6 +8,7 @@ import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Device
+from maitred.engine.lean_torch import complete_torch
 
 _CPU_KV_SHARE = 0.25
 """Of the memory that is free once the weights are loaded; the rest is for activations and others."""
@@ -41,7 +42,10 @@ class Target:
             raise ConfigInvalid(f"engine.device is cuda, but {_why_none()}. Set it to cpu or auto.")
         if wanted == "auto" and not found:
             logger.info("No GPU is used, because %s: the model runs on the CPU", _why_none())
-        return cls(torch.device("cuda"), True) if found and wanted != "cpu" else cls(torch.device("cpu"), False)
+        if not found or wanted == "cpu":
+            return cls(torch.device("cpu"), False)
+        complete_torch()
+        return cls(torch.device("cuda"), True)
 
     @property
     def on_gpu(self) -> bool:

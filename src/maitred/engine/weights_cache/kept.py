@@ -10,6 +10,7 @@ from typing import BinaryIO, TypeVar, cast
 
 import torch
 
+from maitred.engine.lean_torch import complete_torch
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.engine.weights_cache.key import key_of
 from maitred.engine.weights_cache.parts import Parts, put_together
@@ -51,10 +52,15 @@ def kept(
     Raises:
         ConfigInvalid: From `make`.
     """
-    if not config.enabled or device.type != "cpu":
+
+    def made() -> W:
+        complete_torch()
         return make()
+
+    if not config.enabled or device.type != "cpu":
+        return made()
     shelf = Shelf(cache_folder(config), config.most_bytes)
-    return Keeper(shelf, key_of(folder, form), {struct.__name__: struct for struct in structs}).get(make)
+    return Keeper(shelf, key_of(folder, form), {struct.__name__: struct for struct in structs}).get(made)
 
 
 @dataclass(frozen=True)
