@@ -12,7 +12,7 @@ import gguf
 import xllamacpp
 
 from benchmarks.external_llamacpp import convert
-from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve
+from benchmarks.rival_worker import CONTEXT_TOKENS, STEP_TOKENS, THREADS, Asked, Loaded, serve
 
 KINDS = {"fp32": gguf.GGMLQuantizationType.F32, "int8": gguf.GGMLQuantizationType.Q8_0}
 
@@ -31,7 +31,7 @@ def load(asked: Asked) -> Loaded:
     params.port = 0
     params.n_parallel = asked.sequences
     params.n_ctx = asked.sequences * CONTEXT_TOKENS
-    params.n_batch = 2048
+    params.n_batch = STEP_TOKENS
     params.kv_unified = False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
     params.n_threads_http = asked.sequences + 2

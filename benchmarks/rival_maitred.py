@@ -6,7 +6,7 @@ from maitred.engine.threads import wait_briefly_at_barriers
 
 wait_briefly_at_barriers()
 
-from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve  # noqa: E402 - torch comes after
+from benchmarks.rival_worker import CONTEXT_TOKENS, STEP_TOKENS, THREADS, Asked, Loaded, serve  # noqa: E402 - torch comes after
 from maitred.core.request import Request, SamplingParams  # noqa: E402
 from maitred.engine.assembly import build  # noqa: E402
 from maitred.engine.config import EngineConfig  # noqa: E402
@@ -23,6 +23,7 @@ def load(asked: Asked) -> Loaded:
         threads=THREADS,
         context_tokens=CONTEXT_TOKENS,
         max_sequences=asked.sequences,
+        step_tokens=STEP_TOKENS,
         kv_memory_bytes=1 << 30,
         **SETTINGS[asked.precision],  # type: ignore[arg-type]
     )

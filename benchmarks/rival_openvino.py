@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rival_worker import THREADS, Asked, Loaded, serve
+from benchmarks.rival_worker import STEP_TOKENS, THREADS, Asked, Loaded, serve
 
 _CACHE_GB = 2
 _MODEL = "openvino_model.xml"
@@ -38,7 +38,7 @@ def load(asked: Asked) -> Loaded:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = _CACHE_GB
     scheduler.max_num_seqs = asked.sequences
-    scheduler.max_num_batched_tokens = 2048
+    scheduler.max_num_batched_tokens = STEP_TOKENS
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = True
     properties = {"INFERENCE_NUM_THREADS": THREADS, **PROPERTIES[asked.precision]}

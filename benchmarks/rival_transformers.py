@@ -1,6 +1,6 @@
 """Transformers' continuous batching as a rival's worker: `generate_batch` in process, in fp32."""
 
-from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve
+from benchmarks.rival_worker import STEP_TOKENS, THREADS, Asked, Loaded, serve
 
 _PAGE_TOKENS = 32
 
@@ -22,7 +22,7 @@ def load(asked: Asked) -> Loaded:
         batching = ContinuousBatchingConfig(
             page_size=_PAGE_TOKENS,
             num_blocks=-(-room // _PAGE_TOKENS),
-            max_batch_tokens=CONTEXT_TOKENS,
+            max_batch_tokens=STEP_TOKENS,
             max_requests_per_batch=asked.sequences,
         )
         greedy = GenerationConfig(max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)

@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from benchmarks.rival_worker import CONTEXT_TOKENS, THREADS, Asked, Loaded, serve
+from benchmarks.rival_worker import CONTEXT_TOKENS, STEP_TOKENS, THREADS, Asked, Loaded, serve
 
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -55,7 +55,7 @@ def load(asked: Asked) -> Loaded:
         dtype="float32",
         max_model_len=CONTEXT_TOKENS,
         max_num_seqs=asked.sequences,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=STEP_TOKENS,
         enable_prefix_caching=True,
         disable_log_stats=True,
     )

@@ -22,6 +22,8 @@ Answer = Callable[[list[list[int]], int], list[int]]
 
 THREADS = 2
 CONTEXT_TOKENS = 1024
+STEP_TOKENS = 2048
+"""Computed at once at most, by whoever has such a setting."""
 WARM_UP_TOKENS = 8
 
 

@@ -60,7 +60,7 @@ class CPUAttention:
         config, step = self._config, self._step
         tables, runs = _tables(batch), _runs(batch)
         rows, length = runs[:, 2], runs[:, 3]
-        own = scratch_bytes(config.head_dim, config.heads, config.group_size, tables.shape[1] * cache.block_tokens)
+        own = scratch_bytes(config.head_dim, config.group_size, cache.block_tokens, tables.shape[1])
         if own * self.threads > len(self._scratch):
             self._scratch = torch.empty(2 * own * self.threads, dtype=torch.uint8)
         step[:] = [

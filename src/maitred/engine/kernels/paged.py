@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numba import carray
+from numba.extending import register_jitable
 
 from maitred.engine.kernels.job import (
     COUNT,
@@ -32,6 +33,8 @@ from maitred.engine.kernels.job import (
 )  # fmt: skip
 from maitred.engine.kernels.simd import EDITION, add_weighted_rows, narrowed, scale_strip, softmax_strips
 
+_REGISTERS = 28
+"""Vector registers that sums may have, of 32."""
 _LEAST = np.float32(1e-30)
 """What is smaller is rounded to zero, not divided by."""
 
@@ -67,9 +70,24 @@ def rows_together(group: int) -> int:
     return 2 if group <= 8 else 1
 
 
-def scratch_bytes(head_dim: int, heads: int, group: int, context: int) -> int:
-    """What a thread writes while it attends to `context` tokens at most: a multiple of a cache line."""
-    return -(-rows_together(group) * heads * (2 * head_dim + context) * 4 // 64) * 64
+def scratch_bytes(head_dim: int, group: int, block_tokens: int, blocks: int) -> int:
+    """What a thread writes while it attends to so many blocks at most: a multiple of a cache line."""
+    width = _score_width(blocks, block_tokens)
+    return -(-rows_together(group) * group * (2 * head_dim + width) * 4 // 64) * 64
+
+
+def _strips_abreast(sums: int) -> int:
+    """Strips that are added to at once, where each has so many sums: as long as all of them stay in registers."""
+    return 2 if 2 * sums <= _REGISTERS else 1
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _score_width(blocks: int, block_tokens: int) -> int:
+    """Scores of a row, with room for a strip that comes along with the last one.
+
+    Rows are an odd number of cache lines apart: by a power of two, all would be in each other's place in the cache.
+    """
+    return (blocks + 1) // 2 * 2 * block_tokens + 16
 
 
 @cache
@@ -91,6 +109,9 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
     unroll = 1 << (unroll.bit_length() - 1)
     tile = rows_together(group)
     both = tile * group
+    abreast, abreast_alone = _strips_abreast(both * unroll), _strips_abreast(group * unroll)
+    value_strips = math.gcd(head_dim // value_lanes, abreast)
+    value_strips_alone = math.gcd(head_dim // value_lanes, abreast_alone)
     edition, scaled = EDITION, kind == INT8
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
@@ -101,7 +122,7 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
         job = carray(address, _LAYER_FIELDS)
         step = carray(longs(job[_STEP]), _STEP_FIELDS)
         kv_heads, stride, table_blocks = job[_KV_HEADS], job[_STRIDE], step[_TABLE_BLOCKS]
-        heads, width = kv_heads * group, table_blocks * block_tokens
+        width = _score_width(table_blocks, block_tokens)
         everything = 1 << 40  # how many elements the cache has does not matter here
         queries, attended = carray(floats(job[_HEADS]), everything), carray(floats(job[_RESULT]), everything)
         keys, values = carray(numbers(job[_KEYS], kind), everything), carray(numbers(job[_VALUES], kind), everything)
@@ -110,85 +131,82 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
         tables = carray(ints(step[_TABLES]), everything)
         runs = carray(longs(step[_RUNS_AT]), (step[_RUNS], RUN_FIELDS))
         own = step[_SCRATCH] + take(job, SEAT, 1) * step[_SCRATCH_BYTES]
-        packed = carray(floats(own), tile * heads * head_dim)
-        sums = carray(floats(own + tile * heads * head_dim * 4), tile * heads * head_dim)
-        scores = carray(floats(own + 2 * tile * heads * head_dim * 4), (tile * heads, width))
-        flat_scores = carray(floats(own + 2 * tile * heads * head_dim * 4), tile * heads * width)
+        packed = carray(floats(own), both * head_dim)
+        sums = carray(floats(own + both * head_dim * 4), both * head_dim)
+        scores = carray(floats(own + 2 * both * head_dim * 4), both * width)
         run = take(job, NEXT, 1)
         while run < step[_RUNS]:
-            table = runs[run, 0] * table_blocks
-            for start in range(0, runs[run, 2], tile):
-                rows = min(tile, runs[run, 2] - start)
-                first_row, length = runs[run, 1] + start, runs[run, 3] + start
+            table, end = runs[run, 0] * table_blocks, runs[run, 1] + runs[run, 2]
+            row, length = runs[run, 1], runs[run, 3]
+            while row < end:
+                rows = tile if row + tile <= end else 1
                 blocks = (length + rows - 1 + block_tokens - 1) // block_tokens
-                padded = blocks * block_tokens
-                # Side by side: the heads of all rows that read the same cached head.
-                for r in range(rows):
-                    for h in range(kv_heads):
-                        source = (first_row + r) * stride + h * group * head_dim
-                        place = (h * rows + r) * group * head_dim
+                for h in range(kv_heads):
+                    # Side by side: the heads of all rows that read the same cached head.
+                    for r in range(rows):
+                        source = (row + r) * stride + h * group * head_dim
                         for i in range(group * head_dim):
-                            packed[place + i] = queries[source + i]
-                scores[: rows * heads, :padded] = np.float32(0.0)
-                for b in range(blocks):
-                    block_at = tables[table + b] * kv_heads * block_size
-                    for h in range(kv_heads):
+                            packed[r * group * head_dim + i] = queries[source + i]
+                    for line in range(rows * group):
+                        scores[line * width : line * width + blocks * block_tokens] = np.float32(0.0)
+                    for b in range(0, blocks, abreast if rows == tile else abreast_alone):
+                        block = tables[table + b] * kv_heads + h
+                        other = tables[table + min(b + 1, blocks - 1)] * kv_heads + h
                         for t in range(0, block_tokens, key_lanes):
                             if rows == tile:
                                 add_weighted_rows(
-                                    packed, h * both * head_dim, head_dim,
-                                    keys, block_at + h * block_size + t, block_tokens, head_dim,
-                                    flat_scores, h * both * width + b * block_tokens + t, width,
-                                    both, key_lanes, unroll,
+                                    packed, 0, head_dim,
+                                    keys, block * block_size + t, block_tokens, head_dim,
+                                    scores, b * block_tokens + t, width,
+                                    both, key_lanes, unroll, abreast, (other - block) * block_size, block_tokens,
                                 )  # fmt: skip
-                                continue
-                            for r in range(h * rows, (h + 1) * rows):
+                            else:
                                 add_weighted_rows(
-                                    packed, r * group * head_dim, head_dim,
-                                    keys, block_at + h * block_size + t, block_tokens, head_dim,
-                                    flat_scores, r * group * width + b * block_tokens + t, width,
-                                    group, key_lanes, unroll,
+                                    packed, 0, head_dim,
+                                    keys, block * block_size + t, block_tokens, head_dim,
+                                    scores, b * block_tokens + t, width,
+                                    group, key_lanes, unroll, abreast_alone, (other - block) * block_size, block_tokens,
                                 )  # fmt: skip
-                for row in range(rows * heads):
                     if scaled:
                         for b in range(blocks):
-                            scales_at = (tables[table + b] * kv_heads + row // (rows * group)) * block_tokens
+                            scales_at = (tables[table + b] * kv_heads + h) * block_tokens
                             for t in range(0, block_tokens, key_lanes):
-                                place = row * width + b * block_tokens + t
-                                scale_strip(flat_scores, place, key_scales, scales_at + t, key_lanes)
-                    softmax_strips(flat_scores, row * width, padded, length + (row // group) % rows, scale, key_lanes)
-                    if scaled:
-                        for b in range(blocks):
-                            scales_at = (tables[table + b] * kv_heads + row // (rows * group)) * block_tokens
+                                for line in range(rows * group):
+                                    place = line * width + b * block_tokens + t
+                                    scale_strip(scores, place, key_scales, scales_at + t, key_lanes)
+                    for line in range(rows * group):
+                        softmax_strips(
+                            scores, line * width, blocks * block_tokens, length + line // group, scale, key_lanes
+                        )
+                    sums[: rows * group * head_dim] = np.float32(0.0)
+                    for b in range(blocks):
+                        block = tables[table + b] * kv_heads + h
+                        if scaled:
                             for t in range(0, block_tokens, key_lanes):
-                                place = row * width + b * block_tokens + t
-                                scale_strip(flat_scores, place, value_scales, scales_at + t, key_lanes)
-                sums[: rows * heads * head_dim] = np.float32(0.0)
-                for b in range(blocks):
-                    block_at = tables[table + b] * kv_heads * block_size
-                    for h in range(kv_heads):
-                        for d in range(0, head_dim, value_lanes):
-                            if rows == tile:
+                                for line in range(rows * group):
+                                    place = line * width + b * block_tokens + t
+                                    scale_strip(scores, place, value_scales, block * block_tokens + t, key_lanes)
+                        if rows == tile:
+                            for d in range(0, head_dim, value_lanes * value_strips):
                                 add_weighted_rows(
-                                    flat_scores, h * both * width + b * block_tokens, width,
-                                    values, block_at + h * block_size + d, head_dim, block_tokens,
-                                    sums, h * both * head_dim + d, head_dim,
-                                    both, value_lanes, unroll,
+                                    scores, b * block_tokens, width,
+                                    values, block * block_size + d, head_dim, block_tokens,
+                                    sums, d, head_dim,
+                                    both, value_lanes, unroll, value_strips, value_lanes, value_lanes,
                                 )  # fmt: skip
-                                continue
-                            for r in range(h * rows, (h + 1) * rows):
+                        else:
+                            for d in range(0, head_dim, value_lanes * value_strips_alone):
                                 add_weighted_rows(
-                                    flat_scores, r * group * width + b * block_tokens, width,
-                                    values, block_at + h * block_size + d, head_dim, block_tokens,
-                                    sums, r * group * head_dim + d, head_dim,
-                                    group, value_lanes, unroll,
+                                    scores, b * block_tokens, width,
+                                    values, block * block_size + d, head_dim, block_tokens,
+                                    sums, d, head_dim,
+                                    group, value_lanes, unroll, value_strips_alone, value_lanes, value_lanes,
                                 )  # fmt: skip
-                for r in range(rows):
-                    for h in range(kv_heads):
-                        place = ((first_row + r) * heads + h * group) * head_dim
-                        source = (h * rows + r) * group * head_dim
+                    for r in range(rows):
+                        place = ((row + r) * kv_heads + h) * group * head_dim
                         for i in range(group * head_dim):
-                            attended[place + i] = sums[source + i]
+                            attended[place + i] = sums[r * group * head_dim + i]
+                row, length = row + rows, length + rows
             run = take(job, NEXT, 1)
 
     return Entry(attend, fast=True)

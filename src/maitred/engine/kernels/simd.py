@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 5
+EDITION = 6
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _LOG2_E = float(np.float32(1.4426950408889634))
@@ -53,20 +53,27 @@ def add_weighted_rows(
     group: Any,
     lanes: Any,
     unroll: Any,
+    strips: Any,
+    matrix_hop: Any,
+    sums_hop: Any,
 ) -> Any:
     """``sums[g, :lanes] += Σ_i weights[g, i] * matrix[i, :lanes]`` for ``g < group`` and ``i < count``.
 
     Arrays are flat, ``x_at`` is the first element and ``x_stride`` the distance of rows. `weights` and `sums` are
-    fp32; `matrix` is fp32, int8, or the bits of bf16 as uint16. `group`, `lanes` and `unroll` must be constants, and
-    `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency of multiply-adds).
+    fp32; `matrix` is fp32, int8, or the bits of bf16 as uint16. `group`, `lanes`, `unroll` and `strips` must be
+    constants, and `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency of
+    multiply-adds).
+
+    With `strips`, the same weights go over as many strips side by side, `matrix_hop` elements from one to the next, into
+    sums that are `sums_hop` apart. Each weight is loaded once for all of them; the order of a sum is the same.
     """
-    constants = (group, lanes, unroll)
+    constants = (group, lanes, unroll, strips)
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
         return None
-    group_size, width, unrolled = (constant.literal_value for constant in constants)
+    group_size, width, unrolled, abreast = (constant.literal_value for constant in constants)
     signature = types.void(
         *(weights, types.intp, types.intp, matrix, types.intp, types.intp, types.intp, sums, types.intp, types.intp),
-        *constants,
+        *(*constants, types.intp, types.intp),
     )
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -74,29 +81,39 @@ def add_weighted_rows(
         matrix_from = _pointer(context, builder, matrix, arguments[3], arguments[4])
         sums_from = _pointer(context, builder, sums, arguments[7], arguments[8])
         weights_step, matrix_step, rows, sums_step = arguments[2], arguments[5], arguments[6], arguments[9]
+        matrix_hop, sums_hop = arguments[14], arguments[15]
         vector = ir.VectorType(_FLOAT, width)
         multiply_add = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{width}f32"
         )
         zero, one = ir.Constant(vector, [0.0] * width), ir.Constant(vector, [1.0] * width)
-        partial = {(g, u): cgutils.alloca_once_value(builder, zero) for g in range(group_size) for u in range(unrolled)}
+        partial = {
+            (g, u, k): cgutils.alloca_once_value(builder, zero)
+            for g in range(group_size)
+            for u in range(unrolled)
+            for k in range(abreast)
+        }
         with cgutils.for_range(builder, builder.udiv(rows, _INT64(unrolled))) as loop:
             for u in range(unrolled):
                 row = builder.add(builder.mul(loop.index, _INT64(unrolled)), _INT64(u))
-                strip = _load(builder, builder.gep(matrix_from, [builder.mul(row, matrix_step)]), matrix.dtype, vector)
+                first = builder.mul(row, matrix_step)
+                places = (builder.add(first, builder.mul(matrix_hop, _INT64(k))) for k in range(abreast))
+                side = [_load(builder, builder.gep(matrix_from, [at]), matrix.dtype, vector) for at in places]
                 for g in range(group_size):
                     index = builder.add(builder.mul(weights_step, _INT64(g)), row)
                     weight = _splat(builder, builder.load(builder.gep(weights_from, [index])), vector)
-                    total = builder.load(partial[g, u])
-                    builder.store(builder.call(multiply_add, [weight, strip, total]), partial[g, u])
+                    for k, strip in enumerate(side):
+                        total = builder.load(partial[g, u, k])
+                        builder.store(builder.call(multiply_add, [weight, strip, total]), partial[g, u, k])
         for g in range(group_size):
-            place = builder.gep(sums_from, [builder.mul(sums_step, _INT64(g))])
-            place = builder.bitcast(place, vector.as_pointer())
-            total = builder.load(place, align=4)
-            for u in range(unrolled):
-                # A plain sum would get the kernel's leave to reorder, and its order would depend on the group.
-                total = builder.call(multiply_add, [one, builder.load(partial[g, u]), total])
-            builder.store(total, place, align=4)
+            for k in range(abreast):
+                at = builder.add(builder.mul(sums_step, _INT64(g)), builder.mul(sums_hop, _INT64(k)))
+                place = builder.bitcast(builder.gep(sums_from, [at]), vector.as_pointer())
+                total = builder.load(place, align=4)
+                for u in range(unrolled):
+                    # A plain sum would get the kernel's leave to reorder, and its order would depend on the group.
+                    total = builder.call(multiply_add, [one, builder.load(partial[g, u, k]), total])
+                builder.store(total, place, align=4)
         return context.get_dummy_value()
 
     return signature, generate
