@@ -9,11 +9,12 @@ ratios never mix two runs.
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import RESULTS, Report
 
+START = "start"
 SHARED_OVER_BEST, INT8_OVER_BEST = 1.5, 1.0
 FP32_OVER = {"vllm": 1.2, "openvino": 0.95}
 
@@ -34,29 +35,39 @@ class Results:
     def ready(self, rival: str, precision: str, how: str) -> None:
         """A rival has started: how it is run, in words."""
         self._report.figures["how"].setdefault(rival, {})[precision] = how
+        self._report.figures["failed"].pop(f"{rival} {precision} {START}", None)
 
     def failed(self, rival: str, precision: str, what: str, why: str) -> None:
-        """It did not start, or did not answer."""
+        """It did not answer a workload, or did not even `START`."""
         self._report.figures["failed"][f"{rival} {precision} {what}"] = why
 
-    def note(self, key: str, shape: dict[str, int], rival: str, own: Sequence[float], rates: Sequence[float]) -> None:
+    def note(
+        self,
+        workload: str,
+        precision: str,
+        shape: Mapping[str, int],
+        rival: str,
+        own: Sequence[float],
+        rates: Sequence[float],
+    ) -> None:
         """Puts a rival's entry in, and writes the file.
 
         Args:
-            key: Workload and precision.
-            shape: Of the workload, in words and numbers.
+            workload: Its name.
+            precision: The class.
+            shape: Of the workload.
             rival: Whose.
             own: Our tokens per second around each of its turns: the mean of a round.
             rates: Its own, one for each round.
         """
-        entry = self._report.figures["workloads"].setdefault(key, {**shape, "rivals": {}})
+        entry = self._report.figures["workloads"].setdefault(f"{workload} {precision}", {**shape, "rivals": {}})
         entry["rivals"][rival] = {
             "tokens_per_s": [round(rate, 1) for rate in rates],
             "ours": [round(rate, 1) for rate in own],
             "ours_over": [round(mine / rate, 3) for mine, rate in zip(own, rates, strict=True)],
             **self._measured,
         }
-        self._report.figures["failed"].pop(f"{rival} {key.split()[1]} {key.split()[0]}", None)
+        self._report.figures["failed"].pop(f"{rival} {precision} {workload}", None)
         self._report.write()
 
     def finish(self) -> int:

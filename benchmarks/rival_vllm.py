@@ -16,6 +16,7 @@ SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_AOT_COMPILE": "0",  # what it keeps of that, it cannot load again, and compiles for minutes at every start
 }
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _SCHEME = {

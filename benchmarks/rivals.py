@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Report
-from benchmarks.rival_results import Results, kept_figures
+from benchmarks.rival_results import START, Results, kept_figures
 from benchmarks.rival_set import OURS, RIVALS, Contestant, Failed, Rival
 from benchmarks.shapes import random_llama, random_qwen, servable
 
@@ -169,7 +169,7 @@ class Run:
                     limit_s = START_S if until_s is None else max(1.0, until_s - time.monotonic())
                     how = contestant.ready(limit_s)
                 except Failed as failure:
-                    self._failed(rival, precision, folder.name, failure)
+                    self._failed(rival, precision, START, failure)
                     contestant.close()
                     continue
                 self._results.ready(rival.name, precision, how)
@@ -205,7 +205,7 @@ class Run:
             for name, rate in theirs.items():
                 rates[name].append(rate)
                 own[name].append(around)
-                self._results.note(f"{workload.name} {precision}", workload.shape, name, own[name], rates[name])
+                self._results.note(workload.name, precision, workload.shape, name, own[name], rates[name])
 
     def _rate(self, workload: Workload, contestant: Contestant) -> float:
         """Output tokens per second, from all requests at hand to the last token of all."""

@@ -64,8 +64,8 @@ def add_weighted_rows(
     constants, and `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency of
     multiply-adds).
 
-    With `strips`, the same weights go over as many strips side by side, `matrix_hop` elements from one to the next, into
-    sums that are `sums_hop` apart. Each weight is loaded once for all of them; the order of a sum is the same.
+    The same goes for further `strips`, `matrix_hop` elements from one to the next, whose sums are `sums_hop` apart.
+    Each weight is loaded once for all of them; the order of a sum is the same.
     """
     constants = (group, lanes, unroll, strips)
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
