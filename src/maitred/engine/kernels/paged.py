@@ -72,7 +72,7 @@ def rows_together(group: int) -> int:
 
 def scratch_bytes(head_dim: int, group: int, block_tokens: int, blocks: int) -> int:
     """What a thread writes while it attends to so many blocks at most: a multiple of a cache line."""
-    width = _score_width(blocks, block_tokens)
+    width: int = _score_width(blocks, block_tokens)
     return -(-rows_together(group) * group * (2 * head_dim + width) * 4 // 64) * 64
 
 
