@@ -7,6 +7,7 @@ set -euo pipefail
 # Program that must be on the path, or a file that must exist, and the package that brings it.
 services=(
   "redis-server redis-server"
+  "promtool prometheus"
   "/usr/lib/postgresql/*/bin/initdb postgresql"  # Debian keeps it off the path.
 )
 

@@ -3,7 +3,8 @@
 Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -20,7 +21,7 @@ _STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
 _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "maitred_requests": ("Requests that ended.", ("route", "outcome", "status")),
     "maitred_model_requests": (
-        "Requests that ended, of which it was known what they ask for.",
+        "Requests that ended, of which it was known which model they are for.",
         ("model", "class", "outcome"),
     ),
     "maitred_errors": ("Requests that were answered with an error, refusals included.", ("model", "code")),
@@ -84,28 +85,30 @@ class RequestMetrics:
     """Counts ended requests. Implements `maitred.core.answer.Observer`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._counters = {
-            name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()
-        }
-        self._duration = Histogram(
+        counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
+        durations = Histogram(
             "maitred_request_seconds",
             "From the head of the request to the end of the answer.",
             ["route"],
             buckets=_REQUEST_BUCKETS_S,
             registry=registry,
         )
-        self._by_model = {
+        by_model = {
             name: Histogram(name, text, ["model"], buckets=buckets, registry=registry)
             for name, (text, buckets) in _BY_MODEL.items()
         }
+        # The library takes a lock and makes a string of every label to find a series, thirty times for each request.
+        self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
+        self._duration = cache(durations.labels)
+        self._of_model = cache(lambda name, model: by_model[name].labels(model))
 
     def ended(self, tally: Tally) -> None:
         """Counts one."""
         model, outcome, count = tally.model, tally.outcome or Outcome.FAILED, self._count
         count("maitred_requests", tally.route, outcome, tally.status)
-        self._duration.labels(tally.route).observe(tally.ended_s - tally.started_s)
-        if model and tally.priority is not None:
-            count("maitred_model_requests", model, tally.priority, outcome)
+        self._duration(tally.route).observe(tally.ended_s - tally.started_s)
+        if model:
+            count("maitred_model_requests", model, tally.priority or "", outcome)
         if tally.error:
             count("maitred_errors", model, tally.error)
         if tally.refused_by:
@@ -131,7 +134,10 @@ class RequestMetrics:
         if tally.first_token_s is None:
             return
         for name, value in _measured(tally, tally.first_token_s):
-            self._by_model[name].labels(model).observe(value)
+            self._of_model(name, model).observe(value)
+        itl = self._of_model("maitred_itl_seconds", model)
+        for gap_s in tally.gaps_s:
+            itl.observe(gap_s)
         self._count_tokens(model, tally.usage)
         for reason in tally.finishes:
             count("maitred_choices", model, reason)
@@ -143,9 +149,8 @@ class RequestMetrics:
         """Counts a step of a degradation ladder that was no help, and why."""
         self._count("maitred_degradation_skips", step, reason)
 
-    def _count(self, name: str, *labels: object, by: int = 1) -> None:
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(by)
+    def _count(self, name: str, *labels: Hashable, by: int = 1) -> None:
+        self._counter(name, *labels).inc(by)
 
     def _count_tokens(self, model: str, usage: Usage) -> None:
         self._count("maitred_prompt_tokens", model, by=usage.prompt_tokens)
@@ -167,8 +172,6 @@ def _measured(tally: Tally, first_token_s: float) -> Iterator[tuple[str, float]]
     choices = max(1, len(tally.finishes))
     if tally.completion_tokens > choices:
         yield "maitred_tpot_seconds", decode_s * choices / (tally.completion_tokens - choices)
-    for gap_s in tally.gaps_s:
-        yield "maitred_itl_seconds", gap_s
     yield "maitred_request_prompt_tokens", tally.prompt_tokens
     yield "maitred_request_computed_tokens", tally.prompt_tokens - tally.cached_tokens
     yield "maitred_request_output_tokens", tally.completion_tokens

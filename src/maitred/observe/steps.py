@@ -4,6 +4,8 @@ An engine reports after every step what all its steps have done, and the differe
 An average hides the one step of a long prompt that every reader waits for; a histogram shows it.
 """
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Histogram
 
 from maitred.core.ports import LoadReport
@@ -19,19 +21,21 @@ class StepMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._last: dict[tuple[str, str], LoadReport] = {}
-        self._seconds = Histogram(
+        seconds = Histogram(
             "maitred_step_seconds", "What a step takes.", _LABELS, buckets=_STEP_BUCKETS_S, registry=registry
         )
-        self._sequences = Histogram(
+        sequences = Histogram(
             "maitred_step_sequences", "Sequences in a step's batch.", _LABELS, buckets=_SEQUENCES, registry=registry
         )
-        self._tokens = Histogram(
+        tokens = Histogram(
             "maitred_step_tokens",
             "Tokens that a step computes, of prompts and of answers.",
             _LABELS,
             buckets=_TOKENS,
             registry=registry,
         )
+
+        self._seconds, self._sequences, self._tokens = map(cache, (seconds.labels, sequences.labels, tokens.labels))
 
     def heard(self, where: tuple[str, str], load: LoadReport) -> None:
         """An engine has reported.
@@ -45,7 +49,7 @@ class StepMetrics:
         self._last[where] = load
         if last is None or load.steps != last.steps + 1:
             return
-        self._seconds.labels(*where).observe(load.step_s - last.step_s)
-        self._sequences.labels(*where).observe(load.batched - last.batched)
+        self._seconds(*where).observe(load.step_s - last.step_s)
+        self._sequences(*where).observe(load.batched - last.batched)
         tokens = load.prefill_tokens - last.prefill_tokens + load.decode_tokens - last.decode_tokens
-        self._tokens.labels(*where).observe(tokens)
+        self._tokens(*where).observe(tokens)

@@ -5,6 +5,8 @@ that come first are named, as many as `metrics.tenants` says, and the others are
 are named does not change while the process lives, so every counter only grows; who used what exactly is in the ledger.
 """
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Summary
 
 from maitred.core.answer import Outcome, Tally
@@ -23,38 +25,40 @@ class TenantMetrics:
     def __init__(self, registry: CollectorRegistry, named: int) -> None:
         self._named = named
         self._names: set[str] = set()
-        self._requests = Counter(
+        requests = Counter(
             "maitred_tenant_requests", "Requests of an organisation.", ["tenant", "outcome"], registry=registry
         )
-        self._prompt = Counter(
+        prompt = Counter(
             "maitred_tenant_prompt_tokens", "Prompt tokens of an organisation.", ["tenant"], registry=registry
         )
-        self._output = Counter(
+        output = Counter(
             "maitred_tenant_output_tokens", "Tokens generated for an organisation.", ["tenant"], registry=registry
         )
-        self._ttft = Summary(
+        ttft = Summary(
             "maitred_tenant_ttft_seconds",
             "From the head of a request to its first token, by organisation.",
             ["tenant"],
             registry=registry,
         )
-        self._queue = Summary(
+        queue = Summary(
             "maitred_tenant_queue_seconds", "What a request that got tokens had waited.", ["tenant"], registry=registry
         )
+        self._requests, self._prompt, self._output = cache(requests.labels), cache(prompt.labels), cache(output.labels)
+        self._ttft, self._queue = cache(ttft.labels), cache(queue.labels)
 
     def ended(self, tally: Tally) -> None:
         """Counts one, if it is known whose it is and it asked for work."""
         if tally.principal is None or not tally.model:
             return
         tenant = self._label(tally.principal.tenants[-1])
-        self._requests.labels(tenant, tally.outcome or Outcome.FAILED).inc()
+        self._requests(tenant, tally.outcome or Outcome.FAILED).inc()
         if tally.first_token_s is None:
             return
         usage = tally.usage
-        self._prompt.labels(tenant).inc(usage.prompt_tokens)
-        self._output.labels(tenant).inc(usage.completion_tokens)
-        self._ttft.labels(tenant).observe(tally.first_token_s - tally.started_s)
-        self._queue.labels(tenant).observe(sum(tally.waited_ms.values()) / 1000)
+        self._prompt(tenant).inc(usage.prompt_tokens)
+        self._output(tenant).inc(usage.completion_tokens)
+        self._ttft(tenant).observe(tally.first_token_s - tally.started_s)
+        self._queue(tenant).observe(sum(tally.waited_ms.values()) / 1000)
 
     def _label(self, organisation: str) -> str:
         if organisation not in self._names:

@@ -1,0 +1,132 @@
+"""A real Prometheus for a test: it looks at one server, once a second, with the rules that come along."""
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from maitred.testing.programs import ProgramMissing
+from maitred.testing.server_process import free_port
+
+START_S = 30.0
+_CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: {rules}
+scrape_configs:
+  - job_name: maitred
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+class PrometheusServer:
+    """One that runs.
+
+    Args:
+        url: Where it listens, without a trailing slash.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """What an expression gives now: one object with ``metric`` and ``value`` for each series.
+
+        Raises:
+            ValueError: It is no expression; the message is Prometheus' own.
+        """
+        found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
+        return found
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule with its health and, where it is an alert, its state."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def targets(self) -> list[dict[str, Any]]:
+        """What it looks at, and how that went."""
+        active: list[dict[str, Any]] = self._get("targets")["activeTargets"]
+        return active
+
+    def families(self) -> set[str]:
+        """The names of all metrics that it was shown, also of those without a value."""
+        return set(self._get("metadata"))
+
+    def _get(self, what: str, **parameters: str) -> dict[str, Any]:
+        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise ValueError(json.load(error)["error"]) from None
+        data: dict[str, Any] = answer["data"]
+        return data
+
+
+def promtool() -> str:
+    """The program that checks rules.
+
+    Raises:
+        ProgramMissing: Prometheus is not installed.
+    """
+    return _program("promtool")
+
+
+@contextmanager
+def prometheus_server(target: str, rules: Sequence[Path]) -> Iterator[PrometheusServer]:
+    """A server that looks at another one.
+
+    Args:
+        target: The host and port of what it looks at.
+        rules: Files of rules.
+
+    Raises:
+        ProgramMissing: Prometheus is not installed.
+    """
+    program = _program("prometheus")
+    with TemporaryDirectory(prefix="prometheus-") as folder:
+        config, log = Path(folder) / "prometheus.yml", Path(folder) / "log"
+        config.write_text(_CONFIG.format(rules=json.dumps([str(path.resolve()) for path in rules]), target=target))
+        server = PrometheusServer(f"http://127.0.0.1:{free_port()}")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address={server.url.removeprefix('http://')}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            _wait_until_ready(server, process, log)
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise ProgramMissing(f"{name} is not installed. On Debian and Ubuntu: sudo apt-get install prometheus")
+    return path
+
+
+def _wait_until_ready(server: PrometheusServer, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    give_up_s = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < give_up_s:
+        try:
+            with urllib.request.urlopen(f"{server.url}/-/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"Prometheus does not start. It printed:\n{log.read_text()}")
