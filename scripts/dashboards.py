@@ -356,6 +356,12 @@ CAPACITY: Sequence[Sequence[Panel]] = [
         ),
         Panel("Memory of the gateway", "bytes", [("maitred_process_resident_memory_bytes", "{{instance}}")]),
         Panel(
+            "Tasks of the gateway",
+            "none",
+            [("maitred_process_tasks", "{{instance}}")],
+            about="Growth that stays is a leak.",
+        ),
+        Panel(
             "Open files of the gateway",
             "percentunit",
             [("maitred_process_open_fds / maitred_process_max_fds", "{{instance}}")],

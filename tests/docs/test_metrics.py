@@ -7,11 +7,11 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.replicas import Replicas
-from maitred.core.answer import Chosen, Failed, Outcome, Tally
+from maitred.core.answer import Ask, Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import GpuState, LoadReport, ProcessState
-from maitred.core.request import FinishReason, Usage
+from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
@@ -61,6 +61,7 @@ def rendered():
     )
     tally.finishes.append(FinishReason.STOP)
     tally.principal, tally.priority, tally.error = ANONYMOUS, PriorityClass.STANDARD, "rate_limit_exceeded"
+    tally.ask = Ask(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1)
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1

@@ -192,6 +192,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             on_demand.state,
             replicas.all,
             lambda: rollouts.state(trials.shadows.ends),
+            tasks=lambda: len(asyncio.all_tasks()),
             config=config.metrics,
             slos=config.slos,
             clock=clock,

@@ -151,15 +151,18 @@ class LiveState(Collector):
     Args:
         in_flight: Requests that are being answered.
         engines: Each engine by the names of its model and of its replica.
+        tasks: Tasks of the event loop.
     """
 
-    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Engines]) -> None:
+    def __init__(self, in_flight: Callable[[], int], engines: Callable[[], Engines], tasks: Callable[[], int]) -> None:
         self._in_flight = in_flight
         self._engines = engines
+        self._tasks = tasks
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus asks."""
         yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
+        yield GaugeMetricFamily("maitred_process_tasks", "Tasks of the event loop.", self._tasks())
         engines = self._engines()
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model", "replica"])

@@ -34,6 +34,7 @@ class Metrics:
     Args:
         in_flight: Requests that are being answered.
         engines, accounts, queues, upstreams, residency, replicas, rollouts: Where things stand; asked at each scrape.
+        tasks: Tasks of the event loop.
         config: What is shown.
         slos: What is promised, by name.
         clock: For the windows of these.
@@ -55,6 +56,7 @@ class Metrics:
         replicas: ReplicaStates = tuple,
         rollouts: Callable[[], RolloutsState] = RolloutsState,
         *,
+        tasks: Callable[[], int] = lambda: 0,
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
         clock: Clock = SystemClock(),  # noqa: B008 - stateless
@@ -68,7 +70,7 @@ class Metrics:
         kept = SloMetrics(slos, clock)
         self._registry.register(kept)
         self.observers: list[Observer] = [self.requests, TenantMetrics(self._registry, config.tenants), kept]
-        self._registry.register(LiveState(in_flight, engines))
+        self._registry.register(LiveState(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(ResidencyMetrics(residency))

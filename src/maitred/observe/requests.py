@@ -15,6 +15,7 @@ _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
 _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _LENGTH_BUCKETS_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 _STEPS: Mapping[str, str] = {"max_tokens": "shorten"}
 """What was taken from a request -> the step of the degradation ladder that took it, where the two differ."""
 
@@ -76,6 +77,8 @@ _BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
         "Prompt tokens of one request that were not found in the prefix cache.",
         _LENGTH_BUCKETS_TOKENS,
     ),
+    "maitred_request_max_tokens": ("The max_tokens of requests that named one.", _LENGTH_BUCKETS_TOKENS),
+    "maitred_request_choices": ("Choices that a request asked for, of each of its prompts.", _CHOICES),
     "maitred_request_output_tokens": ("Tokens that one request was answered with.", _LENGTH_BUCKETS_TOKENS),
 }
 """Histograms of requests that got tokens."""
@@ -175,3 +178,7 @@ def _measured(tally: Tally, first_token_s: float) -> Iterator[tuple[str, float]]
     yield "maitred_request_prompt_tokens", tally.prompt_tokens
     yield "maitred_request_computed_tokens", tally.prompt_tokens - tally.cached_tokens
     yield "maitred_request_output_tokens", tally.completion_tokens
+    if tally.ask is not None:
+        yield "maitred_request_choices", tally.ask.sampling.n
+        if tally.ask.max_tokens is not None:
+            yield "maitred_request_max_tokens", tally.ask.max_tokens

@@ -48,6 +48,8 @@ _HISTOGRAMS: _Sources = {
     "vllm:iteration_tokens_total": ("maitred_step_tokens",),
     "vllm:request_prompt_tokens": ("maitred_request_prompt_tokens",),
     "vllm:request_generation_tokens": ("maitred_request_output_tokens",),
+    "vllm:request_params_n": ("maitred_request_choices",),
+    "vllm:request_params_max_tokens": ("maitred_request_max_tokens",),
 }
 _RATIOS: Mapping[str, tuple[str, str, str, bool]] = {
     "vllm:kv_cache_usage_perc": (
