@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the servers that the integration tests start: each test runs its own, on a free port, and ends it.
+# Installs the programs that the integration tests start: each test runs its own, servers on free ports, and ends it.
 #
-# Does something only as root on Debian or Ubuntu, and only where a server is missing; elsewhere it says what to install.
+# Does something only as root on Debian or Ubuntu, and only where one is missing; elsewhere it says what to install.
 set -euo pipefail
 
 # Program that must be on the path, or a file that must exist, and the package that brings it.
@@ -9,6 +9,7 @@ services=(
   "redis-server redis-server"
   "promtool prometheus"
   "/usr/lib/postgresql/*/bin/initdb postgresql"  # Debian keeps it off the path.
+  "chromium chromium"  # The console's tests; it is a client, and starts no server.
 )
 
 packages=()
@@ -19,7 +20,7 @@ done
 [ ${#packages[@]} -gt 0 ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-  echo "The integration tests need these servers, installed but not started: ${packages[*]}" >&2
+  echo "The integration tests need these programs, installed but not started: ${packages[*]}" >&2
   exit 0
 fi
 

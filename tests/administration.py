@@ -182,6 +182,8 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             Sleepers(loadables, {}),
             Pins({}, clock),
             Stories(8, clock),
+            None,
+            identity.holds,
             clock,
         )
         listener = bind(config)

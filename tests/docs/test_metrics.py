@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from maitred.app.replicas import Replicas
 from maitred.core.answer import Ask, Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
+from maitred.core.errors import Saturated
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
@@ -60,7 +61,7 @@ def rendered():
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )
     tally.finishes.append(FinishReason.STOP)
-    tally.principal, tally.priority, tally.error = ANONYMOUS, PriorityClass.STANDARD, "rate_limit_exceeded"
+    tally.principal, tally.priority, tally.failure = ANONYMOUS, PriorityClass.STANDARD, Saturated()
     tally.ask = Ask(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1)
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")

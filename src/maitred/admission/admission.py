@@ -23,6 +23,7 @@ from maitred.admission.policy.refusal import Asked, refusal_of
 from maitred.admission.policy.standing import standing_of
 from maitred.admission.policy.turns import Turns
 from maitred.admission.prices import PriceList
+from maitred.admission.uses import Use, uses_of
 from maitred.admission.work import Work
 from maitred.core.answer import Standing
 from maitred.core.clock import Clock
@@ -149,6 +150,14 @@ class Admission:
             StoreUnavailable: The counters cannot be read.
         """
         return await budgets_of(subject, self._limits, self._counters, self._clock)
+
+    async def uses(self, subjects: Sequence[str]) -> list[Use]:
+        """How far the limits are used that hold for these subjects by themselves.
+
+        Raises:
+            StoreUnavailable: The counters cannot be read.
+        """
+        return await uses_of(subjects, self._limits, self._counters, self._clock)
 
     async def _reserve(self, work: Work, demand: Demand, reservation: Reservation) -> Granted:
         """Takes what is claimed, or says why not."""

@@ -36,6 +36,7 @@ def build(
     *,
     embedding: Embedding | None = None,
     admin: Iterable[Route] = (),
+    console: Iterable[Route] = (),
     answers: AnswerStore | None = None,
     stores_up: Callable[[], Mapping[str, bool]] = dict,
     check_stores: Callable[[], None] = lambda: None,
@@ -53,6 +54,7 @@ def build(
         clock: For the times in tallies.
         embedding: Computes embeddings; None: there is no route for them.
         admin: Routes of the administration, where there is a store to administer.
+        console: Routes of the web console, where there is one; they are not described.
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
@@ -74,7 +76,7 @@ def build(
         answers = MemoryAnswers(IdempotencyConfig(), clock)
     idempotency = Idempotency(answers, answering.standing, heartbeat_s=config.heartbeat_s)
     return Edge(
-        RouteTable(map(idempotency.guard, routes)),
+        RouteTable([*map(idempotency.guard, routes), *console]),
         identity,
         gate,
         observers,

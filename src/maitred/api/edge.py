@@ -123,7 +123,7 @@ class Edge:
             failure = public(error, call.tally.request_id)
             let_go_of_frames(error)
         let_go_of_frames(failure)
-        call.tally.error = failure.code
+        call.tally.failure = failure
         if isinstance(failure, LimitReached):
             call.tally.refused_by = failure.limit
         untouched = call.tally.first_token_s is None and call.progress is Progress.NOTHING_SENT

@@ -11,7 +11,8 @@
                                                        -> Lodger <- Residence: models that come and go
                                  Embedder -> the same, before an encoder
 
-    Metrics, RequestLog, Stories <- one Tally per request
+    Metrics, RequestLog, Stories, Recent <- one Tally per request
+                                  LiveState <- consoles and `maitred top`, every second
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
 probe sees the process alive but not ready.
@@ -39,11 +40,13 @@ from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
+from maitred.app.console import open_console
 from maitred.app.embedding import Embedder
 from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.escalation import open_schemas
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.live import LiveState, OwnUse
 from maitred.app.pins import Pinnable, Pins
 from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas
@@ -71,9 +74,11 @@ from maitred.fleet.engines import Engine, Engines
 from maitred.fleet.local import Command, LocalEngine, engine_command
 from maitred.fleet.same_model import SameModel
 from maitred.fleet.sleeper import Sleeper
+from maitred.observe.engines import Engines as EngineStates
 from maitred.observe.engines import EngineState
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import Metrics
+from maitred.observe.recent import Recent
 from maitred.observe.stories import Stories
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import AnyModel, Catalog, ServedModel
@@ -123,6 +128,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         GrammarDesk(config.admission.grammars) as grammars,
     ):
         alarm = SoftBudgetAlarm()
+        recent = Recent(clock)
         await recall_rates(stores, clock)
         admission = Admission(
             access.directory,
@@ -160,6 +166,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         queues = {
             name: Dispatcher(
                 *(name, of_model, config.dispatch, clock),
+                answered=recent.first_token,
                 placement=_placement(config, of_model, overflows=Ladder(ladders.get(name, ())).overflow_to is not None),
                 wanted=partial(wanted, name),
             )
@@ -183,9 +190,13 @@ async def _serve(config: Config, command: Command | None) -> int:
         rollouts = Rollouts(stores.rollouts, live, router.names, clock)
         await rollouts.open(config.routing.rollouts)
         trials = Trials(live, rollouts, clock)
+
+        def engine_states() -> EngineStates:
+            return {where: _state_of(engine) for where, engine in engines.items()}
+
         metrics = Metrics(
             lambda: gate.inside,
-            lambda: {where: _state_of(engine) for where, engine in engines.items()},
+            engine_states,
             accounts.state,
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
@@ -214,19 +225,28 @@ async def _serve(config: Config, command: Command | None) -> int:
             trials=trials,
             grammars=grammars,
         )
+        live_state = LiveState(
+            *(gate, dispatchers, engine_states, replicas, recent, admission, accounts.stores_up, clock),
+            config.console.viewers,
+        )
+        console_routes, identity = open_console(
+            config.console, access.identity, OwnUse(stores.usage, admission, clock), clock
+        )
         edge = build(
             config.server,
             pipeline,
-            access.identity,
+            identity,
             gate,
-            [*metrics.observers, RequestLog(), stories],
+            [*metrics.observers, RequestLog(), stories, recent],
             metrics.render,
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
             admin=administration(
                 *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
-                *(loadables, sleepers, pins, stories, clock),
+                *(loadables, sleepers, pins, stories),
+                *(live_state, access.identity.holds, clock),
             ),
+            console=console_routes,
             answers=MemoryAnswers(config.idempotency, clock),
             stores_up=accounts.stores_up,
             check_stores=accounts.check_stores,
@@ -242,6 +262,7 @@ async def _serve(config: Config, command: Command | None) -> int:
                 await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
             await background.enter_async_context(on_demand.running(queues))
             await background.enter_async_context(running(trials.shadows.run(), "shadows"))
+            await background.enter_async_context(running(live_state.pulse.run(), "live state"))
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())

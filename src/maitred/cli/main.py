@@ -23,6 +23,7 @@ from maitred.cli import (
     rollout,
     serve,
     tenants,
+    top,
     tune,
     usage,
 )
@@ -131,6 +132,7 @@ _add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
 _add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 _add(app, "explain", explain.explain, explain.EXAMPLES)
+_add(app, "top", top.top, top.EXAMPLES)
 app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
 _add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)

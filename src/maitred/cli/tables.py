@@ -24,7 +24,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], number
     for column in columns:
         table.add_column(column, no_wrap=True, justify="right" if column in numbers else "left")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(cell(value)) for value in row))
     Console(width=_NATURAL).print(table)
 
 
@@ -40,7 +40,8 @@ def amount(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.9f}".rstrip("0").rstrip(".")
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as text that a terminal only shows."""
     match value:
         case None | "":
             return "-"
@@ -49,7 +50,7 @@ def _cell(value: object) -> str:
         case int() | float():
             return amount(value)
         case list() | tuple():
-            return ", ".join(map(_cell, value)) or "-"
+            return ", ".join(map(cell, value)) or "-"
         case _:
             # A name may hold anything; a terminal must not obey it.
             return "".join(character if character.isprintable() else " " for character in str(value))

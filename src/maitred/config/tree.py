@@ -10,6 +10,7 @@ from maitred.admission.degradation import DegradationStep
 from maitred.api.config import ServerConfig
 from maitred.cache.config import IdempotencyConfig
 from maitred.config.profiles import ProfileName
+from maitred.console.config import ConsoleConfig
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
@@ -243,6 +244,7 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     explain: ExplainConfig = ExplainConfig()
+    console: ConsoleConfig = ConsoleConfig()
 
     @property
     def has_engine(self) -> bool:

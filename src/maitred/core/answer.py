@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from maitred.core.counters import Reading
+from maitred.core.errors import MaitredError
 from maitred.core.flow import PriorityClass
 from maitred.core.grammar import Constraint
 from maitred.core.place import Place
@@ -205,6 +206,8 @@ class Tally:
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
     refused_by: str = ""
     """The kind of limit that refused it, such as ``tokens_per_minute``."""
+    failure: MaitredError | None = None
+    """The error that it was answered with; None: none."""
     clamped_max_tokens: int | None = None
     """What `max_tokens` was lowered to, because a limit had no room for more."""
     priority: PriorityClass | None = None
@@ -242,8 +245,6 @@ class Tally:
     hedged: str = ""
     """Which of two replicas, ``first`` or ``second``, began to answer first; empty: it was sent to one."""
     outcome: Outcome | None = None
-    error: str = ""
-    """The code of the error that it was answered with, such as ``queue_full``; empty: none."""
     stalled: bool = False
     """Whether it was cancelled because its client had stopped reading."""
     status: int = 0
@@ -252,6 +253,11 @@ class Tally:
     """What was asked; None until that is known."""
     story: Story = field(default_factory=Story)
     """What happened on its way."""
+
+    @property
+    def error(self) -> str:
+        """The code of the error that it was answered with, such as ``queue_full``; empty: none."""
+        return "" if self.failure is None else self.failure.code
 
     @property
     def usage(self) -> Usage:

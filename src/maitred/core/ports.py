@@ -170,7 +170,7 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     restored_blocks: int = 0
     """...and those that were copied back instead of being computed again."""
     evicted_blocks: int = 0
-    """Blocks whose cached content gave way to something else. A counter, as all that follow but the last."""
+    """Blocks whose cached content gave way to something else. A counter, as the three that follow."""
     batched: int = 0
     """Sequences that steps have computed something of, each once for every step."""
     prefill_tokens: int = 0
@@ -178,6 +178,8 @@ class LoadReport(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int = 0
     """Tokens that steps have computed of answers, wrong guesses included."""
     process: ProcessState = ProcessState()
+    cached_blocks: int = 0
+    """Of the free ones: those that hold a prefix which a later request may find. A gauge."""
 
 
 class Hearsay(NamedTuple):

@@ -16,6 +16,7 @@ from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.place import Place
 from maitred.core.story import code_of
 from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.crowd import Crowd, crowd_of
 from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
@@ -46,6 +47,7 @@ class Dispatcher:
         placement: Which of several replicas takes a request; None: the one with the most room.
         draw: A number from 0 to 1, for the jitter in times to come back.
         wanted: Called when a request is refused that could not wait for a replica which comes when it is needed.
+        answered: Told of every first token how many seconds its request has been here.
 
     Attributes:
         model: Its name.
@@ -62,6 +64,7 @@ class Dispatcher:
         placement: Placement | None = None,
         draw: Callable[[], float] = random.random,
         wanted: Callable[[], None] = lambda: None,
+        answered: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.model = model
         self.floor = Floor(posts, config, placement)
@@ -75,6 +78,7 @@ class Dispatcher:
         self._by_id: dict[str, list[Ticket]] = {}
         self._turn_asked = False
         self._after_turn: Callable[[], None] = lambda: None
+        self._answered = answered
         for post in posts:
             post.replica.watch(self._news)
 
@@ -130,6 +134,10 @@ class Dispatcher:
     def state(self) -> DispatchState:
         """For metrics."""
         return state_of(self.floor, self._clock.monotonic_s())
+
+    def crowd(self) -> Crowd:
+        """Who is here, for people who watch. Looks at everyone who runs: for once a second, not for each request."""
+        return crowd_of(self.floor)
 
     @property
     def serving(self) -> bool:
@@ -192,6 +200,7 @@ class Dispatcher:
         if self._hedging.is_for(ticket.errand) and not ticket.returns:
             self._hedging.answered(now_s - ticket.released_s)
         self.floor.first_token(ticket, now_s)
+        self._answered(now_s - ticket.errand.arrived_s)
 
     def hedge_after_s(self, ticket: Ticket) -> float | None:
         """See `Seat`."""

@@ -334,6 +334,7 @@ class Engine:
             batched=self._batched,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
+            cached_blocks=scheduler.pool.cached,
         )
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:

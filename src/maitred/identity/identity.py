@@ -94,15 +94,18 @@ class Identity:
 
         A token counts until its tenants are disabled: it cannot be revoked, and its end is that of new requests.
         """
+        return self.again(principal) is not None
+
+    def again(self, principal: Principal) -> Principal | None:
+        """Who was let in before, as it would be let in now; None: it would not, see `holds`."""
         if principal is self._anonymous:
-            return True
+            return principal
         key = self._directory.key(principal.key)
         if key is not None:
-            return not self._expired(key) and self._directory.principal_of(key) is not None
+            return None if self._expired(key) else self._directory.principal_of(key)
         if is_id(principal.key):
-            return False  # it was a key, and is gone
-        tenant = principal.tenants[0]
-        return self._directory.principal_in(tenant, key=principal.key, scopes=principal.scopes) is not None
+            return None  # it was a key, and is gone
+        return self._directory.principal_in(principal.tenants[0], key=principal.key, scopes=principal.scopes)
 
     def _expired(self, key: ApiKey) -> bool:
         return key.expires_s is not None and self._clock.wall_s() >= key.expires_s

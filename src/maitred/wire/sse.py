@@ -12,9 +12,9 @@ DONE = b"data: [DONE]\n\n"
 """The last event of every complete stream of the OpenAI API."""
 
 
-def encode_event(data: bytes) -> bytes:
-    """One event. The data must be a single line, which JSON from an encoder is."""
-    return b"data: " + data + b"\n\n"
+def encode_event(data: bytes, kind: bytes = b"") -> bytes:
+    """One event, of a named kind if it has one. The data must be a single line, which JSON from an encoder is."""
+    return (b"event: " + kind + b"\n" if kind else b"") + b"data: " + data + b"\n\n"
 
 
 def encode_comment(text: str) -> bytes:

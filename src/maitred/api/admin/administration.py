@@ -1,8 +1,11 @@
 """All routes under ``/admin/v1``, put together."""
 
+from collections.abc import Callable
+
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
+from maitred.api.admin.live import Live, LiveRoutes
 from maitred.api.admin.models import LoadableRoutes, Loadables, Sleepers
 from maitred.api.admin.office import Office, Refresh
 from maitred.api.admin.pins import PinRoutes, Pins
@@ -13,6 +16,7 @@ from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
 from maitred.api.routes import Route
 from maitred.core.clock import Clock
+from maitred.core.tenancy import Principal
 from maitred.store.directory import DirectoryStore
 from maitred.store.usage import UsageQueries
 
@@ -28,9 +32,11 @@ def administration(
     sleepers: Sleepers,
     pins: Pins,
     stories: Stories,
+    live: Live,
+    holds: Callable[[Principal], bool],
     clock: Clock,
 ) -> list[Route]:
-    """The routes, each of which needs the scope admin.
+    """The routes. Each needs the scope admin, but for the live state, of which others see a part.
 
     Args:
         book: Where tenants, keys and limits are kept.
@@ -43,6 +49,8 @@ def administration(
         sleepers: The models that can sleep.
         pins: The prefixes that stay.
         stories: What happened to the last requests.
+        live: What goes on.
+        holds: Whether who was let in still would be.
         clock: For expiry, and for times such as ``-7d``.
     """
     office = Office(book, refresh, clock)
@@ -57,4 +65,5 @@ def administration(
         *LoadableRoutes(office, loadables, sleepers).routes(),
         *PinRoutes(office, pins).routes(),
         *RequestRoutes(office, stories).routes(),
+        *LiveRoutes(office, live, holds).routes(),
     ]

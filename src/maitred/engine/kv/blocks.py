@@ -20,12 +20,16 @@ class BlockPool:
     Args:
         total: Number of blocks (at least 1).
         swap: Where content goes that is taken back and wanted; None: nowhere.
+
+    Attributes:
+        cached: Idle blocks that can be found by their keys.
     """
 
     def __init__(self, total: int, swap: SwapSpace | None = None) -> None:
         self.swap = swap
         self.total = total
         self.evictions = 0
+        self.cached = 0
         self._holders = [0] * total
         self._keys: list[bytes | None] = [None] * total
         self._by_key: dict[bytes, int] = {}
@@ -63,6 +67,7 @@ class BlockPool:
                 del self._by_key[key]
                 self._keys[block] = None
                 self.evictions += 1
+                self.cached -= 1
                 changed[key] = False
                 if self.swap is not None:
                     self.swap.evicted(key, block)
@@ -73,6 +78,7 @@ class BlockPool:
         for block in blocks:
             if self._holders[block] == 0:
                 del self._idle[block]
+                self.cached -= self._keys[block] is not None
             self._holders[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -87,6 +93,8 @@ class BlockPool:
                 self._idle[block] = None
                 if self._keys[block] is None:
                     self._idle.move_to_end(block, last=False)
+                else:
+                    self.cached += 1
 
     def clear(self) -> None:
         """Forgets all contents: what is in the blocks is gone. Only while nobody holds any."""
@@ -94,6 +102,7 @@ class BlockPool:
         self.changes.found.update(dict.fromkeys(self._by_key, False))
         self._by_key.clear()
         self._keys = [None] * self.total
+        self.cached = 0
 
     def publish(self, block: int, key: bytes) -> None:
         """Makes a held, completely written block findable. The first block with a key keeps it."""

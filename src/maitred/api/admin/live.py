@@ -1,0 +1,101 @@
+"""The route of the live state: once, or every second for as long as somebody watches."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.interrupt import Interruptible
+from maitred.api.routes import Route
+from maitred.core.errors import Draining, Unauthenticated
+from maitred.core.tenancy import Principal, Scope
+from maitred.wire.admin.live import LiveBody, PointBody
+from maitred.wire.sse import encode_event
+
+_RETRY_S = 2.0
+
+
+class Live(Protocol):
+    """The state of this gateway."""
+
+    async def now(self) -> LiveBody:
+        """As it is."""
+        ...
+
+    def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
+        """As it is, and then again every second.
+
+        Raises:
+            Saturated: Too many watch.
+        """
+        ...
+
+    def history(self) -> Sequence[PointBody]:
+        """The last ten minutes, oldest second first."""
+        ...
+
+
+class LiveRoutes:
+    """The live state.
+
+    Whoever may read metrics may see it; tenants, and who was refused, only who administers.
+
+    Args:
+        office: What the routes share.
+        live: The state.
+        holds: Whether who was let in still would be.
+    """
+
+    def __init__(self, office: Office, live: Live, holds: Callable[[Principal], bool]) -> None:
+        self._office = office
+        self._live = live
+        self._holds = holds
+        self._encoded: dict[bool, tuple[LiveBody, bytes]] = {}
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        text = "What the gateway does now; as an event stream, every second."
+        return [
+            Route("GET", "/admin/v1/live", self.live, text, returns=LiveBody, streams=LiveBody, needs=Scope.METRICS)
+        ]
+
+    async def live(self, call: Call) -> None:
+        """The state, in the form that `Accept` asks for."""
+        whole = Scope.ADMIN in call.principal.scopes
+        if "text/event-stream" not in (call.header(b"accept") or ""):
+            await self._office.reply(call, _shown(await self._live.now(), whole=whole))
+            return
+        with self._live.watching() as states:
+            async with Interruptible() as block, call.watched(block):
+                await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
+                async for state in states:
+                    if state.draining:
+                        raise Draining(retry_after_s=_RETRY_S)
+                    if not self._holds(call.principal):
+                        raise Unauthenticated("This API key was revoked, or has expired.")
+                    await call.stream(self._event(state, whole=whole))
+
+    def _event(self, state: LiveBody, *, whole: bool) -> bytes:
+        """Encoded once for all viewers of one sort."""
+        known = self._encoded.get(whole)
+        if known is None or known[0] is not state:
+            known = state, encode_event(msgspec.json.encode(_shown(state, whole=whole)), b"state")
+            self._encoded[whole] = known
+        return known[1]
+
+
+def _shown(state: LiveBody, *, whole: bool) -> LiveBody:
+    """The state without what only an administrator may see, unless it is one who looks."""
+    if whole:
+        return state
+    return replace(
+        state,
+        tenants=[],
+        refusals=[replace(one, tenant="", request_id="", message="") for one in state.refusals],
+        queues=[replace(one, tenants=[]) for one in state.queues],
+        engines=[replace(one, held=[]) for one in state.engines],
+    )

@@ -1,0 +1,255 @@
+"""Routes of the web console: its files, and who is logged in.
+
+What the pages show and change, they get from the same routes as everybody else, with a session in place of a key.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from maitred import __version__
+from maitred.api.call import JSON, Call
+from maitred.api.errors import Header
+from maitred.api.routes import Route
+from maitred.core.errors import Forbidden, InvalidRequest, RouteNotFound, Unauthenticated
+from maitred.core.tenancy import Identifying, Principal, Scope
+from maitred.wire.admin.live import UseBody
+
+ROOT = "/console"
+_INDEX = "index.html"
+_HEADERS: Sequence[Header] = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+)
+"""Nothing from elsewhere, nothing inline, no frame around it, and nothing told to others."""
+_PRIVATE: Sequence[Header] = ((b"cache-control", b"no-store"),)
+
+
+class Page(Protocol):
+    """A file of the console."""
+
+    @property
+    def body(self) -> bytes:
+        """All of it."""
+        ...
+
+    @property
+    def content_type(self) -> str:
+        """Of the body."""
+        ...
+
+    @property
+    def tag(self) -> str:
+        """Its entity tag, in quotes."""
+        ...
+
+
+class Session(Protocol):
+    """Somebody who is logged in."""
+
+    @property
+    def principal(self) -> Principal:
+        """Who."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """What requests must say beside the cookie."""
+        ...
+
+
+S = TypeVar("S", bound=Session, covariant=True)
+
+
+class Sessions(Protocol[S]):
+    """Who is logged in."""
+
+    def open(self, principal: Principal) -> tuple[str, S]:
+        """Begins a session. Returns what goes into the cookie, too."""
+        ...
+
+    def of(self, header: Callable[[bytes], str | None]) -> S | None:
+        """The session that a request's cookie names."""
+        ...
+
+    def close(self, header: Callable[[bytes], str | None]) -> None:
+        """Ends it."""
+        ...
+
+
+class OwnModelBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key used of one model."""
+
+    model: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    cost_usd: float
+
+
+class OwnUseBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key used, and how far its own limits and those of its tenants are used."""
+
+    days: int
+    models: list[OwnModelBody]
+    limits: dict[str, list[UseBody]]
+    """By subject."""
+
+
+class WhoBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is logged in."""
+
+    key: str
+    tenant: str
+    scopes: list[Scope]
+    anonymous: bool
+    """Whether the server asked for no key."""
+    token: str
+    """What changes must say in the header ``x-maitred-console``; empty without a session."""
+    version: str
+
+
+class ConsoleRoutes:
+    """The console.
+
+    Args:
+        pages: Every file by its name below ``/console/``.
+        sessions: Who is logged in.
+        identity: Tells whose a key is.
+        again: The principal of a session as of now; None: its key is not valid any more.
+        same_origin: Whether a request comes from a page of this server, as far as its headers say.
+        own_use: What a principal used.
+        cookie: The name of the session's cookie.
+        session_s: How long a session lasts.
+    """
+
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        sessions: Sessions[Session],
+        identity: Identifying,
+        again: Callable[[Principal], Principal | None],
+        same_origin: Callable[[Callable[[bytes], str | None]], bool],
+        own_use: Callable[[Principal], Awaitable[OwnUseBody]],
+        *,
+        cookie: str,
+        session_s: float,
+    ) -> None:
+        self._pages = pages
+        self._sessions = sessions
+        self._identity = identity
+        self._again = again
+        self._same_origin = same_origin
+        self._own_use = own_use
+        self._cookie = cookie
+        self._session_s = session_s
+
+    def routes(self) -> list[Route]:
+        """The routes. They are the page's own business, and not part of the API that is described."""
+        session = f"{ROOT}/session"
+        return [
+            Route("GET", ROOT, self.index, "The console.", content_type="text/html"),
+            Route("GET", f"{ROOT}/", self.index, "The console.", content_type="text/html"),
+            Route("GET", f"{ROOT}/{{file}}", self.file, "A file of the console.", content_type="text/plain"),
+            Route("GET", session, self.who, "Who is logged in.", returns=WhoBody),
+            Route("POST", session, self.log_in, "Gives a session for a key.", returns=WhoBody),
+            Route("DELETE", session, self.log_out, "Ends the session."),
+            Route(
+                *("GET", f"{ROOT}/use", self.use, "What the caller used."), returns=OwnUseBody, needs=Scope.INFERENCE
+            ),
+        ]
+
+    async def index(self, call: Call) -> None:
+        """The page. Its address ends without a slash, so that the files' addresses are whole in it."""
+        await self._send(call, _INDEX)
+
+    async def file(self, call: Call) -> None:
+        """Any other file."""
+        await self._send(call, call.parameter)
+
+    async def who(self, call: Call) -> None:
+        """Who is logged in: by the session, or without any where the server asks for no key."""
+        session = self._sessions.of(call.header) if self._same_origin(call.header) else None
+        principal = None if session is None else self._again(session.principal)
+        token = "" if session is None or principal is None else session.token
+        if principal is None:
+            principal = await self._identity.identify(call.header)
+        await self._tell(call, principal, token)
+
+    async def log_in(self, call: Call) -> None:
+        """Takes the key from where clients send it, and answers with a cookie.
+
+        Raises:
+            Unauthenticated: The key is not valid.
+            InvalidRequest: It is no key of maitred's.
+            Forbidden: A page of another site asks.
+        """
+        self._check_origin(call)
+        principal = await self._identity.identify(call.header)
+        if principal.key != self._key_in(call):
+            # A token ends when its provider says, of which a session knows nothing.
+            raise InvalidRequest("Log in with an API key. It begins with sk-mtd-.")
+        cookie, session = self._sessions.open(principal)
+        await self._tell(call, principal, session.token, [self._set_cookie(call, cookie, self._session_s)])
+
+    async def log_out(self, call: Call) -> None:
+        """Ends the session, and takes the cookie back."""
+        self._check_origin(call)
+        self._sessions.close(call.header)
+        await call.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(call, "", 0)])
+
+    async def use(self, call: Call) -> None:
+        """What the caller used, and what it has left."""
+        await _private(call, await self._own_use(call.principal))
+
+    async def _send(self, call: Call, name: str) -> None:
+        page = self._pages.get(name)
+        if page is None:
+            raise RouteNotFound(f"The console has no file {name[:200]!r}. It is at {ROOT}.")
+        # Looked for at every visit, and sent only when it has changed: nobody runs yesterday's page on today's server.
+        headers = [*_HEADERS, (b"etag", page.tag.encode()), (b"cache-control", b"no-cache")]
+        if call.header(b"if-none-match") == page.tag:
+            await call.respond(b"", status=304, content_type=page.content_type.encode(), headers=headers)
+        else:
+            await call.respond(page.body, content_type=page.content_type.encode(), headers=headers)
+
+    async def _tell(self, call: Call, principal: Principal, token: str, headers: Sequence[Header] = ()) -> None:
+        body = WhoBody(
+            key=principal.key,
+            tenant=principal.tenants[0],
+            scopes=sorted(principal.scopes),
+            anonymous=not token,
+            token=token,
+            version=__version__,
+        )
+        await _private(call, body, headers)
+
+    def _check_origin(self, call: Call) -> None:
+        if not self._same_origin(call.header):
+            raise Forbidden("The console takes this from its own page only.")
+
+    def _key_in(self, call: Call) -> str:
+        """The public id of the key that was sent; empty for anything else."""
+        parts = (call.header(b"authorization") or "").rpartition(" ")[2].split("-", 3)
+        if len(parts) < 4 or parts[:2] != ["sk", "mtd"]:
+            raise Unauthenticated("No API key was sent. Log in with one that begins with sk-mtd-.")
+        return parts[2]
+
+    def _set_cookie(self, call: Call, value: str, lasting_s: float) -> Header:
+        secure = "; Secure" if (call.header(b"origin") or "").startswith("https:") else ""
+        text = f"{self._cookie}={value}; Path=/; Max-Age={int(lasting_s)}; HttpOnly; SameSite=Strict{secure}"
+        return b"set-cookie", text.encode("ascii")
+
+
+async def _private(call: Call, body: Any, headers: Sequence[Header] = ()) -> None:  # noqa: ANN401 - any struct
+    await call.respond(msgspec.json.encode(body), content_type=JSON, headers=[*_PRIVATE, *headers])

@@ -1,0 +1,322 @@
+"""The live state of a gateway, put together from its parts for whoever watches."""
+
+import heapq
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from maitred import __version__
+from maitred.admission.admission import Admission
+from maitred.admission.uses import Use
+from maitred.api.console import OwnModelBody, OwnUseBody
+from maitred.api.gate import Gate
+from maitred.app.replicas import Replicas
+from maitred.console.pulse import Pulse
+from maitred.core.clock import Clock
+from maitred.core.errors import StoreUnavailable
+from maitred.core.money import usd_of
+from maitred.core.tenancy import Principal
+from maitred.dispatch.crowd import Crowd
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.state import DispatchState
+from maitred.observe.engines import Engines, EngineState
+from maitred.observe.recent import Point, Recent, Traffic
+from maitred.store.usage import UsageQueries
+from maitred.wire.admin.live import (
+    CreditBody,
+    EngineBody,
+    HeadcountBody,
+    HeldBody,
+    LiveBody,
+    LiveReplicaBody,
+    PathBody,
+    PointBody,
+    QueueBody,
+    RefusalBody,
+    TenantUseBody,
+    UseBody,
+)
+
+_MOST_TENANTS = 30
+"""Shown, of those that are here or were lately; each one's limits are read from the counters every second."""
+_MOST_AT_QUEUE = 12
+_MOST_MODELS = 1000
+_OWN_USE_DAYS = 30
+_EVERYBODY = "*"
+
+
+class LiveState:
+    """Composes it. Implements `maitred.api.admin.live.Live`.
+
+    Args:
+        gate: Who is inside.
+        dispatchers: Each model's queue.
+        engines: Our own engines.
+        replicas: Where models run.
+        recent: What happened.
+        admission: How far limits are used.
+        stores_up: Whether each store answers.
+        clock: The time.
+        most_viewers: Who may watch at one time.
+
+    Attributes:
+        pulse: Its `run` must be running.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        dispatchers: Mapping[str, Dispatcher],
+        engines: Callable[[], Engines],
+        replicas: Replicas,
+        recent: Recent,
+        admission: Admission,
+        stores_up: Callable[[], Mapping[str, bool]],
+        clock: Clock,
+        most_viewers: int,
+    ) -> None:
+        self._gate = gate
+        self._dispatchers = dispatchers
+        self._engines = engines
+        self._replicas = replicas
+        self._recent = recent
+        self._admission = admission
+        self._stores_up = stores_up
+        self._clock = clock
+        self._started_s = clock.wall_s()
+        self.pulse = Pulse(self._beat, self._compose, clock, most_viewers)
+
+    async def now(self) -> LiveBody:
+        """See `Live.now`."""
+        return await self.pulse.now()
+
+    def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
+        """See `Live.watching`."""
+        return self.pulse.watching()
+
+    def history(self) -> Sequence[PointBody]:
+        """See `Live.history`."""
+        return [_point(point) for point in self._recent.points]
+
+    def _beat(self) -> Point:
+        floors = [dispatcher.floor for dispatcher in self._dispatchers.values()]
+        return self._recent.tick(sum(floor.waiting for floor in floors), sum(floor.running for floor in floors))
+
+    async def _compose(self) -> LiveBody:
+        crowds = {model: dispatcher.crowd() for model, dispatcher in self._dispatchers.items()}
+        states = {model: dispatcher.state() for model, dispatcher in self._dispatchers.items()}
+        waiting, prefilling, decoding = (
+            _sum([getattr(crowd, stage) for crowd in crowds.values()])
+            for stage in ("waiting", "prefilling", "decoding")
+        )
+        in_dispatch = waiting.total() + prefilling.total() + decoding.total()
+        tenants, limits_known = await self._tenants(waiting, prefilling + decoding)
+        return LiveBody(
+            at=self._clock.wall_s(),
+            started_at=self._started_s,
+            version=__version__,
+            draining=self._gate.draining,
+            stores=dict(self._stores_up()),
+            path=PathBody(
+                # A request of several prompts is one here and one there; embeddings are several in dispatch.
+                arriving=max(0, self._gate.inside - in_dispatch),
+                queued=waiting.total(),
+                prefilling=prefilling.total(),
+                decoding=decoding.total(),
+            ),
+            point=_point(self._recent.points[-1] if self._recent.points else self._beat()),
+            queues=[_queue(model, states[model], crowds[model]) for model in self._dispatchers],
+            engines=[
+                _engine(model, replica, state, crowds[model].kv_tokens.get(replica, {}) if model in crowds else {})
+                for (model, replica), state in self._engines().items()
+            ],
+            replicas=self._with_credits(states),
+            tenants=tenants,
+            refusals=[
+                RefusalBody(
+                    at=one.at_s,
+                    count=one.count,
+                    request_id=one.request_id,
+                    tenant=one.tenant,
+                    model=one.model,
+                    route=one.route,
+                    status=one.status,
+                    code=one.code,
+                    message=one.message,
+                    limit=one.limit,
+                    retry_after_s=one.retry_after_s,
+                )
+                for one in reversed(self._recent.refusals.values())
+            ],
+            limits_known=limits_known,
+        )
+
+    def _with_credits(self, states: Mapping[str, DispatchState]) -> list[LiveReplicaBody]:
+        shown = []
+        for body in self._replicas.all():
+            credits_ = {
+                resource: CreditBody(free=credit.free, total=credit.total)
+                for (replica, resource), credit in states[body.model].credits.items()
+                if replica == body.replica
+            }
+            fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "object"}
+            shown.append(LiveReplicaBody(**fields, credits=credits_))
+        return shown
+
+    async def _tenants(self, waiting: Counter[str], running: Counter[str]) -> tuple[list[TenantUseBody], bool]:
+        """Who is here first, then who was here last; before them everybody together, where that is limited."""
+        here = [name for name, _ in (waiting + running).most_common(_MOST_TENANTS)]
+        lately = [name for name in reversed(self._recent.tenants) if name not in here]
+        names = (here + lately)[:_MOST_TENANTS]
+        subjects = [_EVERYBODY, *(f"tenant:{name}" for name in names)]
+        known = True
+        try:
+            uses = await self._admission.uses(subjects)
+        except StoreUnavailable:
+            uses, known = [], False
+        of: dict[str, list[UseBody]] = {}
+        for use in uses:
+            of.setdefault(use.subject, []).append(use_body(use))
+        rows = [
+            _tenant(name, self._recent.tenants.get(name, Traffic()), waiting[name], running[name], of.get(subject, []))
+            for name, subject in zip(names, subjects[1:], strict=True)
+        ]
+        if _EVERYBODY in of:
+            rows.insert(0, _tenant(_EVERYBODY, Traffic(), waiting.total(), running.total(), of[_EVERYBODY]))
+        return rows, known
+
+
+class OwnUse:
+    """What the caller used, for those who may not see what others do.
+
+    Args:
+        usage: The ledger.
+        admission: How far limits are used.
+        clock: The time.
+    """
+
+    def __init__(self, usage: UsageQueries, admission: Admission, clock: Clock) -> None:
+        self._usage = usage
+        self._admission = admission
+        self._clock = clock
+
+    async def __call__(self, principal: Principal) -> OwnUseBody:
+        """Of one caller.
+
+        Raises:
+            StoreUnavailable: The ledger or the counters cannot be read.
+        """
+        now_s = self._clock.wall_s()
+        report = await self._usage.report(
+            now_s - _OWN_USE_DAYS * 86_400,
+            now_s,
+            group_by=["model"],
+            filters={"key": principal.key},
+            limit=_MOST_MODELS,
+        )
+        limits: dict[str, list[UseBody]] = {}
+        for use in await self._admission.uses(principal.subjects[:-1]):  # what all use together is not its business
+            limits.setdefault(use.subject, []).append(use_body(use))
+        models = [
+            OwnModelBody(
+                model=row.group["model"],
+                requests=row.requests,
+                prompt_tokens=row.prompt_tokens,
+                output_tokens=row.output_tokens,
+                cost_usd=usd_of(row.cost_nusd),
+            )
+            for row in report.rows
+        ]
+        return OwnUseBody(days=_OWN_USE_DAYS, models=models, limits=limits)
+
+
+def use_body(use: Use) -> UseBody:
+    """A limit as the API writes it: money in dollars."""
+    spend = use.limit.kind.spend
+    return UseBody(
+        limit=use.limit.id,
+        kind=use.limit.kind,
+        model=use.limit.model,
+        hard=use.limit.hard,
+        value=usd_of(use.limit.value) if spend else use.limit.value,
+        used=usd_of(use.used) if spend else use.used,
+        resets_in_s=use.reset_s,
+    )
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _point(point: Point) -> PointBody:
+    return PointBody(
+        at=point.at_s,
+        waiting=point.waiting,
+        running=point.running,
+        ended=dict(point.ended),
+        prompt_tokens=point.prompt_tokens,
+        output_tokens=point.output_tokens,
+        ttft_s=point.ttft_s,
+        itl_s=point.itl_s,
+    )
+
+
+def _queue(model: str, state: DispatchState, crowd: Crowd) -> QueueBody:
+    running = Counter(crowd.prefilling)
+    running.update(crowd.decoding)
+    here = Counter(crowd.waiting)
+    here.update(running)
+    return QueueBody(
+        model=model,
+        waiting=dict(state.waiting),
+        predicted_wait_s=dict(state.predicted_wait_s),
+        running=state.running,
+        tenants=[
+            HeadcountBody(tenant=tenant, waiting=crowd.waiting.get(tenant, 0), running=running[tenant])
+            for tenant, _ in here.most_common(_MOST_AT_QUEUE)
+        ],
+    )
+
+
+def _engine(model: str, replica: str, state: EngineState, held: Mapping[str, int]) -> EngineBody:
+    load, card = state.load, state.card
+    most = heapq.nlargest(_MOST_AT_QUEUE, held.items(), key=lambda entry: entry[1])
+    return EngineBody(
+        model=model,
+        replica=replica,
+        up=state.up,
+        asleep=load.asleep,
+        running=load.running,
+        waiting=load.waiting,
+        paused=load.paused,
+        free_sequences=load.free_sequences,
+        step_tokens=load.step_tokens,
+        blocks=load.total_blocks,
+        block_tokens=card.kv_capacity_tokens // load.total_blocks if card is not None and load.total_blocks else 0,
+        used_blocks=load.total_blocks - load.free_blocks,
+        cached_blocks=load.cached_blocks,
+        pinned_blocks=load.pinned_blocks,
+        held=[HeldBody(tenant=tenant, tokens=tokens) for tenant, tokens in most],
+        preemptions=load.preemptions,
+        steps=load.steps,
+        step_s=load.step_s,
+        prompt_tokens=load.prompt_tokens,
+        cached_tokens=load.cached_tokens,
+        output_tokens=load.output_tokens,
+    )
+
+
+def _tenant(name: str, traffic: Traffic, waiting: int, running: int, limits: list[UseBody]) -> TenantUseBody:
+    return TenantUseBody(
+        tenant=name,
+        waiting=waiting,
+        running=running,
+        requests=traffic.requests,
+        refused=traffic.refused,
+        prompt_tokens=traffic.prompt_tokens,
+        output_tokens=traffic.output_tokens,
+        limits=limits,
+    )

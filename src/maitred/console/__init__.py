@@ -1,0 +1,1 @@
+"""The web console: its pages, who is logged in, and the state that viewers share."""

@@ -1,0 +1,85 @@
+// Elements from plain calls. Text goes in as text: nothing that a model or a tenant wrote is ever read as markup.
+
+/** An element. `on…` are listeners, `class` and `aria-…` attributes; what is null or false is left out. */
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of SVG. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  node.append(...children);
+  return node;
+}
+
+/** A titled part of a page; `body` is filled later. */
+export function panel(title, { note = "", wide = false } = {}) {
+  const id = `panel-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  const body = el("div", { class: "body" });
+  const hint = el("span", { class: "note" }, note);
+  const node = el("section", { class: wide ? "panel wide" : "panel", "aria-labelledby": id },
+    el("div", { class: "head" }, el("h2", { id }, title), hint), body);
+  return { node, body, hint };
+}
+
+/** A table that scrolls by itself where the screen is narrow. `columns`: [title, numeric?]. */
+export function table(label, columns) {
+  const rows = el("tbody");
+  const heads = columns.map(([title, numeric]) => el("th", { scope: "col", class: numeric && "number" }, title));
+  const node = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    el("table", {}, el("thead", {}, el("tr", {}, heads)), rows));
+  return { node, rows };
+}
+
+/** A row; cells are texts or elements. */
+export function row(columns, cells) {
+  return el("tr", {}, cells.map((cell, number) => el("td", { class: columns[number][1] && "number" }, cell)));
+}
+
+/** Puts `nodes` in place of what is there, unless `key` says that they show the same. */
+export function refill(place, key, nodes) {
+  if (place.dataset.key === key) return;
+  place.dataset.key = key;
+  place.replaceChildren(...nodes());
+}
+
+/** A bar for a share, with its words. */
+export function meter(share, label, tone = "") {
+  const bar = el("span", { class: `fill ${tone}` });
+  bar.style.width = `${Math.min(100, Math.max(0, share * 100)).toFixed(1)}%`;
+  return el("span", { class: "meter", role: "img", "aria-label": label, title: label }, bar);
+}
+
+/** A form's field with its label. */
+export function field(label, input, hint = "") {
+  const id = `f-${Math.random().toString(36).slice(2, 9)}`;
+  input.id = id;
+  const note = hint ? el("span", { class: "hint", id: `${id}-h` }, hint) : null;
+  if (note) input.setAttribute("aria-describedby", `${id}-h`);
+  return el("div", { class: "field" }, el("label", { for: id }, label), input, note);
+}
+
+/** A dialog in the middle; resolves with what its buttons say, or "" when it is closed. */
+export function ask(title, content, buttons) {
+  return new Promise((resolve) => {
+    const dialog = el("dialog", { "aria-labelledby": "dialog-title" },
+      el("form", { method: "dialog" },
+        el("h2", { id: "dialog-title" }, title), content,
+        el("div", { class: "actions" },
+          buttons.map(([label, value, tone]) => el("button", { value, class: tone || "quiet" }, label)))));
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,212 @@
+"""What happened in the last minutes, second by second: for people who watch, where a metrics store may be missing.
+
+Everything here is bounded: ten minutes of points, the last sorts of refusals, and the tenants that were here last.
+Times are kept as counts in buckets 15 % wide, which is as exact as a chart shows. A point's percentiles are those of
+the last ten seconds, so that a quiet server draws a line and not a cloud. Refusals for the same reason are one entry
+with a count: in a flood of one tenant, nobody else's would be seen.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.clock import Clock
+
+POINTS = 600
+"""Seconds that are kept."""
+_REFUSALS = 50
+_TENANTS = 500
+"""Of which it is known what they did; the one that was here longest ago is forgotten first."""
+_SPREAD_S = 10
+"""What the percentiles of a point are of."""
+_GAPS = 64
+"""Of one request's times between tokens, so many are looked at, spread over its answer."""
+_BOUNDS_S = tuple(0.001 * 1.15**step for step in range(86))
+"""Up to 2.4 minutes."""
+_MEDIAN, _TAIL = 0.5, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One second."""
+
+    at_s: float
+    """Its end, in wall time."""
+    waiting: int
+    running: int
+    ended: Mapping[Outcome, int]
+    prompt_tokens: int
+    output_tokens: int
+    """Of requests that ended in it."""
+    ttft_s: tuple[float, float] | None
+    """Median and 95th percentile; None: there was no first token."""
+    itl_s: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Requests that were turned away, or could not be completed, for one reason; told of is the last of them."""
+
+    at_s: float
+    """Wall time."""
+    count: int
+    request_id: str
+    tenant: str
+    """The organisation; empty where nobody knows who it was."""
+    model: str
+    route: str
+    status: int
+    code: str
+    message: str
+    limit: str
+    """The kind of limit that refused it."""
+    retry_after_s: float | None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one tenant did since the gateway started, or since it was forgotten."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Second:
+    ended: dict[Outcome, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Recent:
+    """Implements `maitred.core.answer.Observer`.
+
+    Args:
+        clock: For the time on points and refusals.
+
+    Attributes:
+        points: The seconds, oldest first.
+        refusals: The last ones by tenant, model, code and limit; the newest last.
+        tenants: Every tenant that was here lately, with its teams' requests among its own; the last one last.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self.refusals: dict[tuple[str, str, str, str], Refusal] = {}
+        self.tenants: dict[str, Traffic] = {}
+        self._now = _Second()
+        self._ttft, self._itl = _Spread(), _Spread()
+
+    def first_token(self, after_s: float) -> None:
+        """One came, so long after its request."""
+        self._ttft.add(after_s)
+
+    def ended(self, tally: Tally) -> None:
+        """A request ended. Those that ask for no model are not counted."""
+        outcome = tally.outcome
+        if outcome is None or not (tally.model or (outcome is Outcome.REFUSED and tally.route.startswith("/v1/"))):
+            return
+        second = self._now
+        second.ended[outcome] = second.ended.get(outcome, 0) + 1
+        second.prompt_tokens += tally.prompt_tokens
+        second.output_tokens += tally.completion_tokens
+        gaps_s = tally.gaps_s
+        for gap_s in gaps_s[:: -(-len(gaps_s) // _GAPS) or 1]:
+            self._itl.add(gap_s)
+        self._note(tally)
+        if outcome in (Outcome.REFUSED, Outcome.FAILED):
+            self._note_refusal(tally)
+
+    def tick(self, waiting: int, running: int) -> Point:
+        """A second is over.
+
+        Args:
+            waiting: Requests that wait now, in all queues.
+            running: Requests that run now.
+        """
+        second, self._now = self._now, _Second()
+        point = Point(
+            at_s=self._clock.wall_s(),
+            waiting=waiting,
+            running=running,
+            ended=second.ended,
+            prompt_tokens=second.prompt_tokens,
+            output_tokens=second.output_tokens,
+            ttft_s=self._ttft.tick(),
+            itl_s=self._itl.tick(),
+        )
+        self.points.append(point)
+        return point
+
+    def _note(self, tally: Tally) -> None:
+        for tenant in () if tally.principal is None else tally.principal.tenants:
+            traffic = self.tenants.pop(tenant, None) or Traffic()
+            self.tenants[tenant] = traffic
+            traffic.requests += 1
+            traffic.refused += tally.outcome is Outcome.REFUSED
+            traffic.prompt_tokens += tally.prompt_tokens
+            traffic.output_tokens += tally.completion_tokens
+        while len(self.tenants) > _TENANTS:
+            del self.tenants[next(iter(self.tenants))]
+
+    def _note_refusal(self, tally: Tally) -> None:
+        failure = tally.failure
+        tenant = "" if tally.principal is None else tally.principal.tenants[-1]
+        code = "" if failure is None else failure.code
+        sort = (tenant, tally.model, code, tally.refused_by)
+        before = self.refusals.pop(sort, None)
+        self.refusals[sort] = Refusal(
+            at_s=self._clock.wall_s(),
+            count=1 if before is None else before.count + 1,
+            request_id=tally.request_id,
+            tenant=tenant,
+            model=tally.model,
+            route=tally.route,
+            status=tally.status,
+            code=code,
+            message="" if failure is None else failure.message,
+            limit=tally.refused_by,
+            retry_after_s=None if failure is None else failure.retry_after_s,
+        )
+        if len(self.refusals) > _REFUSALS:
+            del self.refusals[next(iter(self.refusals))]
+
+
+class _Spread:
+    """Times of the last `_SPREAD_S` seconds, as counts in buckets."""
+
+    def __init__(self) -> None:
+        self._now: list[int] | None = None
+        self._seconds: deque[list[int] | None] = deque([None] * _SPREAD_S)
+        self._sum = [0] * (len(_BOUNDS_S) + 1)
+
+    def add(self, time_s: float) -> None:
+        if self._now is None:
+            self._now = [0] * len(self._sum)
+        self._now[bisect_left(_BOUNDS_S, time_s)] += 1
+
+    def tick(self) -> tuple[float, float] | None:
+        """A second is over. Returns median and 95th percentile; None where nothing was added."""
+        self._seconds.append(self._now)
+        gone, come, self._now = self._seconds.popleft(), self._now, None
+        for counts, sign in ((come, 1), (gone, -1)):
+            if counts is not None:
+                self._sum = [total + sign * count for total, count in zip(self._sum, counts, strict=True)]
+        number = sum(self._sum)
+        return (_quantile(self._sum, number * _MEDIAN), _quantile(self._sum, number * _TAIL)) if number else None
+
+
+def _quantile(counts: Sequence[int], rank: float) -> float:
+    """The time below which so many are: within its bucket, as if they lay evenly in it."""
+    for bucket, count in enumerate(counts):
+        if count and rank <= count:
+            low_s = _BOUNDS_S[bucket - 1] if bucket else 0.0
+            high_s = _BOUNDS_S[min(bucket, len(_BOUNDS_S) - 1)]
+            return low_s + (high_s - low_s) * rank / count
+        rank -= count
+    return _BOUNDS_S[-1]
