@@ -178,12 +178,16 @@ class ConsoleRoutes:
         await self._send(call, call.parameter)
 
     async def who(self, call: Call) -> None:
-        """Who is logged in: by the session, or without any where the server asks for no key."""
+        """Who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
         session = self._sessions.of(call.header) if self._same_origin(call.header) else None
         principal = None if session is None else self._again(session.principal)
         token = "" if session is None or principal is None else session.token
         if principal is None:
-            principal = await self._identity.identify(call.header)
+            try:
+                principal = await self._identity.identify(call.header)
+            except Unauthenticated:  # no fault of anybody's: the page asks before it shows where to log in
+                await _private(call, None)
+                return
         await self._tell(call, principal, token)
 
     async def log_in(self, call: Call) -> None:

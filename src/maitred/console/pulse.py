@@ -78,13 +78,15 @@ class Pulse(Generic[T]):
             self._viewers -= 1
 
     async def _states(self) -> AsyncIterator[T]:
-        yield await self.now()
+        await self.now()
+        seen = self._made
         while True:
-            seen = self._made
+            if seen is not None:
+                yield seen[1]
             async with self._news:
-                while self._made is None or self._made is seen:
+                while self._made is seen:
                     await self._news.wait()
-            yield self._made[1]
+            seen = self._made
 
     async def _remake(self) -> T:
         asked_s = self._clock.monotonic_s()

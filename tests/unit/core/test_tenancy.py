@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from maitred.core.errors import Forbidden, Unauthenticated
@@ -10,6 +11,12 @@ def test_who_has_the_scope_passes():
     require(HOLDER, Scope.INFERENCE)
     require(ANONYMOUS, Scope.INFERENCE)
     require(ANONYMOUS, Scope.METRICS)
+
+
+def test_who_administers_may_read_metrics_but_not_the_other_way_round():
+    require(msgspec.structs.replace(HOLDER, scopes=frozenset({Scope.ADMIN})), Scope.METRICS)
+    with pytest.raises(Forbidden, match="`admin`"):
+        require(msgspec.structs.replace(HOLDER, scopes=frozenset({Scope.METRICS})), Scope.ADMIN)
 
 
 def test_a_scope_that_is_missing_is_named():

@@ -53,7 +53,7 @@ export class Chart {
         y: { range: (_, low, high) => [0, high > 0 ? high * 1.12 : 1] },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((tick) => time(tick).slice(0, 5)), space: 70 },
+        { ...axis, values: (_, ticks) => ticks.map((tick) => time(tick).slice(0, 5)), space: 70, size: 24 },
         { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.show(tick))), size: 58, space: 34 },
       ],
       series: [{}, ...this.lines.map((line) => ({

@@ -73,7 +73,7 @@ function login(message = "") {
     try {
       me = await logIn(key.value.trim());
       show();
-      main.focus();
+      main.focus({ preventScroll: true });
     } catch (error) {
       fault.textContent = error.message;
       key.select();
@@ -102,5 +102,5 @@ account.addEventListener("click", async () => {
   await logOut().catch(() => {});
   await start();
 });
-addEventListener("hashchange", () => { if (me && location.hash.slice(1) in PAGES) { show(); main.focus(); } });
+addEventListener("hashchange", () => { if (me && location.hash.slice(1) in PAGES) { show(); scrollTo(0, 0); main.focus({ preventScroll: true }); } });
 start();

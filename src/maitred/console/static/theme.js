@@ -1,7 +1,7 @@
 // Dark or light: as the system says, or as one chose here. Charts are told, because a canvas inherits no colours.
 
 const STORED = "maitred-theme";
-const CHOICES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+const CHOICES = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" };
 const listeners = new Set();
 
 const chosen = () => {
@@ -13,6 +13,7 @@ function apply(button) {
   if (choice === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = choice;
   button.textContent = CHOICES[choice];
+  button.title = "Light or dark: as the system says (Auto), or always";
   for (const listener of listeners) listener();
 }
 

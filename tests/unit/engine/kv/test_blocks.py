@@ -1,3 +1,5 @@
+import random
+
 from maitred.core.prefix import block_key, root_key
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
@@ -33,6 +35,27 @@ def test_blocks_without_a_key_are_reused_before_cached_ones():
     pool.free([plain])
     assert pool.allocate(1) == [plain]
     assert pool.find(b"kept") == cached
+
+
+def test_cached_blocks_are_those_that_are_idle_and_can_be_found():
+    chance, pool, held = random.Random(5), BlockPool(12), []
+    for number in range(2000):
+        if held and chance.random() < 0.5:
+            pool.free(held.pop(chance.randrange(len(held))))
+        elif chance.random() < 0.3 and (found := pool.find(b"%d" % chance.randrange(20))) is not None:
+            pool.share([found])
+            held.append([found])
+        elif (blocks := pool.allocate(chance.randint(1, 4))) is not None:
+            held.append(blocks)
+            for block in blocks:
+                if chance.random() < 0.7:
+                    pool.publish(block, b"%d" % chance.randrange(20))
+        findable = {pool.find(key) for key in pool.keys()}  # noqa: SIM118 - it is no mapping
+        assert pool.cached == sum(not pool.holders(block) for block in findable), number
+    for blocks in held:
+        pool.free(blocks)
+    pool.clear()
+    assert pool.cached == 0
 
 
 def test_a_revived_block_is_not_handed_out():

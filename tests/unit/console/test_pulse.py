@@ -1,0 +1,82 @@
+"""One state for all viewers, made only while there are some."""
+
+import asyncio
+
+import pytest
+
+from maitred.console.pulse import Pulse
+from maitred.core.errors import Saturated
+from tests.clock import FakeClock
+
+
+class Source:
+    def __init__(self):
+        self.beats = self.made = 0
+
+    def beat(self):
+        self.beats += 1
+
+    async def make(self):
+        self.made += 1
+        await asyncio.sleep(0)
+        return [self.made]
+
+
+def pulse(most_viewers=3):
+    source, clock = Source(), FakeClock()
+    return source, clock, Pulse(source.beat, source.make, clock, most_viewers)
+
+
+async def test_a_state_is_made_once_for_all_who_ask_at_once_and_again_when_it_is_old():
+    source, clock, beating = pulse()
+    first = await asyncio.gather(*(beating.now() for _ in range(5)))
+    assert {id(state) for state in first} == {id(first[0])}
+    clock.now_s += 0.9
+    assert await beating.now() is first[0]
+    clock.now_s += 0.1
+    assert await beating.now() == [2]
+    assert source.made == 2
+
+
+async def test_a_slow_viewer_gets_the_newest_state_and_holds_up_nobody():
+    _, clock, beating = pulse()
+    with beating.watching() as quick, beating.watching() as slow:
+        assert await anext(quick) == await anext(slow) == [1]
+        for number in (2, 3, 4):
+            clock.now_s += 1
+            await beating.now()
+            assert await anext(quick) == [number]
+        assert await anext(slow) == [4]
+    assert beating.viewers == 0
+
+
+async def test_it_waits_for_news():
+    _, clock, beating = pulse()
+    with beating.watching() as states:
+        await anext(states)
+        waiting = asyncio.ensure_future(anext(states))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        clock.now_s += 1
+        await beating.now()
+        assert await waiting == [2]
+
+
+async def test_no_more_may_watch_than_there_is_room_for():
+    _, _, beating = pulse(most_viewers=2)
+    with beating.watching(), beating.watching():
+        with pytest.raises(Saturated) as refused, beating.watching():
+            pass
+        assert refused.value.retry_after_s
+        assert beating.viewers == 2
+    with beating.watching():
+        assert beating.viewers == 1
+
+
+async def test_it_beats_without_viewers_and_makes_nothing():
+    source, _, beating = pulse()
+    running = asyncio.ensure_future(beating.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert (source.beats, source.made) == (1, 0)
