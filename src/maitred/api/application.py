@@ -6,7 +6,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
-from maitred.api.edge import Edge
+from maitred.api.edge import Begin, Edge
 from maitred.api.embeddings import EmbeddingRoutes
 from maitred.api.gate import Gate
 from maitred.api.idempotent import Idempotency
@@ -41,6 +41,7 @@ def build(
     stores_up: Callable[[], Mapping[str, bool]] = dict,
     check_stores: Callable[[], None] = lambda: None,
     retry_budget: RetryBudget | None = None,
+    begin: Begin | None = None,
 ) -> Edge:
     """The application for an HTTP server.
 
@@ -58,6 +59,7 @@ def build(
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
+        begin: See `Edge`.
         retry_budget: Which refused requests may come back; None: by the settings alone.
     """
     service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
@@ -82,6 +84,7 @@ def build(
         observers,
         answering.standing,
         Retries(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
+        begin=begin,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         clock=clock,

@@ -32,6 +32,9 @@ _CLIENT_LEFT_STATUS = 499
 """Never sent, only counted; the number that nginx made customary for it."""
 
 
+Begin = Callable[[Tally, Callable[[bytes], str | None]], None]
+
+
 class Edge:
     """The application that the HTTP server runs.
 
@@ -42,6 +45,7 @@ class Edge:
         observers: Told of every ended request.
         standing: Where a caller stands with its limits, for what is refused before they were asked.
         retries: Who should come back after a refusal.
+        begin: Told of every request that asks a model for something, with its headers; None: nobody is.
         max_body_bytes: Largest body that is read.
         body_timeout_s: Longest time that reading it may take.
         clock: For the times in the tally.
@@ -56,6 +60,7 @@ class Edge:
         standing: Callable[[Tally], Awaitable[Standing | None]],
         retries: Retries,
         *,
+        begin: Begin | None = None,
         max_body_bytes: int,
         body_timeout_s: float,
         clock: Clock,
@@ -68,6 +73,7 @@ class Edge:
         self._observers = observers
         self._standing = standing
         self._retries = retries
+        self._begin = begin
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +101,8 @@ class Edge:
         try:
             route, call.parameter = self._table.find(call.method, call.path)
             call.tally.route, call.dialect = route.path, route.dialect
+            if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
+                self._begin(call.tally, call.header)
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
                 principal = await self._identity.identify(call.header)

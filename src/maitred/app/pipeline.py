@@ -31,6 +31,7 @@ from maitred.app.retrying import Retrying
 from maitred.app.router import Router
 from maitred.app.succession import Succession
 from maitred.app.text_reading import TextReading
+from maitred.app.tracing import Overheard
 from maitred.app.trials import Trials
 from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
@@ -118,13 +119,16 @@ class Pipeline:
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
             upward = partial(self._router.way_upward, ask, principal)
             begin = partial(self._begin, principal, tally)
-            yield Escalated(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
+            escalated = Escalated(
+                *(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
+            )
+            yield _overheard(escalated, tally)
             return
         answers = self._begin(principal, tally, ask, way)
         # Where a new version is tried behind the name, the trial wants to know how it went.
         trials = self._trials
         async with answers if trials is None else trials.watched(answers, way, ask, tally, self._serve) as answer:
-            yield answer
+            yield _overheard(answer, tally)
 
     def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:
         """One model after the other, until one begins to answer."""
@@ -313,6 +317,11 @@ class Pipeline:
         """See `Answering.ready`."""
         served = self._router.behind(model)
         return any(each.ready() and self._dispatchers[each.name].serving for each in served)
+
+
+def _overheard(answer: Answer, tally: Tally) -> Answer:
+    """The answer, which somebody may hear beside its caller."""
+    return answer if tally.listener is None else Overheard(answer, tally.listener)
 
 
 def _text_request(reading: TextReading, target: Target, grant: Grant, *, scored: bool) -> TextRequest:

@@ -30,6 +30,7 @@ from maitred.core.errors import (
     ReplicaTooSlow,
     ReplicaUnavailable,
 )
+from maitred.core.ids import new_span_id
 from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
 from maitred.core.story import ChapterName
@@ -153,7 +154,7 @@ class Relay:
         """Sends it to a server."""
         story = self._tally.story
         with story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, **_facts_of(post)) as chapter:
-            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter))
+            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter, new_span_id()))
             async with post.replica.relay(request) as stream:
                 submitted()
                 yield Head(aiter(stream))

@@ -11,7 +11,7 @@
                                                        -> Lodger <- Residence: models that come and go
                                  Embedder -> the same, before an encoder
 
-    Metrics, RequestLog, Stories, Recent <- one Tally per request
+    Metrics, RequestLog, Stories, Traces, Recent <- one Tally per request
                                   LiveState <- consoles and `maitred top`, every second
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
@@ -57,6 +57,7 @@ from maitred.app.router import Router, routes_of
 from maitred.app.shutdown import Shutdown
 from maitred.app.sleepers import Sleepers
 from maitred.app.stores import open_stores, recall_rates, running
+from maitred.app.tracing import open_traces
 from maitred.app.trials import Trials
 from maitred.app.upstreams import open_upstreams
 from maitred.cache.memory import MemoryAnswers
@@ -118,6 +119,7 @@ async def _serve(config: Config, command: Command | None) -> int:
     on_demand = open_local_models(config, clock)
     listener = bind(config.server)
     async with (
+        open_traces(config.traces, clock) as traces,
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
         open_upstreams(config.models, config.health) as upstreams,
@@ -237,7 +239,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             pipeline,
             identity,
             gate,
-            [*metrics.observers, RequestLog(), stories, recent],
+            [*metrics.observers, RequestLog(), stories, recent, *([] if traces is None else [traces])],
             metrics.render,
             clock,
             embedding=Embedder(router, dispatchers, admission, clock),
@@ -251,6 +253,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             stores_up=accounts.stores_up,
             check_stores=accounts.check_stores,
             retry_budget=retry_budget,
+            begin=None if traces is None else traces.begin,
         )
         server = HttpServer(edge, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gate, config.server.drain_grace_s)

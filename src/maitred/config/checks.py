@@ -12,7 +12,7 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.faults import engine_faults
 from maitred.identity.faults import declaration_faults
 from maitred.identity.providers import provider_faults
-from maitred.observe.config import slo_faults
+from maitred.observe.config import slo_faults, trace_faults
 from maitred.replica.upstream.faults import continuation_faults, upstream_faults
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
@@ -44,6 +44,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         *dispatch_faults(config.dispatch),
         *link_faults(config.engine_link),
         *slo_faults(config.slos),
+        *trace_faults(config.traces),
         *ladder_faults(config.model.degradation, "model.degradation"),
         *(
             fault

@@ -17,7 +17,7 @@ from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
-from maitred.observe.config import ExplainConfig, LogConfig, MetricsConfig, SloConfig
+from maitred.observe.config import ExplainConfig, LogConfig, MetricsConfig, SloConfig, TracesConfig
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
@@ -245,6 +245,7 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = {}
     explain: ExplainConfig = ExplainConfig()
     console: ConsoleConfig = ConsoleConfig()
+    traces: TracesConfig = TracesConfig()
 
     @property
     def has_engine(self) -> bool:

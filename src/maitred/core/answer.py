@@ -253,6 +253,8 @@ class Tally:
     """What was asked; None until that is known."""
     story: Story = field(default_factory=Story)
     """What happened on its way."""
+    listener: "Listener | None" = None
+    """Hears the answer beside its caller; None: nobody does."""
 
     @property
     def error(self) -> str:
@@ -358,6 +360,14 @@ class Answering(Protocol):
 
     def ready(self, model: str | None = None) -> bool:
         """Whether a request that arrives now can run: at this model, or at any."""
+        ...
+
+
+class Listener(Protocol):
+    """Someone who hears an answer beside its caller. Must not block and must not raise."""
+
+    def heard(self, parts: Sequence[Part]) -> None:
+        """More of it."""
         ...
 
 

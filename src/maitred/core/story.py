@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any
 
 from maitred.core.errors import MaitredError
-from maitred.core.ids import new_span_id
 from maitred.core.trace_context import TraceContext
 
 MOST_CHAPTERS = 512
@@ -114,12 +113,12 @@ class Story:
         """The latest of that name that has not ended."""
         return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)
 
-    def context_at(self, chapter: Chapter) -> TraceContext | None:
-        """What others are told who work for this chapter; None: nobody traces."""
+    def context_at(self, chapter: Chapter, span_id: str) -> TraceContext | None:
+        """What others are told who work for this chapter, which gets that id; None: nobody traces."""
         if self.trace is None:
             return None
-        chapter.span_id = chapter.span_id or new_span_id()
-        return self.trace.below(chapter.span_id)
+        chapter.span_id = span_id
+        return self.trace.below(span_id)
 
 
 def code_of(error: BaseException) -> str:

@@ -8,8 +8,6 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from maitred.core.ids import new_span_id, new_trace_id
-
 _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 0x01
 _MOST_STATE_CHARACTERS = 512
@@ -54,12 +52,6 @@ def context_in(traceparent: str | None, tracestate: str | None = None) -> TraceC
     if len(state) > _MOST_STATE_CHARACTERS or not state.isascii() or not state.isprintable():
         state = ""
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state)
-
-
-def begun(ratio: float) -> TraceContext:
-    """A trace that begins here, and is sampled with this probability."""
-    trace_id = new_trace_id()
-    return TraceContext(trace_id, new_span_id(), falls_within(trace_id, ratio))
 
 
 def falls_within(trace_id: str, ratio: float) -> bool:

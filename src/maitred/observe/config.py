@@ -1,9 +1,13 @@
-"""The `log`, `metrics`, `slos` and `explain` sections: what is logged, shown, promised and remembered."""
+"""The `log`, `metrics`, `slos`, `explain` and `traces` sections: what is logged, shown, promised and remembered."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
+
+from maitred.core.loopback import is_loopback
+from maitred.core.secret import Secret
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -88,6 +92,67 @@ def slo_faults(slos: Mapping[str, SloConfig]) -> Iterator[tuple[str, str]]:
                 f"slos.{name}.indicator",
                 f"The indicator {slo.indicator} needs within_s, the longest time that is well.",
             )
+
+
+class TracesConfig(Struct, frozen=True, kw_only=True):
+    """Traces of requests, sent by OpenTelemetry's protocol. Needs ``pip install 'maitred[otel]'``."""
+
+    endpoint: Annotated[
+        Annotated[str, Meta(pattern="^https?://")] | None,
+        Meta(
+            description="Where spans are sent, by OTLP over HTTP in protobuf: the whole URL, such as "
+            "`http://localhost:4318/v1/traces`. Null: nothing is traced, and it costs nothing. See [traces](traces.md)."
+        ),
+    ] = None
+    headers: Annotated[
+        dict[str, Secret],
+        Meta(description="Sent with them, each by reference, such as `Authorization: {env: LANGFUSE_AUTHORIZATION}`."),
+    ] = {}
+    ratio: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of the requests that are traced, of those whose clients have not decided that.",
+        ),
+    ] = 1.0
+    failures: Annotated[
+        bool,
+        Meta(
+            description="Send our spans of requests that failed, too, where they were not to be traced and their "
+            "clients have not decided that. Servers behind us have not kept theirs."
+        ),
+    ] = True
+    follow: Annotated[
+        bool,
+        Meta(
+            description="Go on with the traces that clients send in `traceparent`, and trace what they decided to "
+            "trace. Where strangers may call, false spares you what they ask for: every trace begins here."
+        ),
+    ] = True
+    content: Annotated[
+        bool,
+        Meta(
+            description="Put prompts and answers into the spans of sampled requests. Whoever reads the traces then "
+            "reads them."
+        ),
+    ] = False
+    service_name: Annotated[
+        str, Meta(min_length=1, max_length=200, description="What traces call this gateway; engines are `NAME-engine`.")
+    ] = "maitred"
+
+
+def trace_faults(traces: TracesConfig) -> Iterator[tuple[str, str]]:
+    """The key to point at, and what is wrong."""
+    if traces.endpoint is None:
+        return
+    host = urlsplit(traces.endpoint).hostname or ""
+    if (traces.headers or traces.content) and traces.endpoint.startswith("http:") and not is_loopback(host):
+        what = "Prompts and answers" if traces.content else "A credential"
+        yield (
+            "traces.endpoint",
+            f"{what} would go over the network in the open. Use https, or an address of this machine.",
+        )
 
 
 class ExplainConfig(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,71 @@
+"""Which requests are traced, and what becomes of their spans.
+
+Whether a request is traced is decided when it comes, so that servers behind us can be told; its spans are made when it
+has ended, all at once, from the record that every request leaves (`maitred.core.story`). A request that is not traced
+has drawn two random numbers. One that fails is told after all: its record is there.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from maitred.core.answer import Outcome, Tally
+from maitred.core.clock import Clock
+from maitred.core.ids import new_span_id, new_trace_id
+from maitred.core.trace_context import TraceContext, context_in, falls_within
+from maitred.observe.config import TracesConfig
+from maitred.observe.content import Overhearing, content_attributes
+from maitred.observe.spans import Span, spans_of
+
+
+class SpanSink(Protocol):
+    """Takes spans. Must not block and must not raise."""
+
+    def take(self, context: TraceContext, spans: Iterable[Span]) -> None:
+        """All of one request, parents first."""
+        ...
+
+
+class Traces:
+    """Implements `maitred.core.answer.Observer`, and is asked when a request begins.
+
+    Args:
+        config: The settings.
+        sink: Takes the spans.
+        clock: For wall times.
+    """
+
+    def __init__(self, config: TracesConfig, sink: SpanSink, clock: Clock) -> None:
+        self._config = config
+        self._sink = sink
+        self._clock = clock
+
+    def begin(self, tally: Tally, header: Callable[[bytes], str | None]) -> None:
+        """A request has come, and gets its place in a trace.
+
+        Args:
+            tally: Of the request.
+            header: Its headers, by their names.
+        """
+        story = tally.story
+        parent = context_in(header(b"traceparent"), header(b"tracestate")) if self._config.follow else None
+        if parent is None:
+            trace_id = new_trace_id()
+            story.trace = TraceContext(trace_id, new_span_id(), falls_within(trace_id, self._config.ratio))
+        else:
+            story.parent_span_id, story.trace = parent.span_id, parent.below(new_span_id())
+        if self._config.content and story.trace.sampled:
+            tally.listener = Overhearing()
+
+    def ended(self, tally: Tally) -> None:
+        """Sends its spans, if it is traced."""
+        story = tally.story
+        if story.trace is None or not (story.trace.sampled or self._failed(tally)):
+            return
+        root, *others = spans_of(tally, self._clock.wall_s() - self._clock.monotonic_s())
+        if isinstance(tally.listener, Overhearing):
+            root.attributes.update(content_attributes(tally.ask, tally.listener))
+        self._sink.take(story.trace, [root, *others])
+
+    def _failed(self, tally: Tally) -> bool:
+        """Whether it failed, and nobody but us has decided that it is not to be traced."""
+        return self._config.failures and tally.outcome is Outcome.FAILED and not tally.story.parent_span_id
