@@ -36,7 +36,7 @@ class Collector:
     Attributes:
         url: Where it is sent.
         spans: In the order of their arrival.
-        headers: Of each export.
+        headers: Of each export, by names in lower case.
         raw: The bytes of each export.
     """
 
@@ -99,7 +99,7 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            collector.headers.append(dict(self.headers))
+            collector.headers.append({name.lower(): value for name, value in self.headers.items()})
             collector.take(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
             self.send_response(collector.status)
             self.send_header("content-length", "0")

@@ -175,6 +175,6 @@ def test_a_refusal_is_a_span_with_its_reason(back, collector):
 
 
 def test_the_collector_sees_the_credential_and_nobody_else_does(front, collector):
-    assert any(headers.get("Authorization") == "Bearer of-the-collector" for headers in collector.headers)
+    assert any(headers.get("authorization") == "Bearer of-the-collector" for headers in collector.headers)
     assert b"of-the-collector" not in b"".join(collector.raw)
     assert "of-the-collector" not in front.log.read_text()
