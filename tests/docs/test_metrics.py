@@ -23,6 +23,7 @@ from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.rollouts import RolloutsState
 from maitred.observe.upstreams import UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
+from tests.clock import FakeClock
 from tests.dispatch_desk import Desk
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -44,6 +45,7 @@ def queues():
 
 
 def rendered():
+    clock = FakeClock()
     metrics = Metrics(
         lambda: 0,
         lambda: {("m", "r"): EngineState(True, 0, LOAD, CARD)},
@@ -56,7 +58,11 @@ def rendered():
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
         slos={"prompt": SLO},
+        clock=clock,
     )
+    for _ in range(20):
+        metrics.growth.look()
+        clock.now_s += 120
     tally = Tally(
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )

@@ -261,6 +261,7 @@ async def _serve(config: Config, command: Command | None) -> int:
         async with AsyncExitStack() as background:
             await background.enter_async_context(running(admission.leases.run(), "leases"))
             await background.enter_async_context(running(rollouts.run(), "rollouts"))
+            await background.enter_async_context(running(metrics.growth.run(), "growth"))
             for name, dispatcher in queues.items():
                 await background.enter_async_context(running(dispatcher.run(), f"dispatch of {name}"))
             await background.enter_async_context(on_demand.running(queues))

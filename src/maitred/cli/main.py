@@ -14,6 +14,7 @@ from maitred.cli import (
     chat,
     complete,
     config,
+    doctor,
     engine,
     explain,
     keys,
@@ -131,6 +132,7 @@ _add(rollout_app, "promote", rollout.promote, rollout.PROMOTE_EXAMPLES)
 _add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
 _add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
+_add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(app, "explain", explain.explain, explain.EXAMPLES)
 _add(app, "top", top.top, top.EXAMPLES)
 app.add_typer(load_app, name="load")

@@ -14,6 +14,8 @@ from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
+from maitred.observe.growth import GrowthWatch
+from maitred.observe.process import CpuWaits
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
@@ -43,6 +45,7 @@ class Metrics:
         observers: What counts ended requests.
         requests: The one of them that is also told of steps of the degradation ladder.
         steps: Is told of engines' reports.
+        growth: Looks for leaks while it runs.
     """
 
     def __init__(
@@ -77,6 +80,9 @@ class Metrics:
         self._registry.register(ReplicaMetrics(replicas))
         self._registry.register(RolloutMetrics(rollouts))
         self._registry.register(Accounts(accounts))
+        self.growth = GrowthWatch(in_flight, engines, clock)
+        self._registry.register(self.growth)
+        self._registry.register(CpuWaits())
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 

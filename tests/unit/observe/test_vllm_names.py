@@ -124,5 +124,6 @@ def test_whoever_accepts_openmetrics_gets_it():
 
 
 def _values(families):
-    samples = (s for family in families for s in family.samples if not s.name.startswith("maitred_process_"))
+    living = ("maitred_process_", "maitred_event_loop_")
+    samples = (s for family in families for s in family.samples if not s.name.startswith(living))
     return {(s.name, frozenset(s.labels.items())): s.value for s in samples}

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
+
+from maitred.observe.samples import Series, parse_metrics
 
 INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
@@ -23,33 +23,13 @@ _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
 """What is told of an engine, but not by it: its restart does not set this back."""
 
 
-class Series(NamedTuple):
-    """One line of metrics over time: a name with one set of labels."""
-
-    name: str
-    labels: frozenset[tuple[str, str]] = frozenset()
-
-    @property
-    def process(self) -> tuple[str, str]:
-        """Who counts it: an engine by its model and replica, both empty for the gateway."""
-        for beginning, (model, replica) in _OF_ENGINES.items():
-            if self.name.startswith(beginning) and self.name not in _KEPT_BY_THE_GATEWAY:
-                labels = dict(self.labels)
-                return labels.get(model, "?"), labels.get(replica, "?")
-        return "", ""
-
-
-def parse_metrics(text: str) -> dict[Series, float]:
-    """Prometheus' text format, each label set by itself.
-
-    Raises:
-        ValueError: It is not of that format.
-    """
-    return {
-        Series(sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+def process_of(series: Series) -> tuple[str, str]:
+    """Who counts it: an engine by its model and replica, both empty for the gateway."""
+    for beginning, (model, replica) in _OF_ENGINES.items():
+        if series.name.startswith(beginning) and series.name not in _KEPT_BY_THE_GATEWAY:
+            labels = dict(series.labels)
+            return labels.get(model, "?"), labels.get(replica, "?")
+    return "", ""
 
 
 class Counters:
@@ -69,9 +49,9 @@ class Counters:
     def take(self, samples: Mapping[Series, float]) -> None:
         """One more look."""
         counted = {series: value for series, value in self._samples.items() if series.name.endswith("_total")}
-        over = {series.process for series, value in counted.items() if samples.get(series, 0.0) < value}
+        over = {process_of(series) for series, value in counted.items() if samples.get(series, 0.0) < value}
         for series, value in counted.items():
-            if series.process in over:
+            if process_of(series) in over:
                 self._before[series.name] += value
         self._samples = samples
         sums: defaultdict[str, float] = defaultdict(float)

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.load.chaos.meter import Bill, MetricsMeter, probe_bill
-from maitred.load.chaos.scrape import Counters, Series, parse_metrics
+from maitred.load.chaos.scrape import Counters
 from maitred.load.measure.record import RunData
+from maitred.observe.samples import Series, parse_metrics
 
 OUTPUT, PROMPT, STEPS = "maitred_output_tokens_total", "maitred_prompt_tokens_total", "maitred_engine_steps_total"
 

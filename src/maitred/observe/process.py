@@ -1,0 +1,70 @@
+"""What this process takes of its machine beyond what `prometheus_client` tells: who waits for a core, and for whom.
+
+How busy an event loop is cannot be read from CPU time alone: on a machine whose cores are taken it gets less than it
+needs and looks idle. The kernel also counts how long each thread was ready to run and got no core (``schedstat``: see
+*Scheduler Statistics* in the kernel's documentation). Ran and waited together are what the loop would have used.
+"""
+
+import asyncio
+import resource
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_SELF = Path("/proc/self")
+_PAGE_BYTES = resource.getpagesize()
+
+
+class CpuWaits(Collector):
+    """Reads the kernel's counts when somebody scrapes. Make it in the thread of the event loop.
+
+    Where the kernel keeps none there are no such series.
+    """
+
+    def __init__(self) -> None:
+        self._loop_thread = str(threading.get_native_id())
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        threads = _threads()
+        if self._loop_thread not in threads:
+            return
+        ran_s, waited_s = threads[self._loop_thread]
+        yield CounterMetricFamily("maitred_event_loop_cpu_seconds", "CPU time of the event loop's thread.", ran_s)
+        yield CounterMetricFamily(
+            "maitred_event_loop_cpu_wait_seconds",
+            "Time for which the event loop's thread was ready to run and had no core.",
+            waited_s,
+        )
+        yield CounterMetricFamily(
+            "maitred_process_cpu_wait_seconds",
+            "The same of all threads, added up.",
+            sum(waited for _, waited in threads.values()),
+        )
+
+
+def resources() -> Mapping[str, float]:
+    """What this process holds now, as far as the system says."""
+    held: dict[str, float] = {}
+    with suppress(OSError, ValueError):
+        held["memory_bytes"] = float(int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES)
+        held["open_fds"] = float(sum(1 for _ in (_SELF / "fd").iterdir()))
+        held["threads"] = float(sum(1 for _ in (_SELF / "task").iterdir()))
+    with suppress(RuntimeError):  # no event loop
+        held["tasks"] = float(len(asyncio.all_tasks()))
+    return held
+
+
+def _threads() -> dict[str, tuple[float, float]]:
+    """Thread -> seconds for which it ran, and for which it waited for a core."""
+    times: dict[str, tuple[float, float]] = {}
+    with suppress(OSError):
+        for thread in (_SELF / "task").iterdir():
+            with suppress(OSError, ValueError):  # it has just ended
+                ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())
+                times[thread.name] = ran_ns / 1e9, waited_ns / 1e9
+    return times

@@ -1,0 +1,46 @@
+"""A scrape of `/metrics`, read back: for whoever follows a server from outside, with nothing but its address."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Series(NamedTuple):
+    """One line of metrics over time: a name with one set of labels."""
+
+    name: str
+    labels: frozenset[tuple[str, str]] = frozenset()
+
+
+def parse_metrics(text: str) -> dict[Series, float]:
+    """Prometheus' text format, each label set by itself.
+
+    Raises:
+        ValueError: It is not of that format.
+    """
+    return {
+        Series(sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Samples:
+    """One scrape, asked by names and labels."""
+
+    def __init__(self, series: Mapping[Series, float]) -> None:
+        self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for (name, labels), value in series.items():
+            self._by_name[name].append((dict(labels), value))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """The values of these labels -> the sum over all others. Without labels, the one key is empty."""
+        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for has, value in self._by_name.get(name, ()):
+            sums[tuple(has.get(label, "") for label in labels)] += value
+        return dict(sums)
