@@ -59,7 +59,7 @@ def test_profiles_have_none(found, profile):
         ({"identity.limits_per_tenant.usd_per_day": 5}, "identity.limits_per_tenant.usd_per_day"),
         ({"server.heartbeat_s": 60}, "server.heartbeat_s"),
         (
-            {"models": {"far": {"upstreams": [{"url": "http://x/v1", "dialect": "ollama", "first_part_timeout_s": 5}]}}},
+            {"models.far.upstreams": [{"url": "http://x/v1", "dialect": "ollama", "first_part_timeout_s": 5}]},
             "models.far.upstreams.0.first_part_timeout_s",
         ),
     ],
