@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from maitred.core.clock import Clock
 from maitred.observe.engines import Engines, EngineState
-from maitred.observe.process import resources
 from maitred.observe.trend import Look, Trend, trend_of
 
 _EVERY_S = 120.0
@@ -51,7 +50,7 @@ class GrowthWatch(Collector):
         in_flight: Callable[[], int],
         engines: Callable[[], Engines],
         clock: Clock,
-        own: Callable[[], Mapping[str, float]] = resources,
+        own: Callable[[], Mapping[str, float]],
     ) -> None:
         self._in_flight = in_flight
         self._engines = engines

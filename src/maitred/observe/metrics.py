@@ -15,7 +15,7 @@ from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
 from maitred.observe.growth import GrowthWatch
-from maitred.observe.process import CpuWaits
+from maitred.observe.process import CpuWaits, resources
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
@@ -80,7 +80,7 @@ class Metrics:
         self._registry.register(ReplicaMetrics(replicas))
         self._registry.register(RolloutMetrics(rollouts))
         self._registry.register(Accounts(accounts))
-        self.growth = GrowthWatch(in_flight, engines, clock)
+        self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**resources(), "tasks": tasks()})
         self._registry.register(self.growth)
         self._registry.register(CpuWaits())
         # CPU, memory, open files and start time of this process, under `maitred_process_`.

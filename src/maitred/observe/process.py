@@ -5,7 +5,6 @@ needs and looks idle. The kernel also counts how long each thread was ready to r
 *Scheduler Statistics* in the kernel's documentation). Ran and waited together are what the loop would have used.
 """
 
-import asyncio
 import resource
 import threading
 from collections.abc import Iterable, Mapping
@@ -54,8 +53,6 @@ def resources() -> Mapping[str, float]:
         held["memory_bytes"] = float(int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES)
         held["open_fds"] = float(sum(1 for _ in (_SELF / "fd").iterdir()))
         held["threads"] = float(sum(1 for _ in (_SELF / "task").iterdir()))
-    with suppress(RuntimeError):  # no event loop
-        held["tasks"] = float(len(asyncio.all_tasks()))
     return held
 
 
