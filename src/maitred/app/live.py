@@ -7,21 +7,17 @@ from contextlib import AbstractContextManager
 
 from maitred import __version__
 from maitred.admission.admission import Admission
-from maitred.admission.uses import Use
-from maitred.api.console import OwnModelBody, OwnUseBody
 from maitred.api.gate import Gate
+from maitred.app.own_use import limit_use
 from maitred.app.replicas import Replicas
 from maitred.console.pulse import Pulse
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
-from maitred.core.money import usd_of
-from maitred.core.tenancy import Principal
 from maitred.dispatch.crowd import Crowd
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.state import DispatchState
 from maitred.observe.engines import Engines, EngineState
 from maitred.observe.recent import Point, Recent, Traffic
-from maitred.store.usage import UsageQueries
 from maitred.wire.admin.live import (
     CreditBody,
     EngineBody,
@@ -40,8 +36,6 @@ from maitred.wire.admin.live import (
 _MOST_TENANTS = 30
 """Shown, of those that are here or were lately; each one's limits are read from the counters every second."""
 _MOST_AT_QUEUE = 12
-_MOST_MODELS = 1000
-_OWN_USE_DAYS = 30
 _EVERYBODY = "*"
 
 
@@ -176,7 +170,7 @@ class LiveState:
             uses, known = [], False
         of: dict[str, list[UseBody]] = {}
         for use in uses:
-            of.setdefault(use.subject, []).append(use_body(use))
+            of.setdefault(use.subject, []).append(limit_use(use))
         rows = [
             _tenant(name, self._recent.tenants.get(name, Traffic()), waiting[name], running[name], of.get(subject, []))
             for name, subject in zip(names, subjects[1:], strict=True)
@@ -184,64 +178,6 @@ class LiveState:
         if _EVERYBODY in of:
             rows.insert(0, _tenant(_EVERYBODY, Traffic(), waiting.total(), running.total(), of[_EVERYBODY]))
         return rows, known
-
-
-class OwnUse:
-    """What the caller used, for those who may not see what others do.
-
-    Args:
-        usage: The ledger.
-        admission: How far limits are used.
-        clock: The time.
-    """
-
-    def __init__(self, usage: UsageQueries, admission: Admission, clock: Clock) -> None:
-        self._usage = usage
-        self._admission = admission
-        self._clock = clock
-
-    async def __call__(self, principal: Principal) -> OwnUseBody:
-        """Of one caller.
-
-        Raises:
-            StoreUnavailable: The ledger or the counters cannot be read.
-        """
-        now_s = self._clock.wall_s()
-        report = await self._usage.report(
-            now_s - _OWN_USE_DAYS * 86_400,
-            now_s,
-            group_by=["model"],
-            filters={"key": principal.key},
-            limit=_MOST_MODELS,
-        )
-        limits: dict[str, list[UseBody]] = {}
-        for use in await self._admission.uses(principal.subjects[:-1]):  # what all use together is not its business
-            limits.setdefault(use.subject, []).append(use_body(use))
-        models = [
-            OwnModelBody(
-                model=row.group["model"],
-                requests=row.requests,
-                prompt_tokens=row.prompt_tokens,
-                output_tokens=row.output_tokens,
-                cost_usd=usd_of(row.cost_nusd),
-            )
-            for row in report.rows
-        ]
-        return OwnUseBody(days=_OWN_USE_DAYS, models=models, limits=limits)
-
-
-def use_body(use: Use) -> UseBody:
-    """A limit as the API writes it: money in dollars."""
-    spend = use.limit.kind.spend
-    return UseBody(
-        limit=use.limit.id,
-        kind=use.limit.kind,
-        model=use.limit.model,
-        hard=use.limit.hard,
-        value=usd_of(use.limit.value) if spend else use.limit.value,
-        used=usd_of(use.used) if spend else use.used,
-        resets_in_s=use.reset_s,
-    )
 
 
 def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:

@@ -46,7 +46,8 @@ from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.escalation import open_schemas
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
-from maitred.app.live import LiveState, OwnUse
+from maitred.app.live import LiveState
+from maitred.app.own_use import OwnUse
 from maitred.app.pins import Pinnable, Pins
 from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas

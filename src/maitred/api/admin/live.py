@@ -11,12 +11,10 @@ from maitred.api.admin.office import Office
 from maitred.api.call import Call
 from maitred.api.interrupt import Interruptible
 from maitred.api.routes import Route
-from maitred.core.errors import Draining, Unauthenticated
+from maitred.core.errors import Unauthenticated
 from maitred.core.tenancy import Principal, Scope
 from maitred.wire.admin.live import LiveBody, PointBody
 from maitred.wire.sse import encode_event
-
-_RETRY_S = 2.0
 
 
 class Live(Protocol):
@@ -64,7 +62,7 @@ class LiveRoutes:
         ]
 
     async def live(self, call: Call) -> None:
-        """The state, in the form that `Accept` asks for."""
+        """The state, in the form that `Accept` asks for; a stream of it ends when the server drains."""
         whole = Scope.ADMIN in call.principal.scopes
         if "text/event-stream" not in (call.header(b"accept") or ""):
             await self._office.reply(call, _shown(await self._live.now(), whole=whole))
@@ -74,10 +72,11 @@ class LiveRoutes:
                 await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
                 async for state in states:
                     if state.draining:
-                        raise Draining(retry_after_s=_RETRY_S)
+                        break
                     if not self._holds(call.principal):
                         raise Unauthenticated("This API key was revoked, or has expired.")
                     await call.stream(self._event(state, whole=whole))
+            await call.finish()
 
     def _event(self, state: LiveBody, *, whole: bool) -> bytes:
         """Encoded once for all viewers of one sort."""

@@ -232,7 +232,7 @@ export function limitOf(limit) {
 function refusalsOf(all) {
   if (!all.length) return [wholeRow(REFUSALS, "None so far.")];
   return all.map((one) => row(REFUSALS, [time(one.at), count(one.count), one.tenant || "–", one.model || "–", String(one.status),
-    [el("code", {}, one.code || "–"), one.limit && el("span", {}, ` ${words(one.limit).toLowerCase()}`), one.message && el("span", { class: "hint" }, ` ${one.message}`)],
+    [el("code", {}, one.code || "–"), one.limit && el("span", {}, ` ${words(one.limit).toLowerCase()}`), one.message && el("span", { class: "hint" }, ` ${one.message} ${one.request_id}`)],
     one.retry_after_s === null ? "–" : `in ${span(one.retry_after_s)}`]));
 }
 
