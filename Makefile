@@ -44,8 +44,9 @@ bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs
 	done; \
 	if [ -n "$$missed" ]; then echo "A bar was missed, or the run failed:$$missed" >&2; exit 1; fi
 
-docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, and the README's figures.
+docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, the dashboards, and the README's figures.
 	@$(BIN)/python -m benchmarks.summary
+	@$(BIN)/python -m scripts.dashboards
 	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/maitred load docs > docs/load-settings.md.new && mv docs/load-settings.md.new docs/load-settings.md
 	@$(BIN)/maitred load docs --plan > docs/load-plans.md.new && mv docs/load-plans.md.new docs/load-plans.md

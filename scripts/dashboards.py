@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboards: ``python scripts/dashboards.py`` renders what stands here to ``deploy/grafana``.
+"""Writes the Grafana dashboards to ``deploy/grafana``: ``make docs``, or ``python -m scripts.dashboards``.
 
 Grafana's own format has forty lines for what is said of a panel in two, and nobody can review a change of it. Here a
 dashboard is rows of panels, and a panel is a title, a unit, and queries with their legends.
@@ -189,6 +189,11 @@ TENANTS: Sequence[Sequence[Panel]] = [
                 ("sum(maitred_ledger_backlog)", "lines that wait for the database"),
                 (f"sum(increase(maitred_soft_budgets_passed_total{RATE}))", "soft budgets passed"),
             ],
+        ),
+        Panel(
+            "Cost per hour",
+            "currencyUSD",
+            [(f"3600 * sum by (model) (rate(maitred_ledger_cost_usd_total{RATE}))", "{{model}}")],
         ),
         Panel(
             "Tokens that engines have counted and the ledger has not",

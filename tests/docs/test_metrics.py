@@ -34,7 +34,9 @@ SUFFIXES = {"_bucket", "_count", "_sum"}
 
 
 def accounts():
-    return AccountsState(stores_up={"database": True}, recorded={"m": Usage(1, 1)}, drift_tokens={"m": 0})
+    return AccountsState(
+        stores_up={"database": True}, recorded={"m": Usage(1, 1)}, costs_usd={"m": 0.5}, drift_tokens={"m": 0}
+    )
 
 
 def queues():

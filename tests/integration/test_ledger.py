@@ -183,6 +183,7 @@ async def test_totals_are_of_what_was_recorded(store_config, tmp_path):
         for model in ("a", "a", "b"):
             ledger.record(usage_event(5, model=model))
         assert ledger.totals() == {"a": Usage(210, 10, 20), "b": Usage(105, 5, 10)}
+        assert ledger.costs_nusd() == {"a": 2 * usage_event(5).cost_nusd, "b": usage_event(5).cost_nusd}
 
 
 async def test_the_age_of_the_backlog(store_config, tmp_path):

@@ -10,7 +10,7 @@ from scripts.dashboards import DASHBOARDS, FOLDER, dashboard, rendered
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_the_committed_file_is_what_is_rendered(name):
     written = (FOLDER / f"{name}.json").read_text()
-    assert written == rendered(name), "deploy/grafana is out of date: run `python scripts/dashboards.py`."
+    assert written == rendered(name), "deploy/grafana is out of date: run `make docs`."
 
 
 def test_no_other_file_lies_there():

@@ -86,6 +86,7 @@ class AccountsView:
             directory_age_s=self._access.refresher.age_s,
             stores_up=self.stores_up(),
             recorded=recorded,
+            costs_usd={model: usd_of(nusd) for model, nusd in ledger.costs_nusd().items()},
             soft_budgets_passed=self._alarm.passed,
             drift_tokens={
                 model: sum(link.output_tokens for link in links) - recorded.get(model, _NOTHING).completion_tokens

@@ -29,6 +29,8 @@ class AccountsState:
     """``database`` and ``counters``."""
     recorded: Mapping[str, Usage] = field(default_factory=dict)
     """Model -> tokens in the ledger since this gateway started."""
+    costs_usd: Mapping[str, float] = field(default_factory=dict)
+    """Model -> what these have cost."""
     soft_budgets_passed: int = 0
     """Since this gateway started."""
     drift_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -67,8 +69,12 @@ class Accounts(Collector):
         for model, usage in state.recorded.items():
             prompt.add_metric([model], usage.prompt_tokens)
             output.add_metric([model], usage.completion_tokens)
+        cost = CounterMetricFamily("maitred_ledger_cost_usd", "What these cost.", labels=["model"])
+        for model, usd in state.costs_usd.items():
+            cost.add_metric([model], usd)
         yield prompt
         yield output
+        yield cost
         drift = GaugeMetricFamily(
             "maitred_ledger_drift_tokens",
             "Output tokens that the engine has counted and the ledger has not.",

@@ -12,6 +12,7 @@ the database is back.
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -66,6 +67,7 @@ class UsageLedger:
         self._writing = asyncio.Lock()  # between the commit of a batch and its leaving the backlog it counts twice
         self._full = asyncio.Event()
         self._tokens: dict[str, tuple[int, int, int]] = {}
+        self._costs_nusd: Counter[str] = Counter()
         self._batches = BatchWriter(database)
         self._settle: Settle | None = None
 
@@ -95,6 +97,7 @@ class UsageLedger:
             output + event.output_tokens,
             cached + event.cached_tokens,
         )
+        self._costs_nusd[event.model] += event.cost_nusd
         if len(self._backlog) >= BATCH:
             self._full.set()
 
@@ -112,6 +115,10 @@ class UsageLedger:
     def totals(self) -> dict[str, Usage]:
         """Model -> tokens recorded since this process started, to be held against the engine's own counters."""
         return {model: Usage(*tokens) for model, tokens in self._tokens.items()}
+
+    def costs_nusd(self) -> dict[str, int]:
+        """Model -> what requests of it have cost since this process started, in nano-dollars."""
+        return dict(self._costs_nusd)
 
     async def spent(self, counters: Sequence[str]) -> dict[str, int]:
         """What has been charged to budget counters so far, in nano-dollars.
