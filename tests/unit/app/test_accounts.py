@@ -17,7 +17,7 @@ def parts():
     """Of an installation; each test changes what it is about."""
     return SimpleNamespace(
         stores=SimpleNamespace(
-            ledger=SimpleNamespace(totals=dict, backlog=3, backlog_age_s=0.25),
+            ledger=SimpleNamespace(totals=dict, costs_nusd=lambda: {"a": 500_000_000}, backlog=3, backlog_age_s=0.25),
             counters=SimpleNamespace(healthy=True),
             journal=SimpleNamespace(healthy=True, check=lambda: None),
         ),
@@ -44,6 +44,10 @@ def test_a_ledger_that_is_ahead_drifts_below_zero(parts):
     parts.engines = {"a": [SimpleNamespace(output_tokens=2), SimpleNamespace(output_tokens=1)]}
     parts.stores.ledger.totals = lambda: {"a": Usage(0, 5)}
     assert view_of(parts).state().drift_tokens == {"a": -2}
+
+
+def test_costs_are_told_in_dollars(parts):
+    assert view_of(parts).state().costs_usd == {"a": 0.5}
 
 
 def test_the_rest_is_passed_on(parts):
