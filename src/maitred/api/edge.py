@@ -25,6 +25,7 @@ from maitred.core.errors import (
     Refused,
     ReplicaUnavailable,
 )
+from maitred.core.in_hand import IN_HAND, InHand
 from maitred.core.tenancy import Identifying, require
 from maitred.core.tenancy import Scope as KeyScope
 
@@ -81,9 +82,11 @@ class Edge:
         if scope["type"] != "http":
             raise RuntimeError(f"The server offered {scope['type']!r}; maitred speaks HTTP only.")
         call = Call(scope, receive, send, self._clock.monotonic_s())
+        in_hand = InHand(call.tally.request_id)
+        IN_HAND.set(in_hand)  # each request has a task of its own, and so a context
         outcome = Outcome.FAILED
         try:
-            outcome = await self._serve(call)
+            outcome = await self._serve(call, in_hand)
         except asyncio.CancelledError:
             outcome = Outcome.CANCELLED
             raise
@@ -94,8 +97,9 @@ class Edge:
             call.tally.close(outcome, call.status, self._clock.monotonic_s())
             for observer in self._observers:
                 observer.ended(call.tally)
+            in_hand.over = True
 
-    async def _serve(self, call: Call) -> Outcome:
+    async def _serve(self, call: Call, in_hand: InHand) -> Outcome:
         """Answers the call, whatever happens; returns how it ended."""
         headers: list[Header] = []
         try:
@@ -103,6 +107,7 @@ class Edge:
             call.tally.route, call.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
                 self._begin(call.tally, call.header)
+                in_hand.trace_id = "" if call.tally.story.trace is None else call.tally.story.trace.trace_id
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
                 principal = await self._identity.identify(call.header)

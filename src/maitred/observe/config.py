@@ -21,6 +21,16 @@ class LogConfig(Struct, frozen=True, kw_only=True):
         Literal["text", "json"],
         Meta(description="`text` for people, `json` (one object per line) for a log collector."),
     ] = "text"
+    burst: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="How many messages of one kind are written in a second. Of more, the number is written instead "
+            "of them. 0: all are written.",
+            extra={"unit": "messages per second"},
+        ),
+    ] = 20
 
 
 class MetricsConfig(Struct, frozen=True, kw_only=True):

@@ -1,16 +1,23 @@
 """Logging for a server: one line per event, for people or for a collector; never a prompt, never an answer.
 
 What is logged of a request are ids, counts and times. Its text is the user's and stays out of the log at every level.
+What is logged in the middle of one says for which (`core.in_hand`), and of a flood of messages that are alike a few are
+written and the others counted (`flood`).
 """
 
 import logging
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TextIO
 
 import msgspec
 
 from maitred.core.answer import Outcome, Tally
+from maitred.core.in_hand import IN_HAND
 from maitred.observe.config import LogConfig
+from maitred.observe.flood import Flood, Kind
 
 _TEXT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -20,16 +27,72 @@ log = logging.getLogger(__name__)
 
 def set_up(config: LogConfig) -> None:
     """Sends all log records of this process to standard error, in the configured shape."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if config.format == "json" else logging.Formatter(_TEXT, datefmt="%Y-%m-%d %H:%M:%S")
-    )
+    handler = LogHandler(config.burst)
+    handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
     for library in ("asyncio", "uvicorn", "uvicorn.error", "alembic", "sqlalchemy", "aiosqlite"):
         # They log each connection and each step; what we need to know of one we log ourselves.
         logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes to standard error what the flood lets pass, and how much it does not.
+
+    Args:
+        burst: Messages of one kind in a second; 0: all.
+    """
+
+    def __init__(self, burst: int) -> None:
+        super().__init__(sys.stderr)
+        self._flood = Flood(burst)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`. Called under the handler's lock."""
+        self._tell(self._flood.over(record.created))
+        if self._flood.passes((record.name, record.levelno, str(record.msg)), record.created):
+            _say_for_whom(record)
+            super().emit(record)
+
+    def close(self) -> None:
+        """The process ends, or logs otherwise from now on."""
+        with self.lock or nullcontext():
+            self._tell(self._flood.rest())
+        super().close()
+
+    def _tell(self, suppressed: Sequence[tuple[Kind, int]]) -> None:
+        for (name, level, text), count in suppressed:
+            # The values are gone, and of the text only the first line says which kind it is.
+            told = f"suppressed {count:,} like this: {text.partition(chr(10))[0]}"
+            record = logging.LogRecord(name, level, "", 0, told, None, None)
+            record.suppressed = count
+            super().emit(record)
+
+
+def _say_for_whom(record: logging.LogRecord) -> None:
+    """Adds the ids of the request that is worked for, if one is."""
+    in_hand = IN_HAND.get()
+    if in_hand is None or in_hand.over:
+        return
+    if not hasattr(record, "request_id"):
+        record.request_id = in_hand.request_id
+    if in_hand.trace_id:
+        record.trace_id = in_hand.trace_id
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people, with the ids of its request at the end unless it names them itself."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT, datefmt="%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the library's
+        """See `logging.Formatter`."""
+        line = super().formatMessage(record)
+        ids = [getattr(record, name, "") for name in ("request_id", "trace_id")]
+        told = " ".join(one for one in ids if one and one not in record.message)
+        return f"{line} [{told}]" if told else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -73,6 +136,7 @@ class RequestLog:
             duration_s,
             extra={
                 "request_id": tally.request_id,
+                "error": tally.error or None,
                 "route": tally.route,
                 "model": tally.model,
                 "chosen": None if tally.chosen is None else msgspec.structs.asdict(tally.chosen),

@@ -3,8 +3,12 @@
 import json
 import logging
 
+import pytest
+
 from maitred.core.answer import Outcome, Tally
-from maitred.observe.logs import JsonFormatter, RequestLog
+from maitred.core.in_hand import IN_HAND, InHand
+from maitred.observe.config import LogConfig
+from maitred.observe.logs import JsonFormatter, RequestLog, set_up
 
 
 def ended(outcome, released_s=None):
@@ -44,3 +48,53 @@ def test_an_exception_is_one_line_of_json():
     line = JsonFormatter().format(record)
     assert "\n" not in line
     assert "ValueError: broken" in json.loads(line)["exception"]
+
+
+@pytest.fixture
+def root():
+    """The root logger, put back as it was."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield root
+    for handler in root.handlers:
+        if handler not in before[0]:
+            handler.close()
+    root.handlers[:], root.level = before
+
+
+def test_a_flood_is_counted(root, capsys):
+    set_up(LogConfig(burst=3))
+    log = logging.getLogger("maitred.test")
+    for number in range(1_237):
+        log.warning("%d is away", number)
+    log.warning("something else")
+    root.handlers[0].close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("maitred.test  ")[2] for line in lines] == [
+        *("0 is away", "1 is away", "2 is away", "something else", "suppressed 1,234 like this: %d is away")
+    ]
+
+
+@pytest.mark.parametrize("shape", ["text", "json"])
+def test_a_line_says_for_which_request_it_was_written(root, capsys, shape):
+    set_up(LogConfig(format=shape))
+    log = logging.getLogger("maitred.test")
+    in_hand = InHand("req-7")
+    in_hand.trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    token = IN_HAND.set(in_hand)
+    log.warning("the replica is away")
+    log.warning("request req-7 failed")
+    in_hand.over = True
+    log.warning("later")
+    IN_HAND.reset(token)
+    first, second, later = capsys.readouterr().err.splitlines()
+    if shape == "json":
+        assert {key: json.loads(first)[key] for key in ("request_id", "trace_id")} == {
+            "request_id": "req-7",
+            "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+        }
+        assert "request_id" not in json.loads(later)
+    else:
+        assert first.endswith("the replica is away [req-7 4bf92f3577b34da6a3ce929d0e0e4736]")
+        assert second.endswith("request req-7 failed [4bf92f3577b34da6a3ce929d0e0e4736]")
+        assert later.endswith("later")
