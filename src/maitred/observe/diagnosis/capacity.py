@@ -50,9 +50,8 @@ def kv_memory(vitals: Vitals) -> Iterator[Finding]:
 def compute(vitals: Vitals) -> Iterator[Finding]:
     """The batch is full, and the engines compute all the time."""
     for line in vitals.lines:
-        engines = [engine for engine in vitals.engines_of(line.model) if engine.steps]
-        lacking = lacks(line).get("slots", 0.0)
-        busy = sum(engine.busy_share for engine in engines) / len(engines) if engines else 0.0
+        engines = vitals.engines_of(line.model)
+        lacking, busy = lacks(line).get("slots", 0.0), _busy(engines)
         if lacking < 0.5 or busy < _BUSY:
             continue
         tokens = sum(engine.computed_tokens for engine in engines)
@@ -98,6 +97,19 @@ def queue(vitals: Vitals) -> Iterator[Finding]:
                 remedy="Remove what they wait for first. If callers can wait longer, raise dispatch.max_waiting "
                 "(queue_full), dispatch.max_wait_s or dispatch.ttft_s (deadline_…); or give the model a degradation "
                 "ladder.",
+            )
+        engines, lacking = vitals.engines_of(line.model), lacks(line).get("slots", 0.0)
+        if engines and lacking >= 0.5 and _busy(engines) < _BUSY:
+            yield Finding(
+                kind=Kind.QUEUE,
+                where=line.model,
+                weight=line.pressure * lacking,
+                summary="All places in the batch are taken, yet the engines have time left.",
+                evidence=(
+                    *_waiting(line, f"{lacking:.0%} of them for a place in a batch"),
+                    f"Engines spend {_busy(engines):.0%} of the time in steps; {line.total_slots:.0f} places.",
+                ),
+                remedy="Raise engine.max_sequences; where engine.itl_objective_s keeps the batch small, raise that.",
             )
         held_back = 1.0 - sum(lacks(line).values())
         if line.waiting >= _LEAST_WAITING and held_back > 0.5:
@@ -165,6 +177,12 @@ def _waiting(line: LineVitals, what: str) -> Iterator[str]:
 def _recomputed(engines: list[EngineVitals]) -> float:
     computed = sum(engine.computed_tokens for engine in engines)
     return sum(engine.recomputed_tokens for engine in engines) / computed if computed else 0.0
+
+
+def _busy(engines: list[EngineVitals]) -> float:
+    """Of those that compute at all."""
+    busy = [engine.busy_share for engine in engines if engine.steps]
+    return sum(busy) / len(busy) if busy else 0.0
 
 
 def _kv_free(engines: list[EngineVitals]) -> float:

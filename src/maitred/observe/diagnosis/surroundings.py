@@ -69,7 +69,9 @@ def upstream(vitals: Vitals) -> Iterator[Finding]:
         slowness = 0.0
         evidence = [f"{server.open_requests:.1f} of our requests are there; it says that {server.waiting:.1f} wait."]
         if model and model.answered:
-            slowness = max(1 - within_s / max(model.prefill_s, within_s), 1 - _SLOW_TOKEN_S / max(model.tpot_s, 0.2))
+            slowness = max(
+                1 - within_s / max(model.prefill_s, within_s), 1 - _SLOW_TOKEN_S / max(model.tpot_s, _SLOW_TOKEN_S)
+            )
             evidence.append(
                 f"Without our own queue, first tokens took {model.prefill_s:.2f} s and further ones "
                 f"{model.tpot_s * 1000:.0f} ms; expected are {within_s:g} s and {_SLOW_TOKEN_S * 1000:.0f} ms."

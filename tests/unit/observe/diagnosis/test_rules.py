@@ -43,6 +43,7 @@ FULL = {"waited_s": {"slots": 9.0, "tenant_share": 50.0}}
         (vitals(line=CALM), []),
         (vitals(line=CALM, engine={"busy_share": 1.0}), []),
         (vitals(line=FULL, engine={"busy_share": 0.9}), [Kind.COMPUTE]),
+        (vitals(line=FULL, engine={"busy_share": 0.4}), [Kind.QUEUE]),
         (vitals(line={"waited_s": {"kv_full": 9.0, "slots": 1.0}}), [Kind.KV_MEMORY]),
         (vitals(line=CALM, engine={"recomputed_tokens": 200, "preemptions": 9}), [Kind.KV_MEMORY]),
         (vitals(line={"free_slots": 2.0, "free_kv_tokens": 10.0}), [Kind.KV_MEMORY]),
