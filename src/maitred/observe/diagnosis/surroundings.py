@@ -8,20 +8,21 @@ from maitred.observe.diagnosis.vitals import Vitals
 
 _LOOP_BUSY = 0.85
 """A thread that is ready to run for more of the time makes every event wait for several others: in an M/D/1 queue the
-mean wait is three times the work from here on (Pollaczek and Khinchine)."""
+mean wait is nearly three times the work from here on (Pollaczek and Khinchine)."""
 _CORES_SHORT = 0.5
 """Seconds in a second that threads wait for a core."""
 _FILES_FULL = 0.8
 _SLOW_FIRST_TOKEN_S = 1.0
 _SLOW_TOKEN_S = 0.2
-"""Five tokens a second, which is how fast people read."""
+"""Five tokens a second, which is about how fast people read: 238 words a minute (M. Brysbaert, *How many words do we
+read per minute?*, Journal of Memory and Language 109, 2019)."""
 _PAUSED = 0.2
 _REFUSED = 0.02
 _BACKLOG_AGE_S = 3.0
 """The ledger writes twice a second."""
 _STALE_DIRECTORY_S = 10.0
 _CERTAIN = 0.6
-"""Agreement of pairs about the direction; see `maitred.observe.growth`."""
+"""Agreement of pairs about the direction; see `maitred.observe.trend`."""
 _LEAKS = {"memory_bytes": 16 << 20, "open_fds": 20.0, "threads": 4.0, "tasks": 20.0}
 """Resource -> growth in an hour that is worth a word, if it is also a hundredth of what there is."""
 
