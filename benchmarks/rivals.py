@@ -19,6 +19,7 @@ finds a quiet machine.
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -108,6 +109,7 @@ def main() -> int:
         if not rival.installed:
             print(f"{rival.name} is not installed: python -m benchmarks.rivals install {rival.name}")
     chosen = [rival for rival in chosen if rival.installed]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contestants end, too
     report = Report("rivals", seed=SEED, quick=arguments.quick)
     results = Results(report, {} if arguments.quick else kept_figures("rivals"))
     run = Run(results, chosen, arguments.rounds)
