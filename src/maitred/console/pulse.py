@@ -5,12 +5,15 @@ made only while somebody does. A viewer that reads slowly misses states and neve
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Saturated
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 EVERY_S = 1.0
@@ -51,7 +54,10 @@ class Pulse(Generic[T]):
         while True:
             self._beat()
             if self._viewers:
-                await self._remake()
+                try:
+                    await self._remake()
+                except Exception:  # the charts of the next viewer need the beat
+                    log.exception("The live state could not be made.")
             now_s = self._clock.monotonic_s()
             due_s = max(due_s + EVERY_S, now_s)
             await asyncio.sleep(due_s - now_s)

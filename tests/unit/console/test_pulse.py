@@ -80,3 +80,22 @@ async def test_it_beats_without_viewers_and_makes_nothing():
     running.cancel()
     await asyncio.wait([running])
     assert (source.beats, source.made) == (1, 0)
+
+
+async def test_a_state_that_cannot_be_made_does_not_end_the_beat(caplog, monkeypatch):
+    source, clock, beating = pulse()
+    monkeypatch.setattr("maitred.console.pulse.EVERY_S", 0.0)
+    with beating.watching() as states:
+        await anext(states)
+        monkeypatch.setattr(beating, "_make", _failing)
+        running = asyncio.ensure_future(beating.run())
+        while source.beats < 3:
+            clock.now_s += 1
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+    assert "The live state could not be made." in caplog.text
+
+
+async def _failing():
+    raise ValueError
