@@ -60,9 +60,6 @@ def take_all(browser: Browser, system: Consoled) -> None:
     light.evaluate("location.hash = 'keys'")
     light.wait_for_timeout(1000)
     keep(light, "console-keys")
-    phone = opened(browser, system, "light", 390, 844)
-    phone.wait_for_timeout(3000)
-    keep(phone, "console-phone")
 
 
 def opened(browser: Browser, system: Consoled, scheme: str, width: int, height: int) -> Page:

@@ -39,7 +39,7 @@ function show() {
   nav.hidden = false;
   nav.replaceChildren(...open.map(([each, { title }]) => el("a", { href: `#${each}`, "aria-current": each === name && "page" }, title)));
   account.hidden = false;
-  account.textContent = me.anonymous ? "Log in" : `Log out ${me.tenant}`;
+  account.replaceChildren(...(me.anonymous ? ["Log in"] : ["Log out", el("span", { class: "of" }, ` ${me.tenant}`)]));
   if (!name) {
     main.replaceChildren(el("p", { class: "empty" }, "This key may do nothing here. Ask for one with the scope inference, metrics or admin."));
     return;
