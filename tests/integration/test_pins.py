@@ -1,6 +1,9 @@
 """Pinned prefixes: from the administration to the cached tokens of a request, under pressure, with real processes."""
 
+import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -109,3 +112,27 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason(server, admin, fields,
 def test_only_operators_pin(server):
     assert httpx.post(f"{server.url}/admin/v1/pins", json={}).status_code == 401
     assert httpx.get(f"{server.url}/admin/v1/pins").status_code == 401
+
+
+def test_pins_from_the_command_line(server, admin, tmp_path):
+    key = admin.headers["x-api-key"]
+
+    def maitred(*words):
+        command = [sys.executable, "-m", "maitred", "pins", *words, "--url", server.url, "--key", key]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    (tmp_path / "system.txt").write_text(SYSTEM["content"])
+    of_the_village = ("--tenant", "anonymous", "--name", "village", "--ttl-s", "600")
+    held = maitred("hold", "maitred-tiny", "--system", str(tmp_path / "system.txt"), *of_the_village, "--json")
+    assert held.returncode == 0, held.stderr
+    (pin,) = json.loads(held.stdout)
+    assert (pin["name"], pin["tenant"], pin["replicas"]) == ("village", "anonymous", ["local"])
+    assert told(server, "again") >= pin["tokens"] // 16 * 16 - 16
+    listed = next(line.split() for line in maitred("list").stdout.splitlines() if line.startswith(pin["id"]))
+    assert listed[1:5] == ["maitred-tiny", "anonymous", "village", str(pin["tokens"])]
+    assert maitred("release", pin["id"]).stdout == f"Released {pin['id']}.\n"
+    assert pin["id"] not in maitred("list", "--json").stdout
+    gone = maitred("release", pin["id"])
+    assert gone.returncode == 2
+    assert gone.stderr.startswith(f"There is no pin '{pin['id']}'.")
+    assert maitred("hold", "maitred-tiny").returncode == 2

@@ -20,6 +20,7 @@ from maitred.cli import (
     keys,
     limits,
     models,
+    pins,
     replicas,
     rollout,
     serve,
@@ -57,6 +58,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode=
 replicas_app = typer.Typer(
     no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
 )
+pins_app = typer.Typer(no_args_is_help=True, help="Prefixes that stay in the KV caches.", rich_markup_mode="markdown")
 rollout_app = typer.Typer(no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown")
 models_app = typer.Typer(
     invoke_without_command=True,
@@ -122,6 +124,10 @@ app.add_typer(replicas_app, name="replicas")
 _add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
 _add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
 _add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
+app.add_typer(pins_app, name="pins")
+_add(pins_app, "list", pins.list_pins, pins.LIST_EXAMPLES)
+_add(pins_app, "hold", pins.hold, pins.HOLD_EXAMPLES)
+_add(pins_app, "release", pins.release, pins.RELEASE_EXAMPLES)
 app.add_typer(rollout_app, name="rollout")
 _add(rollout_app, "list", rollout.list_rollouts, rollout.LIST_EXAMPLES)
 _add(rollout_app, "show", rollout.show, rollout.SHOW_EXAMPLES)

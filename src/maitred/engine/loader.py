@@ -16,6 +16,9 @@ from maitred.engine.runner import Forward
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.target import Target, kv_bytes_on_cpu
 
+_MOST_RESERVED_ROWS = 2048
+"""Of a step, for which memory is taken at the start. Settings may allow a million, which hardly ever come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loader:
@@ -68,9 +71,11 @@ class Loader:
         )
 
     def warmed_up(self, decoder: Decoder, blocks: int) -> tuple[Decoder, KVCache]:
-        """A model whose kernels are compiled, and its empty cache."""
-        cache = self.cache(decoder.config, blocks)
+        """A model whose kernels are compiled and whose memory is at hand, and its empty cache."""
+        cache, config = self.cache(decoder.config, blocks), self.config
         decoder.warm_up(cache)
+        rows = min(config.step_tokens, _MOST_RESERVED_ROWS)
+        decoder.reserve(rows, min(rows, config.max_sequences + config.most_guests), cache)
         return decoder, cache
 
     def with_cache(self, decoder: Decoder, plan: KVPlan) -> tuple[Forward, KVCache]:

@@ -109,6 +109,11 @@ class Decoder:
             cache,
         )
 
+    def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
+        """Takes the memory of a step of so many rows now, `picked` of them with logits, if it is kept at all."""
+        if self._recording is not None:
+            self._recording.reserve(rows, picked, cache)
+
     def shallow(self, layers: int) -> "Decoder":
         """The same without its later layers, on the same weights: its answers mean nothing, but it takes their time."""
         if layers >= len(self._weights.layers):

@@ -1,10 +1,11 @@
 """The forward pass on a CPU in fp32, written onto a tape: the same steps as the decoder's, in the same order.
 
-All that a step computes goes into buffers that are kept from step to step, as large as the largest step so far. For a
-larger one they are made anew, and the tape with them; the same if another cache is to be used.
+All that a step computes goes into buffers that are kept from step to step: as large as was foreseen, or as the largest
+step so far. For a larger one they are made anew, and the tape with them; the same if another cache is to be used.
 """
 
 import ctypes
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,6 +47,10 @@ class Recording:
         self._attention = attention
         self._rooms: _Rooms | None = None
 
+    def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
+        """Makes the buffers for steps of up to so many rows, `picked` of them with logits, and takes their memory."""
+        self._make_rooms(rows, picked, cache).touch()
+
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """See `maitred.engine.models.decoder.Decoder.forward`."""
         rows, picked = len(batch.token_ids), len(batch.logit_rows)
@@ -53,15 +58,19 @@ class Recording:
         if rooms is None or rooms.cache is not cache or rows > rooms.most_rows or picked > rooms.most_picked:
             most_picked = max(picked, 0 if rooms is None else rooms.most_picked)
             most_rows = max(rows, most_picked, 0 if rooms is None else rooms.most_rows)
-            self._rooms = None  # gives its memory back before more is asked for
-            rooms = _Rooms(self._config, self._weights, _rounded_up(most_rows), _rounded_up(most_picked), cache)
-            rooms.record(self._attention)
-            self._rooms = rooms
+            rooms = self._make_rooms(_rounded_up(most_rows), _rounded_up(most_picked), cache)
         plan = self._attention.plan(batch, cache)
         rooms.begin(batch)
         rooms.tape.play()
         del plan  # what it holds had to live until now
         return rooms.logits[:picked]
+
+    def _make_rooms(self, rows: int, picked: int, cache: KVCache) -> "_Rooms":
+        self._rooms = None  # gives its memory back before more is asked for
+        rooms = _Rooms(self._config, self._weights, rows, picked, cache)
+        rooms.record(self._attention)
+        self._rooms = rooms
+        return rooms
 
 
 class _Rooms:
@@ -78,11 +87,17 @@ class _Rooms:
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
         self._gate_up = torch.empty(most_rows, 2 * inner)
         self._gated = torch.empty(most_rows, inner)
-        room = max(product.room_bytes(most_rows) for product in weights.products if isinstance(product, Taped))
+        room = max(cast(Taped, product).room_bytes(most_rows) for product in weights.products)
         self._room = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked = ctypes.c_int64(0)
         self.logits = torch.empty(most_picked, config.vocab_size)
+
+    def touch(self) -> None:
+        """Has the system find the memory of all rows now. What their logits take comes when it is written."""
+        by_rows = (self._stream, self._normed, self._addend, self._qkv, self._attended, self._gate_up, self._gated)
+        for buffer in (*by_rows, self._room):
+            buffer.zero_()
 
     def begin(self, batch: ForwardBatch) -> None:
         """Puts in what a step begins with."""
@@ -125,8 +140,9 @@ class _Rooms:
             self.tape.add(norm_heads(), [*fields, bits_of(epsilon)], self._rows, _worth(self._qkv))
 
     def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
-        assert isinstance(linear, Taped)
-        linear.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
+        # To ask whether it is one takes a tenth of a millisecond, and `taped` has asked.
+        product = cast(Taped, linear)
+        product.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
 
 
 def _worth(rows: Tensor) -> int:
