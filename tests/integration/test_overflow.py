@@ -19,7 +19,7 @@ from tests.upstream_gateway import upstream_gateway
 KNOWN = "A long conversation about gardens. " * 16
 SLOW = Script(ttft=Times(mean_s=0.25), itl=Times(mean_s=0.005), max_concurrent=8)
 QUICK = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.002))
-REQUESTS, KNOWN_ONES = 96, 16
+REQUESTS = 96
 OBJECTIVE_MS = 1200
 PRICES = AdmissionConfig(prices={"cloud": PriceConfig(output=1_000_000)})
 
@@ -77,9 +77,6 @@ async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exa
             assert Counter(answer.status_code for answer in answers) == {200: REQUESTS}
             away = sent_away(answers)
             assert 4 <= len(away) <= REQUESTS - 12
-            # The conversations that are known here stay, as far as any can; a slow machine can keep few in time.
-            known = sum(number % 6 == 0 for number in away)
-            assert known / KNOWN_ONES < (len(away) - known) / (REQUESTS - KNOWN_ONES)
             moved = system.dispatcher.state().moved
             assert moved > 0
             lines = Counter((event.request_id, event.model, event.outcome) for event in system.ledger.events)
@@ -92,6 +89,9 @@ async def test_those_of_whom_least_is_cached_here_leave_and_every_account_is_exa
                 ("mine", Outcome.REFUSED, 0, 0)
             }
             assert len(refused) == moved, "who has waited here and left has a line that says so"
+            # Those go first of whom nothing is here; in the end a slow machine can keep few.
+            first = [int(event.request_id.removeprefix("r-")) for event in refused[: moved // 3]]
+            assert [number for number in first if number % 6 == 0] == []
             assert sum(event.cost_nusd for event in system.ledger.events) == len(away) * 8 * 10**9
             assert system.admission.leases.held == 0
 

@@ -27,9 +27,7 @@ def announce(console: Console, url: str, model: str, card: ModelCard) -> None:
         f"{card.context_tokens:,} tokens of context",
         highlight=False,
     )
-    console.print("\nTry it:\n", highlight=False)
-    console.print(first_request(url, model), soft_wrap=True, markup=False, highlight=False)
-    console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+    _show_first_steps(console, url, model)
 
 
 def announce_upstreams(console: Console, url: str, models: Sequence[TextModel], *, first: bool) -> None:
@@ -47,9 +45,7 @@ def announce_upstreams(console: Console, url: str, models: Sequence[TextModel], 
         servers = ", ".join(replica.name for replica in model.replicas)
         console.print(f"  model     {escape(model.name)}  (at {escape(servers)})", highlight=False)
     if first:
-        console.print("\nTry it:\n", highlight=False)
-        console.print(first_request(url, models[0].name), soft_wrap=True, markup=False, highlight=False)
-        console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+        _show_first_steps(console, url, models[0].name)
 
 
 def announce_on_demand(console: Console, url: str, models: Sequence[ServedModel], *, first: bool) -> None:
@@ -66,9 +62,13 @@ def announce_on_demand(console: Console, url: str, models: Sequence[ServedModel]
     for model in models:
         console.print(f"  model     {escape(model.name)}  (loaded when it is needed)", highlight=False)
     if first:
-        console.print("\nTry it:\n", highlight=False)
-        console.print(first_request(url, models[0].name), soft_wrap=True, markup=False, highlight=False)
-        console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
+        _show_first_steps(console, url, models[0].name)
+
+
+def _show_first_steps(console: Console, url: str, model: str) -> None:
+    console.print("\nTry it:\n", highlight=False)
+    console.print(first_request(url, model), soft_wrap=True, markup=False, highlight=False)
+    console.print("\nCtrl-C drains and stops; a second one stops at once.", highlight=False)
 
 
 def first_request(url: str, model: str) -> str:

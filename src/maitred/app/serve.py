@@ -20,12 +20,11 @@ probe sees the process alive but not ready.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 import uvloop
-from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
@@ -47,13 +46,15 @@ from maitred.app.escalation import open_schemas
 from maitred.app.garbage import collect_seldom
 from maitred.app.listener import HttpServer, bind, url_of
 from maitred.app.live import LiveState
+from maitred.app.local import LocalModel, open_local
 from maitred.app.own_use import OwnUse
-from maitred.app.pins import Pinnable, Pins
+from maitred.app.pins import Pins
 from maitred.app.pipeline import Pipeline
 from maitred.app.replicas import Replicas
 from maitred.app.residents import open_local_models
 from maitred.app.retrying import Retrying
 from maitred.app.rollouts import Rollouts
+from maitred.app.roster import roster_of
 from maitred.app.router import Router, routes_of
 from maitred.app.shutdown import Shutdown
 from maitred.app.sleepers import Sleepers
@@ -64,34 +65,20 @@ from maitred.app.upstreams import open_upstreams
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
-from maitred.core.clock import Clock, SystemClock
-from maitred.core.digest import ModelDigest
-from maitred.core.errors import ConfigInvalid
+from maitred.core.clock import SystemClock
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import AnyPost, Post
-from maitred.engine.models.digest import digest_of
-from maitred.engine.models.source import find_model
-from maitred.fleet.attached import attached
+from maitred.dispatch.errand import AnyPost
 from maitred.fleet.engines import Engine, Engines
-from maitred.fleet.local import Command, LocalEngine, engine_command
-from maitred.fleet.same_model import SameModel
+from maitred.fleet.local import Command
 from maitred.fleet.sleeper import Sleeper
-from maitred.observe.engines import Engines as EngineStates
-from maitred.observe.engines import EngineState
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import Metrics
 from maitred.observe.recent import Recent
 from maitred.observe.stories import Stories
 from maitred.routing.balance.balancer import Balancer
-from maitred.routing.catalog import AnyModel, Catalog, ServedModel
+from maitred.routing.catalog import Catalog
 from maitred.routing.placement import Placement
 from maitred.routing.rollout.live import LiveRollouts
-from maitred.text.answer_format import AnswerFormat
-from maitred.text.generation_defaults import GenerationDefaults
-from maitred.text.tokenizer import Tokenizer
-
-_Local = tuple[ServedModel, Engines]
-"""A model that generates, and our own engines that run it."""
 
 
 def run(loaded: LoadedConfig, command: Command | None = None) -> int:
@@ -125,8 +112,8 @@ async def _serve(config: Config, command: Command | None) -> int:
         open_access(config, stores.directory, clock, partial(show_key, console)) as access,
         open_upstreams(config.models, config.health) as upstreams,
         # Last: who may not serve from this folder must not take an accelerator's memory from who does.
-        _open_engine(config, command, clock) as local,
-        open_encoders(config, local[0].name if local else "", clock) as encoders,
+        open_local(config, command, clock) as local,
+        open_encoders(config, local.name if local else "", clock) as encoders,
         open_schemas(config.routing.auto) as schemas,
         GrammarDesk(config.admission.grammars) as grammars,
     ):
@@ -141,25 +128,9 @@ async def _serve(config: Config, command: Command | None) -> int:
             clock,
             on_soft_budget=alarm,
         )
-        models: list[AnyModel] = [*upstreams.models, *on_demand.models]
-        posts = upstreams.posts() | on_demand.posts()
-        engines: dict[tuple[str, str], Engine] = {}
-        if local is not None:
-            model, own = local
-            models.append(model)
-            posts[model.name] = [Post(replica, Sleeper(engine.link)) for replica, engine in own.items()]
-            engines |= {(model.name, replica): engine for replica, engine in own.items()}
-        for name, encoder in encoders.engines.items():
-            engines[name, config.encoder.engine_address or "local"] = encoder
-        names = dict.fromkeys(name for name, _ in engines)
-        for name in names:
-            if name in config.models:
-                raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
-        engines |= on_demand.engines
-        models += encoders.models
+        roster = roster_of(config, local, on_demand, encoders, upstreams)
         gate = Gate(config.server.max_in_flight)
-        links = {name: [engine.link for (of, _), engine in engines.items() if of == name] for name, _ in engines}
-        accounts = AccountsView(stores, access, admission, alarm, links)
+        accounts = AccountsView(stores, access, admission, alarm, roster.links())
         ladders = _ladders(config, local)
 
         def wanted(name: str) -> None:
@@ -173,33 +144,24 @@ async def _serve(config: Config, command: Command | None) -> int:
                 placement=_placement(config, of_model, overflows=Ladder(ladders.get(name, ())).overflow_to is not None),
                 wanted=partial(wanted, name),
             )
-            for name, of_model in posts.items()
+            for name, of_model in roster.posts.items()
         }
-        pinnable = on_demand.pinnable
-        if local is not None:
-            pinnable[local[0].name] = Pinnable(
-                local[0].tokenizer, {replica: engine.link for replica, engine in local[1].items()}
-            )
-        pins = Pins(pinnable, clock)
+        pins = Pins(roster.pinnable, clock)
         loadables = on_demand.loadables(clock)
-        sleepers = Sleepers(
-            loadables, {} if local is None else {local[0].name: (queues[local[0].name], local[1].values())}
-        )
+        always = {} if local is None else {local.name: (queues[local.name], local.engines.values())}
+        sleepers = Sleepers(loadables, always)
         dispatchers = {**queues, **encoders.dispatchers}
         replicas = Replicas(dispatchers, clock)
-        catalog = Catalog(models)
+        catalog = Catalog(roster.models)
         live = LiveRollouts()
         router = Router(catalog, routes_of(config, catalog), live)
         rollouts = Rollouts(stores.rollouts, live, router.names, clock)
         await rollouts.open(config.routing.rollouts)
         trials = Trials(live, rollouts, clock)
 
-        def engine_states() -> EngineStates:
-            return {where: _state_of(engine) for where, engine in engines.items()}
-
         metrics = Metrics(
             lambda: gate.inside,
-            engine_states,
+            roster.states,
             accounts.state,
             lambda: {name: one.state() for name, one in dispatchers.items()},
             upstreams.states,
@@ -211,7 +173,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             slos=config.slos,
             clock=clock,
         )
-        for where, engine in engines.items():
+        for where, engine in roster.engines.items():
             engine.link.watch(partial(_report_steps, metrics, where, engine))
         stories = Stories(config.explain.requests, clock)
         retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
@@ -229,7 +191,7 @@ async def _serve(config: Config, command: Command | None) -> int:
             grammars=grammars,
         )
         live_state = LiveState(
-            *(gate, dispatchers, engine_states, replicas, recent, admission, accounts.stores_up, clock),
+            *(gate, dispatchers, roster.states, replicas, recent, admission, accounts.stores_up, clock),
             config.console.viewers,
         )
         console_routes, identity = open_console(
@@ -271,8 +233,10 @@ async def _serve(config: Config, command: Command | None) -> int:
             with shutdown.on_signals():
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
                 serving.add_done_callback(lambda _: shutdown.request())
-                loading = "".join(f"; {escape(name)} is being loaded" for name in names)
+                loading = "".join(f"; {escape(name)} is being loaded" for name in roster.starting)
                 console.print(f"Listening at {url_of(listener)}{loading}.", highlight=False)
+                if config.console.enabled:
+                    console.print(f"The console is at {url_of(listener)}/console.", highlight=False)
                 try:
                     if upstreams.models:
                         announce_upstreams(console, url_of(listener), upstreams.models, first=local is None)
@@ -281,10 +245,10 @@ async def _serve(config: Config, command: Command | None) -> int:
                             *(console, url_of(listener), on_demand.models),
                             first=local is None and not upstreams.models,
                         )
-                    if await _is_up(None if local is None else local[1], encoders, shutdown):
+                    if await _is_up(None if local is None else local.engines, encoders, shutdown):
                         collect_seldom()
                         if local is not None:
-                            announce(console, url_of(listener), local[0].name, local[0].card())
+                            announce(console, url_of(listener), local.name, local.model.card())
                     await shutdown.requested()
                     await shutdown.drain()
                 finally:
@@ -292,44 +256,6 @@ async def _serve(config: Config, command: Command | None) -> int:
                     await asyncio.wait([serving])
         serving.result()
     return 0
-
-
-@asynccontextmanager
-async def _open_engine(config: Config, command: Command | None, clock: Clock) -> AsyncIterator[_Local | None]:
-    """Our own engines with the model that they run; None where only servers of others run any."""
-    if not config.has_engine:
-        yield None
-        return
-    folder = find_model(config.model.folder)
-    tokenizer = Tokenizer.load(folder)
-    each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
-    command = command or engine_command(folder, each, config.dispatch.service.weights)
-    digest = await asyncio.to_thread(digest_of, folder) if config.model.attached else ModelDigest()
-    async with _engines(config, command, SameModel(digest), clock) as engines:
-        for engine in engines.values():
-            engine.link.unread_tokens = config.server.unread_tokens
-        answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
-        defaults = GenerationDefaults.of(folder, config.model.generation_config)
-        name = config.model.served_name or folder.resolve().name
-        yield ServedModel(name, engines, tokenizer, answers, defaults), engines
-
-
-def _engines(config: Config, command: Command, model: SameModel, clock: Clock) -> Engines:
-    """All engines of the model, under the names that the ledger has for them."""
-    silence_timeout_s = config.engine_link.silence_timeout_s
-    if config.model.attached:
-        return Engines({address: attached(address, config.engine_link, model) for address in config.model.attached})
-    count = config.model.replicas
-    names = [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
-    engines: Engines = Engines(
-        {
-            name: LocalEngine(
-                command, clock=clock, silence_timeout_s=silence_timeout_s, others_serve=lambda: engines.ready
-            )
-            for name in names
-        }
-    )
-    return engines
 
 
 def _placement(config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> Placement | None:
@@ -343,11 +269,11 @@ def _placement(config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> 
     return placement
 
 
-def _ladders(config: Config, local: _Local | None) -> dict[str, list[DegradationStep]]:
+def _ladders(config: Config, local: LocalModel | None) -> dict[str, list[DegradationStep]]:
     """Model -> what is tried before a request for it is refused."""
     ladders = {name: model.degradation for name, model in config.models.items()}
     if local is not None:
-        ladders[local[0].name] = config.model.degradation
+        ladders[local.name] = config.model.degradation
     return ladders
 
 
@@ -373,11 +299,6 @@ async def _is_up(engines: Engines | None, encoders: Encoders, shutdown: Shutdown
     finally:
         starting.cancel()
         stopping.cancel()
-
-
-def _state_of(engine: Engine) -> EngineState:
-    up = engine.link.ready
-    return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)
 
 
 def _report_steps(metrics: Metrics, where: tuple[str, str], engine: Engine) -> None:

@@ -75,7 +75,7 @@ def test_a_flag_mends_what_the_file_has_wrong() -> None:
 
 
 def test_unknown_setting_without_a_near_name_lists_what_there_is() -> None:
-    assert faults("log:\n  zzz: 1\n") == ["maitred.yaml:2: log.zzz: No such setting. There are: level, format."]
+    assert faults("log:\n  zzz: 1\n") == ["maitred.yaml:2: log.zzz: No such setting. There are: level, format, burst."]
 
 
 @pytest.mark.parametrize("word", ["true", "True", "yes", "on", "1"])

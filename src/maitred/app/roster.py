@@ -1,0 +1,78 @@
+"""All that is served, whoever runs it: the models, where requests for each can go, and those engines that are ours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from maitred.app.encoder import Encoders
+from maitred.app.local import LocalModel
+from maitred.app.pins import Pinnable
+from maitred.app.residents import LocalModels
+from maitred.app.upstreams import Upstreams
+from maitred.config.tree import Config
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.errand import AnyPost
+from maitred.fleet.engines import Engine
+from maitred.observe.engines import Engines, EngineState
+from maitred.replica.engine_link import EngineLink
+from maitred.routing.catalog import AnyModel
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Made by `roster_of`.
+
+    Attributes:
+        models: For the catalog.
+        posts: For the dispatchers of models that generate; encoders bring theirs.
+        engines: Our own, by model and replica.
+        pinnable: Models whose prefixes can be made to stay.
+        starting: The models whose engines start with us.
+    """
+
+    models: Sequence[AnyModel]
+    posts: Mapping[str, Sequence[AnyPost]]
+    engines: Mapping[tuple[str, str], Engine]
+    pinnable: Mapping[str, Pinnable]
+    starting: Sequence[str]
+
+    def links(self) -> dict[str, list[EngineLink]]:
+        """To our own engines, by model."""
+        links: dict[str, list[EngineLink]] = {}
+        for (model, _), engine in self.engines.items():
+            links.setdefault(model, []).append(engine.link)
+        return links
+
+    def states(self) -> Engines:
+        """How our own engines are."""
+        return {where: _state_of(engine) for where, engine in self.engines.items()}
+
+
+def roster_of(
+    config: Config, local: LocalModel | None, on_demand: LocalModels, encoders: Encoders, upstreams: Upstreams
+) -> Roster:
+    """Puts together what was opened.
+
+    Raises:
+        ConfigInvalid: Two models have one name.
+    """
+    models: list[AnyModel] = [*upstreams.models, *on_demand.models]
+    posts = upstreams.posts() | on_demand.posts()
+    pinnable = on_demand.pinnable
+    engines: dict[tuple[str, str], Engine] = {}
+    if local is not None:
+        models.append(local.model)
+        posts[local.name] = local.posts()
+        pinnable[local.name] = local.pinnable
+        engines |= {(local.name, replica): engine for replica, engine in local.engines.items()}
+    for name, encoder in encoders.engines.items():
+        engines[name, config.encoder.engine_address or "local"] = encoder
+    starting = list(dict.fromkeys(name for name, _ in engines))
+    for name in starting:
+        if name in config.models:
+            raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
+    return Roster([*models, *encoders.models], posts, engines | on_demand.engines, pinnable, starting)
+
+
+def _state_of(engine: Engine) -> EngineState:
+    up = engine.link.ready
+    return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)
