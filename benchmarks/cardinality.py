@@ -115,7 +115,7 @@ async def _run(folder: Path, count: int, report: Report) -> None:
     loaded = percentiles([scrape.took_s for scrape in scrapes])
     report.figures["scrapes"] = {"number": len(scrapes), **{p: round(s * 1e3, 1) for p, s in loaded.items()}}
     readable, report.figures["promtool"] = _linted(after.text)
-    report.require("read by promtool", readable, at_least=1)
+    report.require("read by promtool", int(readable), at_least=1)
     _judge(report, count, of_few, after, scrapes)
     report.require("scrape under load p99, ms", round(loaded["p99"] * 1e3, 1), at_most=MOST_SCRAPE_MS)
 
