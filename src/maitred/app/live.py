@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from msgspec.structs import asdict
+
 from maitred import __version__
 from maitred.admission.admission import Admission
 from maitred.api.gate import Gate
@@ -17,7 +19,7 @@ from maitred.dispatch.crowd import Crowd
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.state import DispatchState
 from maitred.observe.engines import Engines, EngineState
-from maitred.observe.recent import Point, Recent, Traffic
+from maitred.observe.recent import Recent, Traffic
 from maitred.wire.admin.live import (
     CreditBody,
     EngineBody,
@@ -28,7 +30,6 @@ from maitred.wire.admin.live import (
     PathBody,
     PointBody,
     QueueBody,
-    RefusalBody,
     TenantUseBody,
     UseBody,
 )
@@ -90,9 +91,9 @@ class LiveState:
 
     def history(self) -> Sequence[PointBody]:
         """See `Live.history`."""
-        return [_point(point) for point in self._recent.points]
+        return list(self._recent.points)
 
-    def _beat(self) -> Point:
+    def _beat(self) -> PointBody:
         floors = [dispatcher.floor for dispatcher in self._dispatchers.values()]
         return self._recent.tick(sum(floor.waiting for floor in floors), sum(floor.running for floor in floors))
 
@@ -118,7 +119,7 @@ class LiveState:
                 prefilling=prefilling.total(),
                 decoding=decoding.total(),
             ),
-            point=_point(self._recent.points[-1] if self._recent.points else self._beat()),
+            point=self._recent.points[-1] if self._recent.points else self._beat(),
             queues=[_queue(model, states[model], crowds[model]) for model in self._dispatchers],
             engines=[
                 _engine(model, replica, state, crowds[model].kv_tokens.get(replica, {}) if model in crowds else {})
@@ -126,22 +127,7 @@ class LiveState:
             ],
             replicas=self._with_credits(states),
             tenants=tenants,
-            refusals=[
-                RefusalBody(
-                    at=one.at_s,
-                    count=one.count,
-                    request_id=one.request_id,
-                    tenant=one.tenant,
-                    model=one.model,
-                    route=one.route,
-                    status=one.status,
-                    code=one.code,
-                    message=one.message,
-                    limit=one.limit,
-                    retry_after_s=one.retry_after_s,
-                )
-                for one in reversed(self._recent.refusals.values())
-            ],
+            refusals=list(reversed(self._recent.refusals.values())),
             limits_known=limits_known,
         )
 
@@ -153,8 +139,7 @@ class LiveState:
                 for (replica, resource), credit in states[body.model].credits.items()
                 if replica == body.replica
             }
-            fields = {name: getattr(body, name) for name in body.__struct_fields__ if name != "object"}
-            shown.append(LiveReplicaBody(**fields, credits=credits_))
+            shown.append(LiveReplicaBody(**asdict(body), credits=credits_))
         return shown
 
     async def _tenants(self, waiting: Counter[str], running: Counter[str]) -> tuple[list[TenantUseBody], bool]:
@@ -185,19 +170,6 @@ def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
     for each in counts:
         total.update(each)
     return total
-
-
-def _point(point: Point) -> PointBody:
-    return PointBody(
-        at=point.at_s,
-        waiting=point.waiting,
-        running=point.running,
-        ended=dict(point.ended),
-        prompt_tokens=point.prompt_tokens,
-        output_tokens=point.output_tokens,
-        ttft_s=point.ttft_s,
-        itl_s=point.itl_s,
-    )
 
 
 def _queue(model: str, state: DispatchState, crowd: Crowd) -> QueueBody:

@@ -9,11 +9,12 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, unreachable
-from maitred.core.errors import Conflict, InvalidRequest, MaitredError, Unavailable
+from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, talking_to
+from maitred.core.errors import Conflict, InvalidRequest
 
 _TIMEOUT_S = 60.0
 _PAGE = 200
+_STRANGER = "has no administration"
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
@@ -75,11 +76,13 @@ class AdminClient:
         Raises:
             MaitredError: Refused, not there, or not maitred.
         """
-        return self._decoded(await self.raw("GET", path, query=query), answer)
+        with talking_to(self._url, _STRANGER):
+            return msgspec.json.decode(await self.raw("GET", path, query=query), type=answer)
 
     async def send(self, method: str, path: str, answer: type[T], body: Mapping[str, Any] | None = None) -> T:
         """Changes something; the rest as `get`."""
-        return self._decoded(await self.raw(method, path, body=body), answer)
+        with talking_to(self._url, _STRANGER):
+            return msgspec.json.decode(await self.raw(method, path, body=body), type=answer)
 
     async def every(
         self, path: str, page: type[Page[Entry]], query: Mapping[str, str | None] | None = None
@@ -104,29 +107,19 @@ class AdminClient:
     ) -> bytes:
         """The answer as it came."""
         parameters = {name: value for name, value in (query or {}).items() if value is not None}
-        try:
-            data = None if body is None else msgspec.json.encode(body)
-            address = f"{self._url}/admin/v1/{path}"
-            async with self._session.request(method, address, params=parameters, data=data) as response:
-                answer = await response.read()
-                if response.status == 409:
-                    raise Conflict(refusal(409, answer).message)
-                if response.status != 200:
-                    raise refusal(response.status, answer)
-                return answer
-        except UnicodeEncodeError as error:
-            raise InvalidRequest("The arguments are not UTF-8 text. Check the terminal's encoding.") from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise unreachable(self._url, error) or self._stranger() from error
-
-    def _decoded(self, body: bytes, answer: type[T]) -> T:
-        try:
-            return msgspec.json.decode(body, type=answer)
-        except msgspec.MsgspecError as error:
-            raise self._stranger() from error
-
-    def _stranger(self) -> MaitredError:
-        return Unavailable(f"What answers at {self._url} has no administration. Pass --url of a maitred server.")
+        address = f"{self._url}/admin/v1/{path}"
+        with talking_to(self._url, _STRANGER):
+            try:
+                data = None if body is None else msgspec.json.encode(body)
+                async with self._session.request(method, address, params=parameters, data=data) as response:
+                    answer = await response.read()
+            except UnicodeEncodeError as error:
+                raise InvalidRequest("The arguments are not UTF-8 text. Check the terminal's encoding.") from error
+        if response.status == 409:
+            raise Conflict(refusal(409, answer).message)
+        if response.status != 200:
+            raise refusal(response.status, answer)
+        return answer
 
 
 def in_path(text: str) -> str:

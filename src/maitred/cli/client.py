@@ -5,7 +5,8 @@ end looks: the reader must not take half an answer for the whole.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, Self
 
@@ -17,6 +18,7 @@ from maitred.wire.sse import SSEDecoder
 
 CONNECT_TIMEOUT_S = 10.0
 _LONGEST_QUOTE = 300
+_OPENAI = "does not speak OpenAI's API"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -111,17 +113,12 @@ class Client:
         Raises:
             MaitredError: It cannot be reached, or does not speak OpenAI's API.
         """
-        try:
+        with talking_to(self._url, _OPENAI):
             async with self._session.get(f"{self._url}/v1/models") as response:
                 body = await response.read()
                 if response.status != 200:
                     raise self._refusal(response.status, body)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
-        try:
             return msgspec.json.decode(body, type=_ModelList).data
-        except msgspec.MsgspecError as error:
-            raise self._stranger() from error
 
     async def first_model(self) -> str:
         """The model to talk to when none was named.
@@ -148,15 +145,13 @@ class Client:
         except UnicodeEncodeError as error:  # what Python makes of arguments, and of some pipes, that are not UTF-8
             raise not_text() from error
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        try:
+        with talking_to(self._url, _OPENAI):
             response = await self._session.post(self._url + path, data=body, headers=headers)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise self._unreachable(error) from error
         async with response:
             if response.status != 200:
                 raise self._refusal(response.status, await response.content.read(1 << 20))
             if response.content_type != "text/event-stream":
-                raise self._stranger()
+                raise stranger(self._url, _OPENAI)
             decoder = SSEDecoder()
             try:
                 async for data in response.content.iter_any():
@@ -173,12 +168,6 @@ class Client:
         if status == 401 and not self._headers:
             return Unauthenticated("The server asks for an API key. Set MAITRED_API_KEY, or pass --key.")
         return refusal(status, body)
-
-    def _unreachable(self, error: Exception) -> MaitredError:
-        return unreachable(self._url, error) or self._stranger()
-
-    def _stranger(self) -> MaitredError:
-        return Unavailable(f"What answers at {self._url} does not speak OpenAI's API. Pass --url of a maitred server.")
 
 
 def root_of(url: str) -> str:
@@ -207,7 +196,32 @@ def bearer(key: str, variable: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def unreachable(url: str, error: Exception) -> MaitredError | None:
+@contextmanager
+def talking_to(url: str, fault: str) -> Iterator[None]:
+    """Says in a sentence what went wrong between us and a server.
+
+    Args:
+        url: Where it is.
+        fault: What is the matter with it if it is not maitred, such as "has no administration".
+
+    Raises:
+        InvalidRequest: That is no address.
+        Unavailable: Nothing answers, or no server of maitred's.
+    """
+    try:
+        yield
+    except msgspec.MsgspecError as error:
+        raise stranger(url, fault) from error
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise _unreachable(url, error) or stranger(url, fault) from error
+
+
+def stranger(url: str, fault: str) -> Unavailable:
+    """What answers there is not maitred, as its fault shows."""
+    return Unavailable(f"What answers at {url} {fault}. Pass --url of a maitred server.")
+
+
+def _unreachable(url: str, error: Exception) -> MaitredError | None:
     """What it means that a request got no answer; None if an answer came that is not HTTP."""
     if isinstance(error, aiohttp.InvalidURL | ValueError):
         return InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")

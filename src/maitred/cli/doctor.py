@@ -83,18 +83,17 @@ async def _watch(url: str, key: str | None, seconds: float) -> "Vitals":
 
     import aiohttp
 
-    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, unreachable
-    from maitred.core.errors import Unavailable
+    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, stranger, talking_to
     from maitred.observe.diagnosis.watch import Watch
     from maitred.observe.samples import Samples, parse_metrics
 
     address = f"{root_of(url)}/metrics"
-    stranger = Unavailable(f"What answers at {url} shows no metrics of maitred. Pass --url of a maitred server.")
+    fault = "shows no metrics of maitred"
     looks: list[Samples] = []
     times_s: list[float] = []
     timeout = aiohttp.ClientTimeout(total=60.0, sock_connect=CONNECT_TIMEOUT_S)
     headers = bearer(key, "MAITRED_API_KEY") if key else {}
-    try:
+    with talking_to(url, fault):
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
             while not times_s or times_s[-1] - times_s[0] < seconds:
                 if times_s:
@@ -104,13 +103,12 @@ async def _watch(url: str, key: str | None, seconds: float) -> "Vitals":
                     times_s.append(time.monotonic())
                     if response.status != 200:
                         raise refusal(response.status, body)
-                looks.append(Samples(parse_metrics(body.decode())))
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise unreachable(url, error) or stranger from error
-    except ValueError as error:
-        raise stranger from error
+                try:
+                    looks.append(Samples(parse_metrics(body.decode())))
+                except ValueError as error:
+                    raise stranger(url, fault) from error
     if "maitred_in_flight" not in looks[0]:
-        raise stranger
+        raise stranger(url, fault)
     return Watch(looks, times_s[-1] - times_s[0]).vitals()
 
 

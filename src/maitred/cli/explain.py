@@ -35,15 +35,13 @@ def explain(
     key: AdminKeyOption = None,
 ) -> None:
     """Tell what happened to a request: what it waited for, what was decided, and what it cost."""
-    from urllib.parse import quote
-
-    from maitred.cli.admin_client import administer
+    from maitred.cli.admin_client import administer, in_path
     from maitred.wire.admin.responses import StoryBody, StoryList
 
     if request_id is None:
         _list(administer(url, key, lambda client: client.get("requests", StoryList)), as_json=as_json)
         return
-    path = f"requests/{quote(request_id, safe='')}"
+    path = f"requests/{in_path(request_id)}"
     story = administer(url, key, lambda client: client.get(path, StoryBody))
     if as_json:
         print_json(story)

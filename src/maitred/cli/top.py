@@ -108,17 +108,17 @@ async def _states(url: str, key: str | None) -> "AsyncIterator[LiveBody]":
     import aiohttp
     import msgspec
 
-    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, unreachable
+    from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, stranger, talking_to
     from maitred.core.errors import Unavailable
     from maitred.wire.admin.live import LiveBody
     from maitred.wire.sse import SSEDecoder
 
     root = root_of(url)
     headers = {"Accept": "text/event-stream", **(bearer(key, "MAITRED_ADMIN_KEY") if key else {})}
-    stranger = Unavailable(f"What answers at {root} has no live state. Pass --url of a maitred server.")
+    fault = "has no live state"
     # A second without a state is a server that hangs; ten of them are one that is gone.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=10.0)
-    try:
+    with talking_to(root, fault):
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"{root}/admin/v1/live", headers=headers) as response,
@@ -126,14 +126,10 @@ async def _states(url: str, key: str | None) -> "AsyncIterator[LiveBody]":
             if response.status != 200:
                 raise refusal(response.status, await response.read())
             if response.content_type != "text/event-stream":
-                raise stranger
+                raise stranger(root, fault)
             decoder = SSEDecoder()
             async for data in response.content.iter_any():
                 for event in decoder.feed(data):
                     if event.type == "state":
                         yield msgspec.json.decode(event.data, type=LiveBody)
-    except msgspec.MsgspecError as error:
-        raise stranger from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise unreachable(root, error) or stranger from error
     raise Unavailable(f"{root} ended the live state. See the server's log.")

@@ -12,7 +12,6 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 """What is served; other files, such as licences, only lie beside them."""
-INDEX = "index.html"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,16 @@ needs and looks idle. The kernel also counts how long each thread was ready to r
 *Scheduler Statistics* in the kernel's documentation). Ran and waited together are what the loop would have used.
 """
 
-import resource
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _SELF = Path("/proc/self")
-_PAGE_BYTES = resource.getpagesize()
 
 
 class CpuWaits(Collector):
@@ -47,13 +46,14 @@ class CpuWaits(Collector):
 
 
 def resources() -> Mapping[str, float]:
-    """What this process holds now, as far as the system says."""
-    held: dict[str, float] = {}
-    with suppress(OSError, ValueError):
-        held["memory_bytes"] = float(int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES)
-        held["open_fds"] = float(sum(1 for _ in (_SELF / "fd").iterdir()))
-        held["threads"] = float(sum(1 for _ in (_SELF / "task").iterdir()))
-    return held
+    """What this process holds now."""
+    process = psutil.Process()
+    with process.oneshot():
+        return {
+            "memory_bytes": float(process.memory_info().rss),
+            "open_fds": float(process.num_fds()),
+            "threads": float(process.num_threads()),
+        }
 
 
 def _threads() -> dict[str, tuple[float, float]]:

@@ -8,11 +8,12 @@ with a count: in a flood of one tenant, nobody else's would be seen.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.clock import Clock
+from maitred.wire.admin.live import PointBody, RefusalBody
 
 POINTS = 600
 """Seconds that are kept."""
@@ -26,43 +27,6 @@ _GAPS = 64
 _BOUNDS_S = tuple(0.001 * 1.15**step for step in range(86))
 """Up to 2.4 minutes."""
 _MEDIAN, _TAIL = 0.5, 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One second."""
-
-    at_s: float
-    """Its end, in wall time."""
-    waiting: int
-    running: int
-    ended: Mapping[Outcome, int]
-    prompt_tokens: int
-    output_tokens: int
-    """Of requests that ended in it."""
-    ttft_s: tuple[float, float] | None
-    """Median and 95th percentile; None: there was no first token."""
-    itl_s: tuple[float, float] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Requests that were turned away, or could not be completed, for one reason; told of is the last of them."""
-
-    at_s: float
-    """Wall time."""
-    count: int
-    request_id: str
-    tenant: str
-    """The organisation; empty where nobody knows who it was."""
-    model: str
-    route: str
-    status: int
-    code: str
-    message: str
-    limit: str
-    """The kind of limit that refused it."""
-    retry_after_s: float | None
 
 
 @dataclass(slots=True)
@@ -96,8 +60,8 @@ class Recent:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.points: deque[Point] = deque(maxlen=POINTS)
-        self.refusals: dict[tuple[str, str, str, str], Refusal] = {}
+        self.points: deque[PointBody] = deque(maxlen=POINTS)
+        self.refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
         self.tenants: dict[str, Traffic] = {}
         self._now = _Second()
         self._ttft, self._itl = _Spread(), _Spread()
@@ -122,7 +86,7 @@ class Recent:
         if outcome in (Outcome.REFUSED, Outcome.FAILED):
             self._note_refusal(tally)
 
-    def tick(self, waiting: int, running: int) -> Point:
+    def tick(self, waiting: int, running: int) -> PointBody:
         """A second is over.
 
         Args:
@@ -130,8 +94,8 @@ class Recent:
             running: Requests that run now.
         """
         second, self._now = self._now, _Second()
-        point = Point(
-            at_s=self._clock.wall_s(),
+        point = PointBody(
+            at=self._clock.wall_s(),
             waiting=waiting,
             running=running,
             ended=second.ended,
@@ -160,8 +124,8 @@ class Recent:
         code = "" if failure is None else failure.code
         sort = (tenant, tally.model, code, tally.refused_by)
         before = self.refusals.pop(sort, None)
-        self.refusals[sort] = Refusal(
-            at_s=self._clock.wall_s(),
+        self.refusals[sort] = RefusalBody(
+            at=self._clock.wall_s(),
             count=1 if before is None else before.count + 1,
             request_id=tally.request_id,
             tenant=tenant,

@@ -2,7 +2,7 @@
 
 import re
 
-from maitred.console.pages import INDEX, pages
+from maitred.console.pages import pages
 
 PAGES = pages()
 
@@ -16,7 +16,7 @@ def test_everything_that_is_named_is_there():
         if "/" not in name:
             named |= {one.removeprefix("./") for one in re.findall(r'from "(\./[^"]+)"', text)}
     assert named <= PAGES.keys()
-    assert {INDEX, "main.js", "console.css", "vendor/uplot.js"} <= named | {INDEX}
+    assert {"index.html", "main.js", "console.css", "vendor/uplot.js"} <= named | {"index.html"}
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_is_inline():
@@ -24,7 +24,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline():
         text = page.body.decode().replace("http://www.w3.org/2000/svg", "")
         forbidden = r"innerHTML|\beval\(|new Function" + ("" if name.startswith("vendor/") else "|https?://")
         assert re.findall(forbidden, text) == [], name
-    index = PAGES[INDEX].body.decode()
+    index = PAGES["index.html"].body.decode()
     assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", index)
 
 

@@ -76,7 +76,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
         if number == 50:
             recent.ended(of("other", outcome=Outcome.FAILED, failure=QueueFull()))
     other, acme = recent.refusals.values()
-    assert (acme.count, acme.message, acme.at_s, acme.retry_after_s) == (100, "No room 99.", clock.now_s, 3.0)
+    assert (acme.count, acme.message, acme.at, acme.retry_after_s) == (100, "No room 99.", clock.now_s, 3.0)
     assert (other.tenant, other.code, other.count) == ("other", "queue_full", 1)
 
 
