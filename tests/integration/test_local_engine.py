@@ -234,7 +234,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed():
 
 async def test_long_and_broken_lines_are_logged(caplog):
     chatty = python("import sys; sys.stdout.buffer.write(b'x' * 40000 + b'\\n\\xff end'); raise SystemExit(1)")
-    with caplog.at_level("INFO", "maitred.fleet.process"):
+    with caplog.at_level("INFO", "maitred.engine"):
         async with LocalEngine(chatty) as engine:
             with pytest.raises(ReplicaUnavailable, match="\ufffd end"):
                 await engine.started()

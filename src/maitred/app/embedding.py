@@ -81,6 +81,8 @@ class _Job:
             sampling=_NOTHING_GENERATED,
             flow=self.flow,
             deadline_in_s=None if deadline_in_s is None else self.tally.started_s + deadline_in_s - now_s,
+            known_as=self.tally.request_id,
+            trace_id=self.tally.story.trace_id,
         )
 
 

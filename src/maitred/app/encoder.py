@@ -84,7 +84,7 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
         engine = attached(settings.engine_address, config.engine_link, same)
     else:
         silence_timeout_s = config.engine_link.silence_timeout_s
-        command = engine_command(folder, settings.engine())
+        command = engine_command(folder, settings.engine(), log=config.log)
         engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
     async with engine:
         dispatcher = Dispatcher(name, [Post(settings.engine_address or "local", engine.link)], config.dispatch, clock)

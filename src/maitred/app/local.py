@@ -70,7 +70,7 @@ async def open_local(config: Config, command: Command | None, clock: Clock) -> A
     folder = find_model(config.model.folder)
     tokenizer = Tokenizer.load(folder)
     each = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
-    command = command or engine_command(folder, each, config.dispatch.service.weights)
+    command = command or engine_command(folder, each, config.dispatch.service.weights, config.log)
     digest = await asyncio.to_thread(digest_of, folder) if config.model.attached else ModelDigest()
     async with _engines(config, command, SameModel(digest), clock) as engines:
         for engine in engines.values():

@@ -264,6 +264,8 @@ class Pipeline:
                 itl_objective_s=None if ask.itl_objective_s is None else max(ask.itl_objective_s, self._least_itl_s),
                 expected_tokens=seat.expected_tokens,
                 partial=ask.partial,
+                known_as=tally.request_id,
+                trace_id=tally.story.trace_id,
             )
             for index, (prompt, room) in enumerate(zip(reading.prompts, reading.rooms, strict=True))
         ]

@@ -147,7 +147,7 @@ def open_local_models(config: Config, clock: Clock) -> LocalModels:
     for name, (model, folder) in chosen.items():
         footprint = footprints[name]
         engine = LocalEngine(
-            engine_command(folder, footprint.engine, config.dispatch.service.weights),
+            engine_command(folder, footprint.engine, config.dispatch.service.weights, config.log),
             silence_timeout_s=config.engine_link.silence_timeout_s,
             expected_start_s=footprint.load_s,
             clock=clock,

@@ -24,7 +24,7 @@ from maitred.core.lifeline import follow_parent
 from maitred.engine.threads import wait_briefly_at_barriers
 
 if TYPE_CHECKING:
-    from maitred.engine.config import PassedSettings
+    from maitred.fleet.passed import PassedSettings
 
 EXAMPLES = """
 Examples:
@@ -77,13 +77,14 @@ def engine(
     """
     from maitred.config.tree import BUNDLED_MODEL
     from maitred.engine.lean_torch import import_lean_torch
+    from maitred.observe.logs import set_up
     from maitred.wire.address import parse_address
     from maitred.wire.link.config import LinkConfig
 
     follow_parent()
     if passed is not None:
         folder, settled = Path(model) if model else BUNDLED_MODEL, _decoded(passed)
-        engine_config, weights, link = settled.engine, settled.service, LinkConfig()
+        engine_config, weights, link, log = settled.engine, settled.service, LinkConfig(), settled.log
     else:
         loaded = load_settings(
             config,
@@ -102,11 +103,13 @@ def engine(
                 "engine_link.ca_file": ("--ca-file", ca_file),
             },
             # What a token counts is said where requests wait, and has to be the same here.
-            sections=("model", "engine", "dispatch", "engine_link"),
+            sections=("model", "engine", "dispatch", "engine_link", "log"),
         )
         folder, engine_config = require_model(loaded), loaded.config.engine
         weights, link = loaded.config.dispatch.service.weights, loaded.config.engine_link
+        log = loaded.config.log
     parse_address(listen)
+    set_up(log)
     wait_briefly_at_barriers()
     # Hundreds of thousands of objects come to stay now. To look through them for garbage, again and again while they
     # come, takes a quarter of the start; `serve` goes back to it when it is ready.
@@ -128,7 +131,7 @@ def _decoded(passed: str) -> "PassedSettings":
     """
     import msgspec
 
-    from maitred.engine.config import PassedSettings
+    from maitred.fleet.passed import PassedSettings
 
     try:
         return msgspec.json.decode(passed, type=PassedSettings)

@@ -123,6 +123,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     from their beginning."""
     pin: Pin | None = None
     """To keep its prompt in the KV cache, as far as it fills whole blocks."""
+    known_as: str = ""
+    """The id that its client knows it by, for the log; a client may choose the same again."""
+    trace_id: str = ""
+    """The same for traces; empty: it is not traced."""
 
     @property
     def begun(self) -> dict[int, list[int]]:

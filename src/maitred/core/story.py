@@ -81,6 +81,11 @@ class Story:
     parent_span_id: str = ""
     """The span of whoever sent it; empty: the trace begins here."""
 
+    @property
+    def trace_id(self) -> str:
+        """Of its trace; empty: nobody traces."""
+        return "" if self.trace is None else self.trace.trace_id
+
     def begin(self, name: ChapterName, now_s: float, **facts: object) -> Chapter:
         """A new chapter; whoever begins one ends it."""
         chapter = Chapter(name, now_s, facts)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.core.flow import PriorityClass
-from maitred.core.service import ServiceWeights
 from maitred.engine.gpu_config import AttentionKernels, GPUConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.fairness.config import LineConfig
@@ -287,11 +286,3 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         if self.guests is not None:
             return self.guests
         return self.max_sequences // 2 if self.line.policy == "fair" else 0
-
-
-class PassedSettings(Struct, frozen=True, kw_only=True):
-    """All that a gateway tells the engine that it starts."""
-
-    engine: EngineConfig
-    service: ServiceWeights
-    """What the gateway's own queue counts a token as: two fair orders that count differently undo each other."""

@@ -14,6 +14,7 @@ from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Course, Delta, FinishReason, Request, TokenLogprobs, WaitCause
+from maitred.engine import logbook
 from maitred.engine.courses import Courses
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.grammar.unready import UnreadyRequests
@@ -157,6 +158,7 @@ class Engine:
         for choice in [index] if index is not None else list(choices):
             sequence = choices.get(choice)
             if sequence is not None:
+                logbook.cancelled(sequence)
                 self._scheduler.cancel(sequence, wasted=index is None)
                 self._close(owner, sequence)
         self._rest()
@@ -204,6 +206,7 @@ class Engine:
             course = self._courses.of(sequence, start_s, ended=True)
             self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, course=course))
         for sequence in plan.preempted:
+            logbook.preempted(sequence)
             self._forget(sequence)
         if not plan:
             return outputs
@@ -211,7 +214,11 @@ class Engine:
         if self._speculator is not None:
             writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
         self._courses.planned(plan, start_s)
-        tokens, logprobs = self._runner.execute(plan)
+        try:
+            tokens, logprobs = self._runner.execute(plan)
+        except Exception:
+            logbook.broken([chunk.sequence.request for chunk in plan.chunks])
+            raise
         computed_s = self._clock.monotonic_s()
         advances = self._scheduler.commit(plan, tokens)
         # Those of prompts stand last, and are sent first: a first token must not wait until all others are delivered.
@@ -256,6 +263,7 @@ class Engine:
         owner = self._owners[sequence.key]
         outputs[owner].append(Output(sequence.request.id, delta))
         if delta.finish is not None:
+            logbook.ended(sequence, delta)
             self._close(owner, sequence)
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
@@ -271,7 +279,7 @@ class Engine:
         for unready in self._unready.take_ready(self._constraints.compiler.ready):
             fault = self._constraints.compiler.fault(unready.grammar)
             if fault is not None:
-                self._reject(unready.owner, unready.request_id, fault)
+                self._reject(unready.owner, unready.sequences[0].request, fault)
                 continue
             for sequence in unready.sequences:
                 sequence.waited_s[WaitCause.GRAMMAR.value] = now_s - unready.since_s
@@ -289,11 +297,12 @@ class Engine:
             return  # its request has been given up in this step
         if ended:
             self._close(owner, sequence)
-        self._reject(owner, sequence.request.id, f"The answer cannot be held to the grammar any longer: {fault}")
+        self._reject(owner, sequence.request, f"The answer cannot be held to the grammar any longer: {fault}")
 
-    def _reject(self, owner: Hashable, request_id: str, reason: str) -> None:
-        self._rejections.append((owner, Rejection(request_id, reason)))
-        self.cancel(owner, request_id, None)
+    def _reject(self, owner: Hashable, request: Request, reason: str) -> None:
+        logbook.given_up(request)
+        self._rejections.append((owner, Rejection(request.id, reason)))
+        self.cancel(owner, request.id, None)
 
     def load(self) -> LoadReport:
         """Where things stand."""

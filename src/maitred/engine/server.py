@@ -27,6 +27,7 @@ from maitred.core.errors import ProtocolViolation
 from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Request
+from maitred.engine import logbook
 from maitred.engine.connection import Connection
 from maitred.engine.vitals import Vitals
 from maitred.wire.frames import (
@@ -274,6 +275,7 @@ class EngineServer:
         try:
             self._engine.submit(connection, request)
         except ValueError as refusal:
+            logbook.refused(request, str(refusal))
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
     def _report(self, outputs: Mapping[Hashable, list[Output]]) -> None:

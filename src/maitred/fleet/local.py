@@ -24,9 +24,11 @@ import msgspec
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.service import ServiceWeights
-from maitred.engine.config import EngineConfig, PassedSettings
+from maitred.engine.config import EngineConfig
 from maitred.fleet.backoff import Backoff
+from maitred.fleet.passed import PassedSettings
 from maitred.fleet.process import EngineProcess
+from maitred.observe.config import LogConfig
 from maitred.replica.engine_link import EngineLink
 from maitred.wire.address import parse_address
 
@@ -54,13 +56,15 @@ def engine_command(
     model: Path,
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
+    log: LogConfig = LogConfig(),  # noqa: B008 - frozen
 ) -> Command:
     """The engine of this installation.
 
     Every setting is passed, so that the engine runs with what the gateway has settled on, whatever a file or the
     environment says to a program that reads them again.
     """
-    passed = PassedSettings(engine=config, service=weights)
+    log = msgspec.structs.replace(log, format="json")
+    passed = PassedSettings(engine=config, service=weights, log=log)
     settings = f"--settings={msgspec.json.encode(passed).decode()}"
     return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", settings]
 

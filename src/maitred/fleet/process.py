@@ -6,7 +6,7 @@ Three things a bare subprocess lacks:
   (see `core.lifeline`), which comes however we die.
 - It has a session of its own, so that Ctrl-C in a terminal reaches the gateway alone, which lets running answers
   finish before it stops the engine.
-- What it prints goes line by line to our log, and the last lines are kept to explain its death.
+- What it prints goes line by line to our log (see `printed`), and the last lines are kept to explain its death.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from maitred.core.lifeline import LIFELINE_VARIABLE
+from maitred.fleet.printed import log_line
 
 LAST_LINES = 20
 MAX_LINE_BYTES = 16 * 1024
@@ -125,7 +126,5 @@ class EngineProcess:
             self._note(rest)
 
     def _note(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        if text:
-            self._last_lines.append(text)
-            _log.info("engine %d: %s", self.pid, text)
+        if line := line.rstrip():
+            self._last_lines.append(log_line(self.pid, line))

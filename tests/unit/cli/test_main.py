@@ -1,8 +1,10 @@
 """The command as a whole: quick to start, errors as sentences, flags as the top layer of the configuration."""
 
+import logging
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,12 +21,23 @@ from maitred.core.secret import Secret
 from maitred.core.service import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import engine_command
+from maitred.observe.config import LogConfig
+from maitred.observe.logs import JsonFormatter
 from maitred.wire.link.config import LinkConfig
 
 
 @pytest.fixture(autouse=True)
 def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """An engine sets the logging of its process up."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -190,7 +203,8 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     """Also with settings that no flag can write, whatever the file and the environment say to a second reader."""
     passed = EngineConfig(max_sequences=3, itl_objective_s=0.05, batching_window_s={PriorityClass.BATCH: 0.2})
     weights = ServiceWeights(prompt=1.0, cached=0.5, output=3.0)
-    command = engine_command(BUNDLED_MODEL, passed, weights)("tcp:127.0.0.1:9")
+    log = LogConfig(level="error", format="text", burst=3)
+    command = engine_command(BUNDLED_MODEL, passed, weights, log)("tcp:127.0.0.1:9")
     served = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
@@ -199,6 +213,9 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     result = run(*command[3:], env={"MAITRED__ENGINE__MAX_SEQUENCES": "9"})
     assert result.exit_code == 0, result.output
     assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, LinkConfig())]
+    root = logging.getLogger()
+    assert root.level == logging.ERROR
+    assert isinstance(root.handlers[0].formatter, JsonFormatter), "the gateway reads it"
 
 
 def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +245,9 @@ def test_an_engine_of_its_own_is_told_how_to_trust_gateways(monkeypatch: pytest.
 
 
 def test_an_engine_is_passed_nothing_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run("engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"engine": {"threads": -1}, "service": []}')
+    result = run(
+        "engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"engine": {"threads": -1}, "service": [], "log": {}}'
+    )
     assert result.exit_code == 2
     assert "--settings: " in result.stderr
     assert "threads" in result.stderr

@@ -18,6 +18,7 @@ from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport, pairs_of
 from maitred.core.prefix import BlockNews
 from maitred.core.request import Delta, FinishReason, Request
+from maitred.engine import logbook
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.line import Entry, Line, LineConfig, make_line
 from maitred.wire.frames import Output, Rejection
@@ -159,12 +160,17 @@ class EncoderEngine:
         batch = self._batch(start_s, outputs)
         if not batch:
             return outputs
-        vectors = self._encode([text.request.prompt for text in batch])
+        try:
+            vectors = self._encode([text.request.prompt for text in batch])
+        except Exception:
+            logbook.broken(text.request for text in batch)
+            raise
         for text, vector in zip(batch, vectors, strict=True):
             waited_s = start_s - text.arrived_s
             waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
             delta = Delta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector)
             outputs[text.owner].append(Output(text.request.id, delta))
+            logbook.encoded(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)
         took_s = self._clock.monotonic_s() - start_s
         self._count(batch, took_s)
