@@ -1,0 +1,77 @@
+"""What a gateway stands on: opened before it is put together, and closed after it has ended."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from maitred.admission.grammars.desk import GrammarDesk
+from maitred.app.access import Access, open_access
+from maitred.app.encoder import Encoders, open_encoders
+from maitred.app.escalation import open_schemas
+from maitred.app.local import LocalModel, open_local
+from maitred.app.residents import LocalModels, open_local_models
+from maitred.app.stores import Stores, open_stores
+from maitred.app.tracing import open_traces
+from maitred.app.upstreams import Upstreams, open_upstreams
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.fleet.local import Command
+from maitred.observe.traces import Traces
+from maitred.routing.escalation.schemas import Schemas
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Made by `open_ground`.
+
+    Attributes:
+        traces: None: nobody traces.
+        stores: Tenants, usage, counters.
+        access: Who may call.
+        upstreams: Servers of others.
+        local: The model that is always there, on engines of ours; None: there is none.
+        on_demand: Models of ours that come and go.
+        encoders: For embeddings.
+        schemas: Judges answers by their schemas; None: no model escalates.
+        grammars: Compiles what answers have to look like.
+    """
+
+    traces: Traces | None
+    stores: Stores
+    access: Access
+    upstreams: Upstreams
+    local: LocalModel | None
+    on_demand: LocalModels
+    encoders: Encoders
+    schemas: Schemas | None
+    grammars: GrammarDesk
+
+
+@asynccontextmanager
+async def open_ground(
+    config: Config, command: Command | None, clock: Clock, show_key: Callable[[str], None]
+) -> AsyncIterator[Ground]:
+    """Opens all of it. Engines of ours begin to start, and are not waited for.
+
+    Args:
+        config: The settings.
+        command: Starts an engine; None: that of this installation.
+        clock: The time.
+        show_key: Told the first key, when one had to be made.
+
+    Raises:
+        ConfigInvalid: No model is where the configuration says, or a store is in use by another gateway.
+    """
+    on_demand = open_local_models(config, clock)
+    async with (
+        open_traces(config.traces, clock) as traces,
+        open_stores(config, clock) as stores,
+        open_access(config, stores.directory, clock, show_key) as access,
+        open_upstreams(config.models, config.health) as upstreams,
+        # Last: who may not serve from this folder must not take an accelerator's memory from who does.
+        open_local(config, command, clock) as local,
+        open_encoders(config, local.name if local else "", clock) as encoders,
+        open_schemas(config.routing.auto) as schemas,
+        GrammarDesk(config.admission.grammars) as grammars,
+    ):
+        yield Ground(traces, stores, access, upstreams, local, on_demand, encoders, schemas, grammars)
