@@ -10,6 +10,7 @@ from maitred.app.replicas import Replicas
 from maitred.core.answer import Ask, Chosen, Failed, Outcome, Tally
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Saturated
+from maitred.core.feedback import Feedback, Kept
 from maitred.core.flow import PriorityClass
 from maitred.core.ports import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
@@ -80,6 +81,7 @@ def rendered():
     tally.chosen = Chosen("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
+    metrics.feedback.given(Kept(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
         observer.ended(tally)
     for steps in range(2):

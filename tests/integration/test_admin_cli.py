@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from maitred.cli.main import app
-from maitred.core.tenancy import Tenant
+from maitred.core.feedback import Feedback
+from maitred.core.tenancy import Principal, Tenant
 from maitred.identity.keys import parse
+from maitred.store.feedback import FeedbackStore
 from tests.administration import ADMIN_KEY, Administered, administered
 from tests.integration.test_admin_api import event
 
@@ -151,10 +153,13 @@ async def test_usage(operator):
         [event(number, time_s=now_s - 60, tenant=tenant) for number, tenant in enumerate(("acme", "acme", "research"))]
     )
     await operator.system.record([event(9, time_s=now_s - 86_400 * 20, tenant="past")])
+    system = operator.system
+    acme = Principal(key="5b1f0c9e7d2a4c6f", tenants=("acme",), scopes=frozenset())
+    await FeedbackStore(system.database, system.ledger.flush, system.clock).keep(acme, "req-0", Feedback(score=0.75))
     assert rows(await operator.does("usage", "--since", "7d")) == [
-        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD"],
-        ["acme", "m", "2", "20", "0", "10", "0.003"],
-        ["research", "m", "1", "10", "0", "5", "0.0015"],
+        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE"],
+        ["acme", "m", "2", "20", "0", "10", "0.003", "1", "0.75"],
+        ["research", "m", "1", "10", "0", "5", "0.0015", "0", "-"],
     ]
     assert len(rows(await operator.does("usage", "--group-by", "tenant", "--organisation", "acme"))) == 4
     csv = await operator.does("usage", "--group-by", "tenant", "--since", "7d", "--csv")

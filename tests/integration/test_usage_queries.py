@@ -24,6 +24,7 @@ def at(text):
 
 
 EVER = (0.0, 4e9)
+COUNTED = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
 
 
 @asynccontextmanager
@@ -63,7 +64,7 @@ def expected(events, group_by):
         group = tuple(
             time.strftime(formats[name]) if name in formats else str(getattr(event, name)) for name in group_by
         )
-        names = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
+        names = COUNTED[1:]
         sums.setdefault(group, Counter()).update({name: getattr(event, name) for name in names} | {"requests": 1})
     return sums
 
@@ -71,7 +72,7 @@ def expected(events, group_by):
 def found(rows):
     return {
         tuple(row.group.values()): Counter(
-            {name: getattr(row, name) for name in row.__struct_fields__ if name != "group"},
+            {name: getattr(row, name) for name in COUNTED},
         )
         for row in rows
     }
@@ -125,7 +126,7 @@ async def test_a_report_of_nothing(store_config, tmp_path):
         assert (await queries.report(*EVER, group_by=("day",))).rows == []
         assert (await queries.events(*EVER)).events == []
         assert [chunk async for chunk in queries.csv(*EVER, group_by=("day",))] == [
-            "day,requests,prompt_tokens,cached_tokens,output_tokens,cost_nusd,cost_usd\r\n"
+            "day,requests,prompt_tokens,cached_tokens,output_tokens,cost_nusd,cost_usd,rated,mean_score\r\n"
         ]
 
 

@@ -35,6 +35,7 @@ def build(
     clock: Clock,
     *,
     embedding: Embedding | None = None,
+    feedback: Iterable[Route] = (),
     admin: Iterable[Route] = (),
     console: Iterable[Route] = (),
     answers: AnswerStore | None = None,
@@ -54,6 +55,7 @@ def build(
         render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
         clock: For the times in tallies.
         embedding: Computes embeddings; None: there is no route for them.
+        feedback: Its route, where there is a ledger of what can be rated.
         admin: Routes of the administration, where there is a store to administer.
         console: Routes of the web console, where there is one; they are not described.
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
@@ -70,6 +72,7 @@ def build(
         *([] if embedding is None else EmbeddingRoutes(embedding, strict=config.strict).routes()),
         *MessagesRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *QueueRoutes(answering).routes(),
+        *feedback,
         *admin,
         *service.routes(),
     ]

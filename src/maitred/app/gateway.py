@@ -29,6 +29,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.admin.administration import administration
 from maitred.api.application import build
 from maitred.api.edge import Edge
+from maitred.api.feedback import FeedbackRoutes
 from maitred.api.gate import Gate
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.console import open_console
@@ -175,6 +176,7 @@ async def open_gateway(config: Config, ground: Ground, clock: Clock) -> AsyncIte
         metrics.render,
         clock,
         embedding=Embedder(router, dispatchers, admission, clock),
+        feedback=FeedbackRoutes(stores.feedback, metrics.feedback.given).routes(),
         admin=administration(
             *(stores.directory, stores.usage, admission.budgets, access.refresher.load, replicas, rollouts),
             *(loadables, sleepers, Pins(roster.pinnable, clock), stories),

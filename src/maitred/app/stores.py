@@ -4,6 +4,7 @@
 
     database <- directory (tenants, keys, limits)
              <- ledger <- journal
+             <- feedback on lines of the ledger
     counters (memory | Redis)
 
 Counters ask the ledger what was spent, and the ledger tells them what a dead gateway could not settle.
@@ -26,6 +27,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.database import data_folder, open_database
 from maitred.store.directory import DirectoryStore
+from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.place import database_url
@@ -49,6 +51,7 @@ class Stores:
     journal: Journal
     ledger: UsageLedger
     usage: UsageQueries
+    feedback: FeedbackStore
     counters: Counters
     rollouts: RolloutStore
 
@@ -78,6 +81,7 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
             journal,
             ledger,
             UsageQueries(database),
+            FeedbackStore(database, ledger.flush, clock),
             counters,
             RolloutStore(database, clock),
         )

@@ -1,4 +1,4 @@
-"""`maitred usage`: what was used, and what it cost."""
+"""`maitred usage`: what was used, what it cost, and what was thought of it."""
 
 import re
 from typing import Annotated
@@ -17,7 +17,7 @@ Examples:
 """
 
 _BACK = re.compile(r"\d+[smhdw]", re.ASCII)
-_NUMBERS = ("REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD")
+_NUMBERS = ("REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE")
 
 
 def usage(
@@ -26,7 +26,7 @@ def usage(
         typer.Option(
             "--group-by",
             metavar="NAMES",
-            help="Some of tenant, organisation, key, model, outcome, hour, day and month, with commas.",
+            help="Some of tenant, organisation, key, model, rollout, outcome, hour, day and month, with commas.",
         ),
     ] = "tenant,model",
     since: Annotated[
@@ -48,7 +48,7 @@ def usage(
     url: UrlOption = DEFAULT_URL,
     key: AdminKeyOption = None,
 ) -> None:
-    """Show what was used, and what it cost."""
+    """Show what was used, what it cost, and what was thought of it."""
     from maitred.cli.admin_client import AdminClient, administer
     from maitred.wire.admin.responses import UsageReport, UsageRow
 
@@ -72,7 +72,8 @@ def usage(
         (
             (
                 *(getattr(row, name) for name in groups),
-                *(row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens, row.cost_usd),
+                *(row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens, row.cost_usd, row.rated),
+                None if row.mean_score is None else f"{row.mean_score:.2f}",
             )
             for row in rows
         ),

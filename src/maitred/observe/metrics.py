@@ -14,6 +14,7 @@ from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
+from maitred.observe.feedback import FeedbackMetrics
 from maitred.observe.growth import GrowthWatch
 from maitred.observe.process import CpuWaits, resources
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
@@ -45,6 +46,7 @@ class Metrics:
         observers: What counts ended requests.
         requests: The one of them that is also told of steps of the degradation ladder.
         steps: Is told of engines' reports.
+        feedback: Is told what callers think of answers.
         growth: Looks for leaks while it runs.
     """
 
@@ -70,6 +72,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self.steps = StepMetrics(self._registry)
+        self.feedback = FeedbackMetrics(self._registry)
         kept = SloMetrics(slos, clock)
         self._registry.register(kept)
         self.observers: list[Observer] = [self.requests, TenantMetrics(self._registry, config.tenants), kept]

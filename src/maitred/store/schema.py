@@ -7,7 +7,8 @@ is deleted stays as a tombstone, so that its deletion is news as well and its id
 
 `rollouts` has what was decided of new versions of models.
 
-`usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction.
+`usage` is append-only; `spend` is the running sum of it per budget counter, written in the same transaction, and
+`feedback` has what callers thought of its lines.
 
 The migrations in `maitred.store.migrations` make these tables; a test holds the two to each other.
 """
@@ -197,6 +198,18 @@ usage = Table(
     Column("rollout", StoredText, nullable=False, server_default=""),
     Index(None, "tenant", "time_s"),
     Index(None, "key", "time_s"),
+)
+
+# Where somebody deletes old lines by hand, what was said of them goes too.
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("usage", StoredText, ForeignKey("usage.id", ondelete="CASCADE"), primary_key=True),
+    Column("score", Double, nullable=False),
+    Column("text", StoredText, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("key", StoredText, nullable=False),
+    Column("time_s", Double, nullable=False),
 )
 
 spend = Table(

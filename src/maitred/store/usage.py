@@ -1,4 +1,4 @@
-"""What was used, by whom and when: sums over the ledger, its lines, and both as CSV.
+"""What was used, by whom and when, and what was thought of it: sums over the ledger, its lines, and both as CSV.
 
 A time range is half open: it begins with `start_s` and ends before `end_s`, in seconds since the Unix epoch. Hours,
 days and months are those of UTC. Pages continue where the one before ended, by values and not by counting, so that
@@ -24,14 +24,16 @@ from sqlalchemy import (
 
 from maitred.core.answer import Outcome
 from maitred.core.errors import InvalidRequest
+from maitred.core.feedback import Feedback
 from maitred.core.money import NANO
 from maitred.core.usage import UsageEvent
 from maitred.store.cursor import cursor_of, place
 from maitred.store.database import Database
-from maitred.store.schema import usage
+from maitred.store.feedback import feedback_in
+from maitred.store.schema import feedback, usage
 from maitred.store.spreadsheet import lines
 
-FIELDS = ("tenant", "organisation", "key", "model", "outcome")
+FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome")
 """What a report can be grouped by, and what lines can be picked by."""
 PERIODS = ("hour", "day", "month")
 """What a report can be grouped by besides; as ``2026-11-21T14:00:00Z``, ``2026-11-21`` and ``2026-11``."""
@@ -61,6 +63,10 @@ class UsageRow(msgspec.Struct, frozen=True):
     """Part of the prompt tokens."""
     output_tokens: int
     cost_nusd: int
+    rated: int
+    """Requests that somebody gave feedback on."""
+    mean_score: float | None
+    """Of these; None: there are none."""
 
 
 class UsageReport(msgspec.Struct, frozen=True):
@@ -75,6 +81,8 @@ class UsageLines(msgspec.Struct, frozen=True):
     """A page of the ledger."""
 
     events: list[UsageEvent]
+    feedback: Mapping[str, Feedback]
+    """Id of a line -> what was thought of it, where something was said."""
     next: str
     """`after` of the next page; empty on the last."""
 
@@ -114,7 +122,13 @@ class UsageQueries:
         if after:
             conditions.append(tuple_(*columns) > place(after, columns))
         sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUMS]
-        query = select(*columns, func.count(), *sums).where(*conditions).limit(_limit(limit) + 1)
+        thought = [func.count(feedback.c.score), func.avg(feedback.c.score)]
+        query = (
+            select(*columns, func.count(), *sums, *thought)
+            .select_from(usage.outerjoin(feedback))
+            .where(*conditions)
+            .limit(_limit(limit) + 1)
+        )
         if columns:
             query = query.group_by(*columns).order_by(*columns)
         async with self._database.reading() as connection:
@@ -139,8 +153,11 @@ class UsageQueries:
         query = select(usage).where(*conditions).order_by(*(column.desc() for column in order))
         async with self._database.reading() as connection:
             found = (await connection.execute(query.limit(_limit(limit) + 1))).mappings().all()
-        events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
-        return UsageLines(events, cursor_of([events[-1].time_s, events[-1].id]) if len(found) > limit else "")
+            events = [UsageEvent(**{**row, "outcome": Outcome(row["outcome"])}) for row in found[:limit]]
+            of_these = select(feedback).where(feedback.c.usage.in_([event.id for event in events]))
+            thought = (await connection.execute(of_these)).mappings().all()
+        after = cursor_of([events[-1].time_s, events[-1].id]) if len(found) > limit else ""
+        return UsageLines(events, {row["usage"]: feedback_in(row) for row in thought}, after)
 
     async def csv(
         self,
@@ -162,17 +179,20 @@ class UsageQueries:
         """
         after = ""
         if group_by is None:
-            header = lines([("time", *_LINE, "cost_usd")])
+            header = lines([("time", *_LINE, "cost_usd", "score")])
             while header or after:
                 page = await self.events(start_s, end_s, filters=filters, after=after, limit=MOST_ROWS)
-                yield header + lines(_line(event) for event in page.events)
+                yield header + lines(_line(event, page.feedback.get(event.id)) for event in page.events)
                 header, after = "", page.next
             return
-        header = lines([(*group_by, "requests", *_SUMS, "cost_usd")])
+        header = lines([(*group_by, "requests", *_SUMS, "cost_usd", "rated", "mean_score")])
         while header or after:
             report = await self.report(start_s, end_s, group_by=group_by, filters=filters, after=after, limit=MOST_ROWS)
             yield header + lines(
-                (*row.group.values(), row.requests, *(getattr(row, name) for name in _SUMS), _usd(row.cost_nusd))
+                (
+                    *(*row.group.values(), row.requests, *(getattr(row, name) for name in _SUMS)),
+                    *(_usd(row.cost_nusd), row.rated, row.mean_score),
+                )
                 for row in report.rows
             )
             header, after = "", report.next
@@ -226,9 +246,10 @@ def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageRow:
     return UsageRow(dict(zip(group_by, row, strict=False)), *row[len(group_by) :])
 
 
-def _line(event: UsageEvent) -> tuple[object, ...]:
+def _line(event: UsageEvent, thought: Feedback | None) -> tuple[object, ...]:
     time = datetime.fromtimestamp(event.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return (time, *(getattr(event, name) for name in _LINE), _usd(event.cost_nusd))
+    score = None if thought is None else thought.score
+    return (time, *(getattr(event, name) for name in _LINE), _usd(event.cost_nusd), score)
 
 
 def _usd(nusd: int) -> str:

@@ -50,7 +50,20 @@ def test_paths_and_their_parameters_agree():
 def test_query_parameters_are_described_one_by_one():
     parameters = {parameter["name"]: parameter for parameter in OPERATIONS["GET /admin/v1/usage"]["parameters"]}
     assert set(parameters) == {
-        *("group_by", "start", "end", "organisation", "tenant", "key", "model", "outcome", "format", "after", "limit")
+        *(
+            "group_by",
+            "start",
+            "end",
+            "organisation",
+            "tenant",
+            "key",
+            "model",
+            "rollout",
+            "outcome",
+            "format",
+            "after",
+            "limit",
+        )
     }
     assert parameters["limit"]["schema"] == {"type": "integer", "default": 100}
     assert "commas" in parameters["group_by"]["description"]

@@ -71,6 +71,8 @@ class UsageRoutes:
                 cached_tokens=row.cached_tokens,
                 output_tokens=row.output_tokens,
                 cost_usd=usd_of(row.cost_nusd),
+                rated=row.rated,
+                mean_score=None if row.mean_score is None else round(row.mean_score, 4),
             )
             for row in page.rows
         ]
@@ -92,7 +94,7 @@ class UsageRoutes:
         page = await self._usage.events(
             start_s, end_s, filters=_filters_in(query), after=query.after, limit=query.limit
         )
-        data = [UsageEventBody.of(event) for event in page.events]
+        data = [UsageEventBody.of(event, page.feedback.get(event.id)) for event in page.events]
         await self._office.reply(call, UsageEventList(data=data, has_more=bool(page.next), next=page.next or None))
 
     def _span(self, query: UsageQuery | UsageEventsQuery) -> tuple[float, float]:

@@ -136,6 +136,7 @@ _Organisation = Annotated[str | None, Meta(description="Usage of this organisati
 _Tenant = Annotated[str | None, Meta(description="Usage of keys that this very tenant owns.")]
 _Key = Annotated[str | None, Meta(description="Usage of this key only.")]
 _Model = Annotated[str | None, Meta(description="Usage of this model only.")]
+_Side = Annotated[str | None, Meta(description="Usage of this side of a rollout only, such as `chat=canary`.")]
 _Outcome = Annotated[str | None, Meta(description="`finished`, `failed` or `cancelled` requests only.")]
 
 
@@ -145,8 +146,8 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
     group_by: Annotated[
         str,
         Meta(
-            description="Some of `tenant`, `organisation`, `key`, `model`, `outcome`, `hour`, `day` and `month`, with "
-            "commas between them; empty: one sum."
+            description="Some of `tenant`, `organisation`, `key`, `model`, `rollout`, `outcome`, `hour`, `day` and "
+            "`month`, with commas between them; empty: one sum."
         ),
     ] = ""
     start: _Start = "-30d"
@@ -155,6 +156,7 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
     tenant: _Tenant = None
     key: _Key = None
     model: _Model = None
+    rollout: _Side = None
     outcome: _Outcome = None
     format: Annotated[str, Meta(description="`json`, or `csv` for all pages at once.")] = "json"
     after: _After = ""
@@ -170,6 +172,7 @@ class UsageEventsQuery(Struct, frozen=True, kw_only=True):
     tenant: _Tenant = None
     key: _Key = None
     model: _Model = None
+    rollout: _Side = None
     outcome: _Outcome = None
     request_id: Annotated[str | None, Meta(description="The line of this request only.")] = None
     after: _After = ""

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from maitred.core.duty import DutyState
+from maitred.core.feedback import Feedback, Verdict
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import usd_of
 from maitred.core.rollout import Phase
@@ -131,6 +132,7 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
+    rollout: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
     hour: str | UnsetType = UNSET
     day: str | UnsetType = UNSET
@@ -140,6 +142,8 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int
     output_tokens: int
     cost_usd: float
+    rated: Annotated[int, Meta(description="Requests with feedback; left out: there are none.")] = 0
+    mean_score: Annotated[float | None, Meta(description="Of these, from 0 to 1; left out with `rated`.")] = None
 
 
 class UsageReport(Struct, frozen=True, kw_only=True):
@@ -152,6 +156,20 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     data: list[UsageRow]
     has_more: bool
     next: str | None
+
+
+class FeedbackBody(Struct, frozen=True, kw_only=True):
+    """What was thought of a request."""
+
+    score: float
+    verdict: Verdict
+    text: str
+    tags: list[str]
+
+    @classmethod
+    def of(cls, feedback: Feedback) -> "FeedbackBody":
+        """An opinion as the API writes it."""
+        return cls(score=feedback.score, verdict=feedback.verdict, text=feedback.text, tags=list(feedback.tags))
 
 
 class UsageEventBody(Struct, frozen=True, kw_only=True):
@@ -176,10 +194,11 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     duration_s: float
     rollout: Annotated[str, Meta(description="The side of a rollout, such as `chat=canary`; empty: there is none.")]
+    feedback: Annotated[FeedbackBody | None, Meta(description="Null: nobody gave any.")] = None
 
     @classmethod
-    def of(cls, event: UsageEvent) -> "UsageEventBody":
-        """A line as the API writes it."""
+    def of(cls, event: UsageEvent, feedback: Feedback | None) -> "UsageEventBody":
+        """A line, and what was thought of its request, as the API writes them."""
         return cls(
             id=event.id,
             request_id=event.request_id,
@@ -199,6 +218,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             ttft_s=event.ttft_s,
             duration_s=event.duration_s,
             rollout=event.rollout,
+            feedback=None if feedback is None else FeedbackBody.of(feedback),
         )
 
 

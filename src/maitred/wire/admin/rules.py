@@ -114,13 +114,13 @@ def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
     _check_number(_WEIGHT, "weight", changes.get("weight"))
     _PRIORITY.check("priority_ceiling", changes.get("priority_ceiling"))
     if changes.get("models") is not None:
-        _check_count("models", changes["models"], MOST_MODELS)
+        check_count("models", changes["models"], MOST_MODELS)
         for position, model in enumerate(changes["models"]):
             _check_text(f"models[{position}]", model, 256, empty=False)
     for field in ("regions", "tags"):
-        _check_count(field, changes.get(field, ()), MOST_WORDS)
+        check_count(field, changes.get(field, ()), MOST_WORDS)
         for position, word in enumerate(changes.get(field, ())):
-            _check_word(f"{field}[{position}]", word)
+            check_word(f"{field}[{position}]", word)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
 
 
@@ -211,12 +211,14 @@ def _check_number(allowed: Range, field: str, value: float | None) -> None:
     allowed.check(field, value)
 
 
-def _check_count(field: str, entries: Sequence[str], most: int) -> None:
+def check_count(field: str, entries: Sequence[str], most: int) -> None:
+    """Raises InvalidRequest for a list that is too long."""
     if len(entries) > most:
         raise InvalidRequest(f"{field} must have at most {most} entries; got {len(entries)}.", param=field)
 
 
-def _check_word(field: str, word: str) -> None:
+def check_word(field: str, word: str) -> None:
+    """Raises InvalidRequest unless a region or a tag can be called that."""
     if _WORD.fullmatch(word) is None:
         raise InvalidRequest(
             f"{field} must be 1 to 63 letters, digits, '.', '_', ':' and '-'; got {shown(word)}.", param=field

@@ -1,0 +1,51 @@
+"""`POST /v1/feedback`: what somebody thinks of an answer, given by whoever asked for it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.feedback import Feedback, Kept
+from maitred.core.tenancy import Principal, Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.responses import encode
+from maitred.wire.feedback import FeedbackGiven, GiveFeedback, feedback_of
+
+
+class Keeping(Protocol):
+    """Keeps opinions; `maitred.store.feedback` is the one that serves."""
+
+    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> Kept:
+        """Keeps one in place of what was thought before; raises ResourceNotFound for a request that is not theirs."""
+        ...
+
+
+class FeedbackRoutes:
+    """Feedback.
+
+    Args:
+        keeping: Keeps what is said.
+        told: Is told of it.
+    """
+
+    def __init__(self, keeping: Keeping, told: Callable[[Kept], None]) -> None:
+        self._keeping = keeping
+        self._told = told
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        return [
+            Route(
+                *("POST", "/v1/feedback", self.give, "Say what you think of an answer."),
+                reads=GiveFeedback,
+                returns=FeedbackGiven,
+                needs=Scope.INFERENCE,
+            )
+        ]
+
+    async def give(self, call: Call) -> None:
+        """Keeps one. There is no need to be idempotent by a key: the second replaces the first."""
+        request = decode_body(call.body, GiveFeedback)
+        kept = await self._keeping.keep(call.principal, request.request_id, feedback_of(request))
+        self._told(kept)
+        await call.respond(encode(FeedbackGiven.of(request.request_id, kept)))

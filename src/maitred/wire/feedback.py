@@ -1,0 +1,91 @@
+"""`POST /v1/feedback`: what is read and what is answered.
+
+A field that is unknown is refused: a text under a misspelt name would be lost without a word.
+"""
+
+import math
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from maitred.core.errors import InvalidRequest
+from maitred.core.feedback import Feedback, Kept, Verdict
+from maitred.wire.admin.rules import check_count, check_word
+from maitred.wire.openai.faults import shown
+
+MOST_TEXT_CHARACTERS = 4_000
+MOST_TAGS = 16
+_MOST_ID_CHARACTERS = 128
+
+
+class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody thinks of an answer."""
+
+    request_id: Annotated[str, Meta(description="The `x-request-id` of the answer.")]
+    score: Annotated[
+        float | bool,
+        Meta(
+            description="From 0, bad, to 1, good; `true` is 1, `false` is 0.",
+            extra_json_schema={"minimum": 0, "maximum": 1},
+        ),
+    ]
+    text: Annotated[str, Meta(description=f"In words; at most {MOST_TEXT_CHARACTERS:,} characters.")] = ""
+    tags: Annotated[
+        tuple[str, ...],
+        Meta(description=f"At most {MOST_TAGS}, each 1 to 63 letters, digits, `.`, `_`, `:` and `-`."),
+    ] = ()
+
+
+class FeedbackGiven(Struct, frozen=True, kw_only=True):
+    """What is kept now."""
+
+    object: Literal["feedback"] = "feedback"
+    request_id: str
+    model: Annotated[str, Meta(description="That served the request.")]
+    score: float
+    verdict: Annotated[Verdict, Meta(description="`good` above a score of 0.5, `bad` below it, else `neutral`.")]
+    text: str
+    tags: list[str]
+    replaced: Annotated[bool, Meta(description="Whether it took the place of earlier feedback on this request.")]
+
+    @classmethod
+    def of(cls, request_id: str, kept: Kept) -> "FeedbackGiven":
+        """An opinion as the API writes it."""
+        feedback = kept.feedback
+        return cls(
+            request_id=request_id,
+            model=kept.model,
+            score=feedback.score,
+            verdict=feedback.verdict,
+            text=feedback.text,
+            tags=list(feedback.tags),
+            replaced=kept.before is not None,
+        )
+
+
+def feedback_of(request: GiveFeedback) -> Feedback:
+    """The opinion that is given.
+
+    Raises:
+        InvalidRequest: A field is out of range.
+    """
+    if not 0 < len(request.request_id) <= _MOST_ID_CHARACTERS:
+        raise InvalidRequest(
+            f"request_id must be 1 to {_MOST_ID_CHARACTERS} characters; got {len(request.request_id)}. Send the "
+            "x-request-id of the answer.",
+            param="request_id",
+        )
+    if not (math.isfinite(request.score) and 0 <= request.score <= 1):
+        raise InvalidRequest(
+            f"score must be from 0 (bad) to 1 (good), or true or false; got {shown(request.score)}. Map another scale "
+            "onto that: a thumb down is 0.",
+            param="score",
+        )
+    if len(request.text) > MOST_TEXT_CHARACTERS:
+        raise InvalidRequest(
+            f"text must have at most {MOST_TEXT_CHARACTERS:,} characters; got {len(request.text):,}.", param="text"
+        )
+    check_count("tags", request.tags, MOST_TAGS)
+    for position, tag in enumerate(request.tags):
+        check_word(f"tags[{position}]", tag)
+    return Feedback(score=float(request.score), text=request.text, tags=tuple(dict.fromkeys(request.tags)))
