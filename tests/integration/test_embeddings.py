@@ -238,3 +238,39 @@ async def test_the_process_speaks_the_protocol_of_every_engine(folder):
         async with engine.link.generate(Request("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
             with pytest.raises(CallerError, match="generates nothing"):
                 await anext(aiter(stream))
+
+
+def explained(server, request_id):
+    key = next(line.partition("=")[2] for line in server.log.read_text().splitlines() if "MAITRED_ADMIN_KEY=" in line)
+    headers = {"Authorization": f"Bearer {key.strip()}"}
+    return httpx.get(f"{server.url}/admin/v1/requests/{request_id}", headers=headers).raise_for_status().json()
+
+
+def test_what_happened_to_it_is_told_slice_by_slice(server):
+    texts = ["hello world"] * 70  # of 4 tokens each: more than a slice
+    body = {"model": "tiny-encoder", "input": texts}
+    httpx.post(f"{server.url}/v1/embeddings", json=body, headers={"x-request-id": "slices"}).raise_for_status()
+    story = explained(server, "slices")
+    assert (story["outcome"], story["route"], story["parameters"]) == ("finished", "/v1/embeddings", {})
+    named = {}
+    for chapter in story["chapters"]:
+        named.setdefault(chapter["name"], []).append(chapter)
+    assert [*named] == ["resolve", "plan", "admission", "queue", "routing", "attempt", "settlement"]
+    (plan,) = named["plan"]
+    assert (plan["facts"]["texts"], plan["facts"]["slices"]) == (70, len(named["attempt"]))
+    assert plan["facts"]["prompt_tokens"] == story["prompt_tokens"] == 280
+    engines = []
+    for attempt in named["attempt"]:
+        (engine,) = attempt["inside"]
+        engines.append(engine)
+        queue, encode = engine["inside"]
+        assert (engine["name"], queue["name"], encode["name"]) == ("engine", "engine.queue", "encode")
+        assert attempt["at_ms"] <= engine["at_ms"] == queue["at_ms"] <= encode["at_ms"]
+        last_ms = encode["at_ms"] + encode["took_ms"]
+        assert last_ms == pytest.approx(engine["at_ms"] + engine["took_ms"], abs=0.002)
+        assert last_ms <= attempt["at_ms"] + attempt["took_ms"] + 0.002
+        assert encode["took_ms"] > 0
+        assert 1 <= encode["facts"]["batch"] <= 16, "a batch has 64 tokens at most"
+    assert sum(engine["facts"]["texts"] for engine in engines) == 70
+    assert sum(engine["inside"][1]["facts"]["prompt_tokens"] for engine in engines) == 280
+    assert max(engine["inside"][0]["facts"]["waited_ms"].get("slots", 0.0) for engine in engines) > 0

@@ -80,7 +80,7 @@ def _ask_of(request: EmbeddingRequest) -> Ask:
         model=request.model,
         prompts=request.inputs(),
         sampling=SamplingParams(max_tokens=0, seed=0),
-        max_tokens=0,
         priority=request.priority,
         prompt_param="input",
+        whole=True,
     )

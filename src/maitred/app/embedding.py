@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.work import Work
+from maitred.app.encoding_chapters import Encoding
 from maitred.app.flows import flow_of
 from maitred.app.limits import check_embeds, check_text
 from maitred.app.prompts import tokens_of
@@ -24,14 +25,14 @@ from maitred.core.clock import Clock
 from maitred.core.embedding import Vector
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
 from maitred.core.flow import Flow
-from maitred.core.ports import TokenStream
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.ports import ModelCard, TokenStream
+from maitred.core.request import Delta, FinishReason, Request, SamplingParams
 from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.seat import Seat
-from maitred.routing.catalog import ServedModel
+from maitred.routing.catalog import AnyModel, ServedModel
 
 SLICE_TEXTS = 32
 """Texts that are granted together, at most."""
@@ -107,42 +108,62 @@ class Embedder:
     async def embed(self, ask: Ask, tally: Tally, dimensions: int | None) -> Sequence[Vector]:
         """See `Embedding.embed`."""
         principal = tally.principal or ANONYMOUS
-        # Who serves it, and can it read these texts?
         tally.ask = ask
-        model = self._router.named(ask.model, principal)
-        tally.model = model.name
+        model = self._resolved(ask, principal, tally)
         card = model.card()
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
-        texts = [
-            model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
-            for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
-        ]
-        for index, text in enumerate(texts):
-            check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")
-        tally.prompt_tokens = sum(map(len, texts))
-        # When would its turn come? Who would be served too late is told so now.
-        job = _Job(
-            ask,
-            tally,
-            texts,
-            list(slices_of([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
-            flow_of(principal, ask),
-            principal.tenants[-1],
-            self._dispatchers[model.name],
-            [b""] * len(texts),
-        )
-        tally.priority = job.flow.priority
-        tally.forecast = job.dispatcher.check(job.errand(job.slices[0]))
+        job = await self._planned(model, card, ask, principal, tally)
         # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
         async with AsyncExitStack() as running:
-            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s):
-                grant = await running.enter_async_context(self._admission.admit(_work(principal, tally, ask, texts)))
+            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
+                work = _work(principal, tally, ask, job.texts)
+                grant = await running.enter_async_context(self._admission.admit(work))
+                chapter.facts["lease"] = grant.lease
             await self._run(job, grant)
             await grant.settle(tally.usage, Outcome.FINISHED)
         if dimensions is None or dimensions == card.embedding_dimensions:
             return job.vectors
         return [shortened(vector, dimensions) for vector in job.vectors]
+
+    def _resolved(self, ask: Ask, principal: Principal, tally: Tally) -> AnyModel:
+        """Who serves it."""
+        with tally.story.telling(ChapterName.RESOLVE, self._clock.monotonic_s, asked=ask.model):
+            model = self._router.named(ask.model, principal)
+        tally.model = model.name
+        return model
+
+    async def _planned(self, model: ServedModel, card: ModelCard, ask: Ask, principal: Principal, tally: Tally) -> _Job:
+        """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
+        with tally.story.telling(ChapterName.PLAN, self._clock.monotonic_s, model=model.name) as chapter:
+            texts = [
+                model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
+                for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
+            ]
+            for index, text in enumerate(texts):
+                check_text(card, text, ask.prompt_param if len(texts) == 1 else f"{ask.prompt_param}[{index}]")
+            tally.prompt_tokens = sum(map(len, texts))
+            job = _Job(
+                ask,
+                tally,
+                texts,
+                list(slices_of([len(text) for text in texts], card.kv_capacity_tokens // _SLICES_AT_ONCE)),
+                flow_of(principal, ask),
+                principal.tenants[-1],
+                self._dispatchers[model.name],
+                [b""] * len(texts),
+            )
+            tally.priority = job.flow.priority
+            tally.forecast = place = job.dispatcher.check(job.errand(job.slices[0]))
+            chapter.facts |= {
+                "texts": len(texts),
+                "slices": len(job.slices),
+                "prompt_tokens": tally.prompt_tokens,
+                "position": place.position,
+                "predicted_wait_s": round(place.wait_s, 6),
+                "predicted_ttft_s": round(place.ttft_s, 6),
+            }
+        return job
 
     async def _run(self, job: _Job, grant: Grant) -> None:
         if len(job.slices) == 1:
@@ -175,7 +196,7 @@ class Embedder:
                 tally.place, tally.released_s = None, now_s
                 grant.replica = post.name
             streams = []
-            running.enter_context(
+            chapter = running.enter_context(
                 tally.story.telling(
                     ChapterName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
                 )
@@ -184,18 +205,23 @@ class Embedder:
                 request = job.request(index, grant.lease, now_s)
                 streams.append(await running.enter_async_context(post.replica.generate(request)))
                 seat.submitted()
+            encoding = Encoding()
             for index, stream in zip(part, streams, strict=True):
-                job.vectors[index] = await self._vector(stream, seat, tally)
+                delta = await self._encoded(stream, seat, tally)
+                job.vectors[index] = delta.embedding or b""
+                encoding.heard(delta, len(job.texts[index]))
                 seat.took(prompt_tokens=len(job.texts[index]))
+            encoding.tell(chapter, self._clock.monotonic_s())
 
-    async def _vector(self, stream: TokenStream, seat: Seat, tally: Tally) -> Vector:
+    async def _encoded(self, stream: TokenStream, seat: Seat, tally: Tally) -> Delta:
+        """What has a text's vector."""
         async for deltas in stream:
             for delta in deltas:
                 if delta.finish is FinishReason.DEADLINE:
                     raise DeadlineExceeded
                 if delta.embedding is not None:
                     self._note(delta.waited_ms or {}, seat, tally)
-                    return delta.embedding
+                    return delta
         raise ReplicaLost
 
     def _note(self, engine_waits: Mapping[str, float], seat: Seat, tally: Tally) -> None:

@@ -262,6 +262,11 @@ class Tally:
         return "" if self.failure is None else self.failure.code
 
     @property
+    def escalated(self) -> list[str]:
+        """Its answers that failed a check: the model, and the check."""
+        return [f"{failed.model}={failed.reason}" for failed in self.failed]
+
+    @property
     def usage(self) -> Usage:
         """The tokens, as they are billed."""
         return Usage(

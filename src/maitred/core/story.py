@@ -43,6 +43,8 @@ class ChapterName(StrEnum):
     """Its prompt was computed, up to its first token."""
     DECODE = "decode"
     """The tokens after the first."""
+    ENCODE = "encode"
+    """In place of these two, of texts that get vectors: these were computed."""
     SETTLEMENT = "settlement"
     """What it had used was written down and charged."""
 

@@ -152,7 +152,7 @@ class RequestLog:
                 "waited_ms": {cause: round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
                 "degraded": tally.degraded,
                 "fallbacks": tally.fallbacks,
-                "escalated": [f"{failed.model}={failed.reason}" for failed in tally.failed],
+                "escalated": tally.escalated,
                 "recoveries": tally.recoveries,
                 "continued": tally.continued,
             },

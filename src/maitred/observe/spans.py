@@ -16,10 +16,8 @@ from maitred.core.story import Chapter, ChapterName, Story
 
 Attribute = str | bool | int | float | list[str] | list[float]
 
-_OPERATIONS: Mapping[str, str] = {
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
+_EMBEDDINGS = "embeddings"
+_OPERATIONS: Mapping[str, str] = {"/v1/completions": "text_completion", "/v1/embeddings": _EMBEDDINGS}
 """Route -> what the conventions call it; others are ``chat``."""
 _PROVIDERS: Mapping[str, str] = {"azure": "azure.ai.openai"}
 """Our name of a dialect -> that of the conventions, where they differ."""
@@ -168,7 +166,7 @@ def _request_attributes(tally: Tally) -> dict[str, Attribute]:
         "maitred.refused_by": tally.refused_by or None,
         "maitred.degraded": [*tally.degraded] or None,
         "maitred.fallbacks": [*tally.fallbacks] or None,
-        "maitred.escalated": [f"{failed.model}={failed.reason}" for failed in tally.failed] or None,
+        "maitred.escalated": tally.escalated or None,
         "maitred.recoveries": tally.recoveries or None,
         "maitred.hedged": tally.hedged or None,
         "maitred.rollout": None if tally.arm is None else str(tally.arm),
@@ -180,27 +178,35 @@ def _request_attributes(tally: Tally) -> dict[str, Attribute]:
     for cause, waited_ms in tally.waited_ms.items():
         told[f"maitred.waited_s.{cause}"] = waited_ms / 1000
     if tally.ask is not None:
-        told |= _asked_attributes(tally.ask)
+        told["gen_ai.request.model"] = tally.ask.model
+        if operation_of(tally) != _EMBEDDINGS:
+            told |= _asked_attributes(tally.ask)
     if tally.first_token_s is not None:
-        told |= {
-            "gen_ai.response.time_to_first_chunk": tally.first_token_s - tally.started_s,
-            "gen_ai.response.finish_reasons": [str(reason) for reason in tally.finishes],
-            "gen_ai.usage.input_tokens": tally.prompt_tokens,
-            "gen_ai.usage.output_tokens": tally.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": tally.cached_tokens,
-            "gen_ai.usage.reasoning.output_tokens": tally.reasoning_tokens or None,
-            "maitred.estimated": tally.estimated or None,
-        }
+        told["gen_ai.usage.input_tokens"] = tally.prompt_tokens
+        if operation_of(tally) != _EMBEDDINGS:
+            told |= _answer_attributes(tally, tally.first_token_s)
     return {name: value for name, value in told.items() if value is not None}
 
 
+def _answer_attributes(tally: Tally, first_token_s: float) -> dict[str, Attribute | None]:
+    """What is told of tokens that were generated."""
+    return {
+        "gen_ai.response.time_to_first_chunk": first_token_s - tally.started_s,
+        "gen_ai.response.finish_reasons": [str(reason) for reason in tally.finishes],
+        "gen_ai.usage.output_tokens": tally.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": tally.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": tally.reasoning_tokens or None,
+        "maitred.estimated": tally.estimated or None,
+    }
+
+
 def _asked_attributes(ask: Ask) -> dict[str, Attribute | None]:
+    """What a client has asked of the generation."""
     sampling = ask.sampling
     told: dict[str, Attribute | None] = {
         f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING if name not in ask.left_open
     }
     return told | {
-        "gen_ai.request.model": ask.model,
         "gen_ai.request.max_tokens": ask.max_tokens,
         "gen_ai.request.seed": ask.seed,
         "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,

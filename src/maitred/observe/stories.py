@@ -106,7 +106,7 @@ def story_of(tally: Tally, wall_s: float) -> StoryBody:
         cost_usd=_cost_usd(tally.story.chapters),
         degraded=[*tally.degraded],
         fallbacks=[*tally.fallbacks],
-        escalated=[f"{failed.model}={failed.reason}" for failed in tally.failed],
+        escalated=tally.escalated,
         recoveries=tally.recoveries,
         rollout=None if tally.arm is None else str(tally.arm),
         chapters=[_chapter(chapter, started_s) for chapter in tally.story.chapters],

@@ -17,7 +17,7 @@ from typing import Protocol
 from maitred.core.clock import Clock
 from maitred.core.ports import LoadReport, pairs_of
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.request import Course, Delta, FinishReason, Request
 from maitred.engine import logbook
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.line import Entry, Line, LineConfig, make_line
@@ -165,15 +165,16 @@ class EncoderEngine:
         except Exception:
             logbook.broken(text.request for text in batch)
             raise
+        took_s = self._clock.monotonic_s() - start_s
         for text, vector in zip(batch, vectors, strict=True):
             waited_s = start_s - text.arrived_s
             waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
-            delta = Delta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector)
+            course = Course(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
+            delta = Delta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, course=course)
             outputs[text.owner].append(Output(text.request.id, delta))
             logbook.encoded(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)
-        took_s = self._clock.monotonic_s() - start_s
-        self._count(batch, took_s)
+        self._count(batch, self._clock.monotonic_s() - start_s)
         return outputs
 
     def block_news(self, *, whole: bool = False) -> BlockNews | None:
