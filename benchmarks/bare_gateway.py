@@ -30,8 +30,9 @@ from maitred.admission.work import Work
 from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
+from maitred.app.address import bind
 from maitred.app.garbage import collect_seldom
-from maitred.app.listener import HttpServer, bind
+from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
 from maitred.app.shutdown import Shutdown

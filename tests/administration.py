@@ -19,7 +19,8 @@ from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
-from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.address import bind, url_of
+from maitred.app.http_server import HttpServer
 from maitred.app.loadables import Loadables
 from maitred.app.pins import Pins
 from maitred.app.replicas import Replicas

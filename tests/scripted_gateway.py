@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from maitred.app.serve import run
+from maitred.app.start import run
 from maitred.config.loader import load
 
 

@@ -16,7 +16,8 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
-from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.address import bind, url_of
+from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
 from maitred.app.retrying import Retrying
 from maitred.app.rollouts import Rollouts

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from maitred.config.tree import BUNDLED_MODEL
 from maitred.testing.server_process import serving
 
 BODY = {"model": "maitred-tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -156,6 +158,38 @@ def test_an_engine_that_cannot_start_ends_the_server_with_its_last_words(tmp_pat
     )
     assert done.returncode != 0
     assert "The engine did not start" in done.stderr
+
+
+def test_what_is_found_wrong_while_the_engine_starts_ends_both(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    (model / "tokenizer.json").write_text("{not json")
+    run = subprocess.run(
+        [sys.executable, "-m", "maitred", "serve", str(model), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 2
+    assert "tokenizer.json" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not [
+        process for process in psutil.process_iter(["cmdline"]) if str(model) in (process.info["cmdline"] or ())
+    ]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_engine_outlives_a_server_that_was_stopped_while_it_imported(sent):
+    command = [sys.executable, "-m", "maitred", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        server, until_s = psutil.Process(run.pid), time.monotonic() + 30
+        while not (engines := server.children()):
+            assert time.monotonic() < until_s, "no engine is started"
+        run.send_signal(sent)
+        _, errors = run.communicate(timeout=30)
+        assert run.returncode == (130 if sent == signal.SIGINT else -sent)
+        assert "Traceback" not in errors
+        assert not psutil.wait_procs(engines, timeout=10)[1]
 
 
 def test_a_server_that_still_loads_says_so_and_can_be_stopped():

@@ -8,14 +8,14 @@ from maitred.admission.grammars.desk import GrammarDesk
 from maitred.app.access import Access, open_access
 from maitred.app.encoder import Encoders, open_encoders
 from maitred.app.escalation import open_schemas
-from maitred.app.local import LocalModel, open_local
+from maitred.app.local import LocalModel, local_model
 from maitred.app.residents import LocalModels, open_local_models
 from maitred.app.stores import Stores, open_stores
 from maitred.app.tracing import open_traces
 from maitred.app.upstreams import Upstreams, open_upstreams
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
-from maitred.fleet.local import Command
+from maitred.fleet.engines import Engines
 from maitred.observe.traces import Traces
 from maitred.routing.escalation.schemas import Schemas
 
@@ -49,27 +49,26 @@ class Ground:
 
 @asynccontextmanager
 async def open_ground(
-    config: Config, command: Command | None, clock: Clock, show_key: Callable[[str], None]
+    config: Config, engines: Engines | None, clock: Clock, show_key: Callable[[str], None]
 ) -> AsyncIterator[Ground]:
-    """Opens all of it. Engines of ours begin to start, and are not waited for.
+    """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
 
     Args:
         config: The settings.
-        command: Starts an engine; None: that of this installation.
+        engines: Of the `model` section; None where only others run any model.
         clock: The time.
         show_key: Told the first key, when one had to be made.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says, or a store is in use by another gateway.
+        ConfigInvalid: No model is where the configuration says, or a setting names what cannot be used.
     """
     on_demand = open_local_models(config, clock)
+    local = None if engines is None else local_model(config, engines)
     async with (
         open_traces(config.traces, clock) as traces,
         open_stores(config, clock) as stores,
         open_access(config, stores.directory, clock, show_key) as access,
         open_upstreams(config.models, config.health) as upstreams,
-        # Last: who may not serve from this folder must not take an accelerator's memory from who does.
-        open_local(config, command, clock) as local,
         open_encoders(config, local.name if local else "", clock) as encoders,
         open_schemas(config.routing.auto) as schemas,
         GrammarDesk(config.admission.grammars) as grammars,

@@ -7,53 +7,44 @@ probe sees the process alive but not ready.
 """
 
 import asyncio
+import socket
 from functools import partial
 
-import uvloop
 from rich.console import Console
 from rich.markup import escape
 
+from maitred.app.address import url_of
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
 from maitred.app.encoder import Encoders
 from maitred.app.garbage import collect_seldom
 from maitred.app.gateway import open_gateway
 from maitred.app.ground import Ground, open_ground
-from maitred.app.listener import HttpServer, bind, url_of
+from maitred.app.http_server import HttpServer
 from maitred.app.shutdown import Shutdown
-from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
-from maitred.core.clock import SystemClock
+from maitred.core.clock import Clock
 from maitred.fleet.engines import Engines
-from maitred.fleet.local import Command
-from maitred.observe.logs import set_up
 
 
-def run(loaded: LoadedConfig, command: Command | None = None) -> int:
-    """Serves until a signal comes.
+async def serve(config: Config, listener: socket.socket, engines: Engines | None, clock: Clock) -> int:
+    """Serves until a signal comes; called by `maitred.app.start`.
 
     Args:
-        loaded: The configuration.
-        command: Starts the engine; by default the one of this installation. Tests bring their own.
+        config: The settings.
+        listener: Bound.
+        engines: Of the `model` section, which have begun to start; None where only others run any model.
+        clock: For everything.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
 
     Raises:
-        ConfigInvalid: No model is where the configuration says, or the address is taken.
+        ConfigInvalid: A setting names what cannot be used.
         ReplicaUnavailable: The engine did not start; the message has its last words.
     """
-    config = loaded.config
-    set_up(config.log)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, command))
-
-
-async def _serve(config: Config, command: Command | None) -> int:
     console = Console()
-    clock = SystemClock()
-    listener = bind(config.server)
     async with (
-        open_ground(config, command, clock, partial(show_key, console)) as ground,
+        open_ground(config, engines, clock, partial(show_key, console)) as ground,
         open_gateway(config, ground, clock) as gateway,
     ):
         server = HttpServer(gateway.edge, stall_grace_s=config.server.stall_grace_s)

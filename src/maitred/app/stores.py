@@ -15,7 +15,6 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from maitred.app.steady import SteadyClock
@@ -23,7 +22,6 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters
 from maitred.core.ids import new_object_id
-from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.database import data_folder, open_database
 from maitred.store.directory import DirectoryStore
@@ -32,13 +30,11 @@ from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.place import database_url
 from maitred.store.rollouts import RolloutStore
-from maitred.store.tenure import tenure
 from maitred.store.usage import UsageQueries
 
 log = logging.getLogger(__name__)
 
 _JOURNAL = "journal"
-_LOCK = "gateway.lock"
 _MOST_RECALLED_S = 3600.0
 """Reading more would keep a busy gateway from starting."""
 
@@ -60,13 +56,13 @@ class Stores:
 async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
+    Whoever serves holds the `tenures` of the store before.
+
     Raises:
-        ConfigInvalid: A setting names what cannot be used, or what another gateway uses for itself.
+        ConfigInvalid: A setting names what cannot be used.
         StoreUnavailable: The database cannot be reached.
     """
     async with AsyncExitStack() as stack:
-        for lock in _locks(config.store):
-            await stack.enter_async_context(tenure(lock, alone=config.counters.url is None))
         database = await stack.enter_async_context(open_database(config.store))
         folder = data_folder(config.store) / _JOURNAL
         journal = Journal(folder, durable=config.store.durable_journal)
@@ -85,18 +81,6 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
             counters,
             RolloutStore(database, clock),
         )
-
-
-def _locks(config: StoreConfig) -> list[Path]:
-    """What stands for the data of a gateway: its folder, and its SQLite file if that lies elsewhere."""
-    folder = data_folder(config)
-    url = database_url(config)
-    locks = [folder / _LOCK]
-    if url.get_backend_name() == "sqlite" and url.database is not None:
-        file = Path(url.database)
-        if file.parent.resolve() != folder.resolve():
-            locks.append(file.with_name(f"{file.name}.{_LOCK}"))
-    return locks
 
 
 async def recall_rates(stores: Stores, clock: Clock) -> None:

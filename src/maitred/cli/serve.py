@@ -103,6 +103,6 @@ def serve(
     )
     if loaded.config.has_engine:
         require_model(loaded)
-    from maitred.app.serve import run
+    from maitred.app.start import run
 
     raise typer.Exit(run(loaded))

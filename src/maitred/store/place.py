@@ -3,12 +3,13 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
 
 from maitred.core.errors import ConfigInvalid
 from maitred.store.config import StoreConfig
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 _POSTGRES = {"postgresql", "postgres", "postgresql+asyncpg"}
 _SQLITE = {"sqlite", "sqlite+aiosqlite"}
@@ -38,13 +39,19 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def database_url(config: StoreConfig) -> URL:
+def database_url(config: StoreConfig) -> "URL":
     """The address of the database, with the driver that is used.
+
+    SQLAlchemy comes only now: whoever asks for the folder alone, such as a gateway that has yet to start its engine,
+    does not wait for it.
 
     Raises:
         ConfigInvalid: It is no address, or one of a database that is not supported. The message never shows it, for it
             may hold a password.
     """
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
     if config.url is None:
         return URL.create("sqlite+aiosqlite", database=str(data_folder(config) / _FILE))
     try:
@@ -65,7 +72,7 @@ def database_url(config: StoreConfig) -> URL:
     )
 
 
-def _with_asyncpg(url: URL) -> URL:
+def _with_asyncpg(url: "URL") -> "URL":
     if find_spec("asyncpg") is None:
         raise ConfigInvalid("store.url: PostgreSQL needs a driver. Install it with `pip install 'maitred[postgres]'`.")
     query = dict(url.query)

@@ -9,14 +9,42 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
-from maitred.store.place import make_folder
+from maitred.store.config import StoreConfig
+from maitred.store.place import data_folder, database_url, make_folder
 
+_LOCK = "gateway.lock"
 _POLL_S = 0.05
 _PATIENCE_S = 5.0
+
+
+@asynccontextmanager
+async def tenures(config: StoreConfig, *, alone: bool) -> AsyncIterator[None]:
+    """Holds the locks on all that a gateway keeps: its folder, and its SQLite file if that lies elsewhere.
+
+    Raises:
+        ConfigInvalid: Another gateway uses it, or a setting names what cannot be used.
+        StoreUnavailable: It cannot be locked.
+    """
+    async with AsyncExitStack() as held:
+        for lock in _locks(config):
+            await held.enter_async_context(tenure(lock, alone=alone))
+        yield
+
+
+def _locks(config: StoreConfig) -> list[Path]:
+    folder = data_folder(config)
+    locks = [folder / _LOCK]
+    if config.url is not None:
+        url = database_url(config)
+        if url.get_backend_name() == "sqlite" and url.database is not None:
+            file = Path(url.database)
+            if file.parent.resolve() != folder.resolve():
+                locks.append(file.with_name(f"{file.name}.{_LOCK}"))
+    return locks
 
 
 @asynccontextmanager

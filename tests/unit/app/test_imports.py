@@ -42,3 +42,12 @@ def test_serving_imports_nothing_of_any_extra():
     ours = installed_with("maitred")
     assert {"aiohttp", "sqlalchemy"} <= imported & ours
     assert imported - ours == set()
+
+
+def test_an_engine_does_not_wait_for_what_only_the_gateway_needs():
+    probe = PROBE.replace("maitred.app.serve", "maitred.app.start")
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    imported = set(done.stdout.split())
+    assert {"maitred", "uvloop"} <= imported
+    slow = {"sqlalchemy", "alembic", "aiohttp", "uvicorn", "tokenizers", "jinja2", "rich", "typer", "jsonschema"}
+    assert imported & slow == set()

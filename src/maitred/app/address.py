@@ -1,0 +1,55 @@
+"""The socket that we listen on. Without uvicorn: it is bound long before there is a server for it."""
+
+import errno
+import socket
+
+from maitred.api.config import ServerConfig
+from maitred.core.errors import ConfigInvalid
+
+_UNSENT_BYTES = 16 * 1024
+"""What the kernel takes for a connection beyond what is under way to the client. By itself it takes 4 MiB of an answer
+that nobody reads, so that neither its memory would be bounded nor anything noticed; the speed of a connection does not
+suffer (see TCP_NOTSENT_LOWAT in tcp(7))."""
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket that is bound, but does not listen yet.
+
+    Raises:
+        ConfigInvalid: The address is taken or not ours.
+    """
+    address = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                # Connections that it accepts inherit it.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            listener.bind(target)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    except socket.gaierror as error:
+        raise ConfigInvalid(f"server.host {config.host!r} is no address of this machine: {error.strerror}.") from error
+    except PermissionError as error:
+        raise ConfigInvalid(f"{address} needs more rights: take a port above 1023 with --port.") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigInvalid(
+                f"Port {config.port} on {config.host} is in use. Stop what listens there, or take another one with "
+                "--port (0 finds a free one)."
+            ) from error
+        raise ConfigInvalid(f"Cannot listen on {address}: {error.strerror}. Check server.host.") from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients reach it."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
