@@ -172,6 +172,26 @@ TENANTS: Sequence[Sequence[Panel]] = [
         )
     ],
     [
+        Panel(
+            "Budgets used",
+            "percentunit",
+            [("max by (tenant, budget, model) (maitred_budget_used_ratio)", "{{tenant}} {{budget}} {{model}}")],
+            about="`*` is everybody together, `other` the fullest budget of those without a name.",
+        ),
+        Panel(
+            "What users think of answers, on average",
+            "percentunit",
+            [
+                (
+                    "sum by (model, version) (rate(maitred_feedback_score_sum[1h]))"
+                    " / (sum by (model, version) (rate(maitred_feedback_score_count[1h])) > 0)",
+                    "{{model}} {{version}}",
+                )
+            ],
+            about="From 0, bad, to 1, good.",
+        ),
+    ],
+    [
         Panel("Refused by limits", "reqps", [rate("maitred_limit_refusals_total", "limit", "")]),
         Panel(
             "Given less than asked",

@@ -1,5 +1,6 @@
 """Every metric is in docs/metrics.md, and nothing else is."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.state import state_of
 from maitred.observe.accounts import AccountsState
+from maitred.observe.budgets import BudgetUse
 from maitred.observe.config import SloConfig
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
@@ -38,6 +40,10 @@ def accounts():
     return AccountsState(
         stores_up={"database": True}, recorded={"m": Usage(1, 1)}, costs_usd={"m": 0.5}, drift_tokens={"m": 0}
     )
+
+
+async def budgets(tenants):
+    return [BudgetUse(tenant, "usd_per_day", "", True, 0.5) for tenant in tenants]
 
 
 def queues():
@@ -81,6 +87,7 @@ def rendered():
     tally.chosen = Chosen("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
+    asyncio.run(metrics.budgets.look(budgets))
     metrics.feedback.given(Kept(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
         observer.ended(tally)

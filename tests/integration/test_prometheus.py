@@ -17,6 +17,7 @@ MODEL = "maitred-tiny"
 SETTINGS = {
     "engine.threads": 1,
     "engine.kv_memory_bytes": 64 << 20,
+    "identity.limits.usd_per_day": 5,
     "slos.answers.indicator": "availability",
     "slos.answers.objective": 0.99,
     # Nobody can be so quick: this is the fault that is planted.
@@ -52,11 +53,13 @@ async def use(url, over):
 
         async def user():
             while not over.is_set():
-                await ask("The waiter")
+                answer = await ask("The waiter")
+                await client.post("/v1/feedback", json={"request_id": answer.headers["x-request-id"], "score": 0.75})
                 await asyncio.sleep(0.1)
 
         async def ask(prompt):
-            await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8})
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 8}
+            return await client.post("/v1/completions", json=body)
 
         async def mistaken_user():
             while not over.is_set():

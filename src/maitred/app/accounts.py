@@ -11,6 +11,7 @@ from maitred.core.limits import Limit
 from maitred.core.money import usd_of
 from maitred.core.request import Usage
 from maitred.observe.accounts import AccountsState
+from maitred.observe.budgets import BudgetUse
 from maitred.replica.engine_link import EngineLink
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,25 @@ class AccountsView:
         """Raises StoreUnavailable if every request is refused now: for want of a new directory, or of a journal."""
         self._access.refresher.check()
         self._stores.journal.check()
+
+    async def budgets(self, tenants: Sequence[str]) -> list[BudgetUse]:
+        """Those of these tenants; ``*`` is everybody together.
+
+        Raises:
+            StoreUnavailable: The counters cannot be read.
+        """
+        uses = await self._admission.uses([name if name == "*" else f"tenant:{name}" for name in tenants])
+        return [
+            BudgetUse(
+                tenant=use.subject.removeprefix("tenant:"),
+                budget=use.limit.kind,
+                model=use.limit.model or "",
+                hard=use.limit.hard,
+                share=use.used / use.limit.value,
+            )
+            for use in uses
+            if use.limit.kind.spend
+        ]
 
     def state(self) -> AccountsState:
         """All of it, now."""

@@ -195,6 +195,7 @@ async def open_gateway(config: Config, ground: Ground, clock: Clock) -> AsyncIte
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),
             (metrics.growth.run(), "growth"),
+            (metrics.budgets.run(accounts.budgets), "budgets"),
             *((queue.run(), f"dispatch of {name}") for name, queue in queues.items()),
         ):
             await background.enter_async_context(running(work, name))

@@ -11,6 +11,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from maitred.core.answer import Observer
 from maitred.core.clock import Clock, SystemClock
 from maitred.observe.accounts import Accounts, AccountsState
+from maitred.observe.budgets import BudgetMetrics
 from maitred.observe.config import MetricsConfig, SloConfig
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
@@ -47,6 +48,7 @@ class Metrics:
         requests: The one of them that is also told of steps of the degradation ladder.
         steps: Is told of engines' reports.
         feedback: Is told what callers think of answers.
+        budgets: Looks at those of tenants that came while it runs.
         growth: Looks for leaks while it runs.
     """
 
@@ -75,7 +77,10 @@ class Metrics:
         self.feedback = FeedbackMetrics(self._registry)
         kept = SloMetrics(slos, clock)
         self._registry.register(kept)
-        self.observers: list[Observer] = [self.requests, TenantMetrics(self._registry, config.tenants), kept]
+        self.budgets = BudgetMetrics(config.tenants)
+        self._registry.register(self.budgets)
+        tenants = TenantMetrics(self._registry, config.tenants)
+        self.observers: list[Observer] = [self.requests, tenants, self.budgets, kept]
         self._registry.register(LiveState(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))

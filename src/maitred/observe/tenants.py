@@ -14,6 +14,29 @@ from maitred.core.answer import Outcome, Tally
 OTHER = "other"
 
 
+class Named:
+    """Who has a name in the metrics: those that come first.
+
+    Args:
+        most: How many.
+
+    Attributes:
+        names: They, in the order in which they came.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.names: dict[str, None] = {}
+
+    def label(self, tenant: str) -> str:
+        """The tenant's name, or `OTHER`."""
+        if tenant not in self.names:
+            if len(self.names) >= self._most:
+                return OTHER
+            self.names[tenant] = None
+        return tenant
+
+
 class TenantMetrics:
     """Counts ended requests by organisation. Implements `maitred.core.answer.Observer`.
 
@@ -23,8 +46,7 @@ class TenantMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, named: int) -> None:
-        self._named = named
-        self._names: set[str] = set()
+        self._named = Named(named)
         requests = Counter(
             "maitred_tenant_requests", "Requests of an organisation.", ["tenant", "outcome"], registry=registry
         )
@@ -50,7 +72,7 @@ class TenantMetrics:
         """Counts one, if it is known whose it is and it asked for work."""
         if tally.principal is None or not tally.model:
             return
-        tenant = self._label(tally.principal.tenants[-1])
+        tenant = self._named.label(tally.principal.tenants[-1])
         self._requests(tenant, tally.outcome or Outcome.FAILED).inc()
         if tally.first_token_s is None:
             return
@@ -59,10 +81,3 @@ class TenantMetrics:
         self._output(tenant).inc(usage.completion_tokens)
         self._ttft(tenant).observe(tally.first_token_s - tally.started_s)
         self._queue(tenant).observe(sum(tally.waited_ms.values()) / 1000)
-
-    def _label(self, organisation: str) -> str:
-        if organisation not in self._names:
-            if len(self._names) >= self._named:
-                return OTHER
-            self._names.add(organisation)
-        return organisation

@@ -5,11 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from maitred.admission.admission import Admission
+from maitred.admission.config import AdmissionConfig
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.core.counters import Reading
 from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
+from maitred.observe.budgets import BudgetUse
+from maitred.store.counters.memory import MemoryCounters
+from tests.admission_desk import Limits, PaperLedger, StillClock
 
 
 @pytest.fixture
@@ -75,3 +80,23 @@ def test_soft_budgets_are_counted_and_logged(parts, caplog):
         parts.alarm(limit, Reading(2_000_000_000, -1, 0.0, used=2_500_000_000))
     assert "usd_per_day of tenant:acme was passed: 2.5000 of 2.0000 USD" in caplog.text
     assert view_of(parts).state().soft_budgets_passed == 1
+
+
+async def test_budgets_are_told_as_shares_by_tenant(parts):
+    async def spent(counters):
+        return dict.fromkeys(counters, 100)
+
+    limits = Limits(
+        Limit(id="all", subject="*", kind=LimitKind.USD_TOTAL, value=1_000),
+        Limit(id="org", subject="tenant:acme", kind=LimitKind.USD_PER_DAY, value=200, model="big", hard=False),
+        Limit(id="each", subject="tenant:*", kind=LimitKind.USD_PER_DAY, value=400),
+        Limit(id="rate", subject="tenant:acme", kind=LimitKind.REQUESTS_PER_MINUTE, value=5),
+    )
+    clock = StillClock()
+    parts.admission = Admission(limits, MemoryCounters(clock, spent), PaperLedger(), AdmissionConfig(), clock)
+    assert sorted(await view_of(parts).budgets(["*", "acme", "beta"])) == [
+        BudgetUse("*", "usd_total", "", True, pytest.approx(0.1)),
+        BudgetUse("acme", "usd_per_day", "", True, pytest.approx(0.25)),
+        BudgetUse("acme", "usd_per_day", "big", False, pytest.approx(0.5)),
+        BudgetUse("beta", "usd_per_day", "", True, pytest.approx(0.25)),
+    ]
