@@ -5,10 +5,8 @@ when the status line goes out. Here a handler sees three things: the body, one w
 stream.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum, auto
 from typing import Any
 from urllib.parse import parse_qsl
@@ -18,6 +16,7 @@ from maitred.api.connection import connection_of
 from maitred.api.dialect import OPENAI, Dialect
 from maitred.api.errors import Header, clamped_headers, headers_of
 from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.api.watch import Watch
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
@@ -141,17 +140,10 @@ class Call:
                 self.body = b"".join(chunks)
                 return
 
-    @asynccontextmanager
-    async def watched(self, block: Interruptible) -> AsyncIterator[None]:
-        """Interrupts the block when the client leaves. Only after the body has been read.
+    def watched(self, block: Interruptible) -> Watch:
+        """Interrupts the block when the client leaves. Only after the body has been read."""
 
-        What is answered before the block awaits anything, as most refusals are, is never watched. To begin and to end a
-        watch takes several turns of the event loop, each of which is as long as it takes to serve all the streams of a
-        full server; nine of ten callers of an overloaded one would wait for nothing else.
-        """
-        watcher: asyncio.Task[None] | None = None
-
-        async def watch() -> None:
+        async def gone() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             # Servers say the same when the answer has been sent and there is nothing more to hear.
@@ -161,18 +153,7 @@ class Call:
                 else:
                     self.on_left()
 
-        def begin() -> None:
-            nonlocal watcher
-            watcher = asyncio.create_task(watch())
-
-        beginning = asyncio.get_running_loop().call_soon(begin)
-        try:
-            yield
-        finally:
-            beginning.cancel()
-            if watcher is not None:
-                watcher.cancel()
-                await asyncio.wait([watcher])
+        return Watch(gone)
 
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()

@@ -7,8 +7,9 @@ time, whose key is no longer valid.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from maitred.admission.policy.departures import Departures
 from maitred.api.interrupt import Interruptible
@@ -52,11 +53,8 @@ class Gate:
         """Whether nobody is let in any more."""
         return self._draining
 
-    @asynccontextmanager
-    async def enter(
-        self, principal: Principal | None = None, *, even_if_full: bool = False
-    ) -> AsyncIterator[Interruptible]:
-        """A place inside, for as long as the block runs; the block can be interrupted.
+    def enter(self, principal: Principal | None = None, *, even_if_full: bool = False) -> "Visit":
+        """A place inside, to be taken at once, for as long as the block runs; the block can be interrupted.
 
         Args:
             principal: Whose request it is; None: it ends by itself, whoever sent it. Those of one tenant that are
@@ -72,18 +70,21 @@ class Gate:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
         if len(self._inside) >= self._capacity and not even_if_full:
             raise Saturated(retry_after_s=self._comeback_s(principal))
-        async with Interruptible() as block:
-            if not self._inside:
-                self._departures.opened(self._clock.monotonic_s())
-            self._inside[block] = principal
+        return Visit(self, principal)
+
+    def came(self, visit: "Visit", principal: Principal | None) -> None:
+        """See `Visit`."""
+        if not self._inside:
+            self._departures.opened(self._clock.monotonic_s())
             self._empty.clear()
-            try:
-                yield block
-            finally:
-                del self._inside[block]
-                self._departures.left(self._clock.monotonic_s())
-                if not self._inside:
-                    self._empty.set()
+        self._inside[visit] = principal
+
+    def left(self, visit: "Visit") -> None:
+        """See `Visit`."""
+        del self._inside[visit]
+        self._departures.left(self._clock.monotonic_s())
+        if not self._inside:
+            self._empty.set()
 
     def recheck(self, holds: Callable[[Principal], bool]) -> int:
         """Interrupts everyone inside whose key is no longer valid; returns how many.
@@ -135,3 +136,28 @@ class Gate:
         gap_s = self._departures.gap_s(now_s)
         tenant = None if principal is None else principal.tenants[0]
         return self._comebacks.take(tenant, gap_s, gap_s, now_s, self._draw())
+
+
+class Visit(Interruptible):
+    """A request's place inside. Made by `Gate.enter`.
+
+    Args:
+        gate: What it has come in by.
+        principal: Whose request it is; None: it ends by itself, whoever sent it.
+    """
+
+    def __init__(self, gate: Gate, principal: Principal | None) -> None:
+        super().__init__()
+        self._gate = gate
+        self._principal = principal
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._gate.came(self, self._principal)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._gate.left(self)
+        await super().__aexit__(kind, error, traceback)

@@ -6,7 +6,7 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from maitred.app.succession import Succession
 from maitred.app.text_reading import TextReading
 from maitred.app.tracing import Overheard
 from maitred.app.trials import Trials
-from maitred.core.answer import Answer, Ask, Prompt, Standing, Tally
+from maitred.core.answer import Answer, Ask, Listener, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import (
     InvalidRequest,
@@ -104,9 +104,14 @@ class Pipeline:
         self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
         self._trials = trials
 
-    @asynccontextmanager
-    async def answer(self, ask: Ask, tally: Tally) -> AsyncIterator[Answer]:
+    def answer(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
         """See `Answering.answer`."""
+        answers = self._answers(ask, tally)
+        # Somebody may hear it beside its caller.
+        return answers if tally.listener is None else _overheard(answers, tally.listener)
+
+    def _answers(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
+        """Where it may go, and who watches it there. Nothing has begun before the context is entered."""
         principal = tally.principal or ANONYMOUS
         tally.ask = ask
         with tally.story.telling(ChapterName.RESOLVE, self._clock.monotonic_s, asked=ask.model) as chapter:
@@ -122,34 +127,29 @@ class Pipeline:
             escalated = Escalated(
                 *(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
             )
-            yield _overheard(escalated, tally)
-            return
+            return nullcontext(escalated)
         answers = self._begin(principal, tally, ask, way)
         # Where a new version is tried behind the name, the trial wants to know how it went.
-        trials = self._trials
-        async with answers if trials is None else trials.watched(answers, way, ask, tally, self._serve) as answer:
-            yield _overheard(answer, tally)
+        return answers if self._trials is None else self._trials.watched(answers, way, ask, tally, self._serve)
 
     def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:
         """One model after the other, until one begins to answer."""
         return Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
 
-    @asynccontextmanager
-    async def _serve(self, ask: Ask, principal: Principal, tally: Tally, target: Target) -> AsyncIterator[Answer]:
-        """The answer of one model."""
+    async def _serve(
+        self, ask: Ask, principal: Principal, tally: Tally, target: Target
+    ) -> AbstractAsyncContextManager[Answer]:
+        """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
         plan = await self._planned(target, ask, principal, tally)
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
         leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
         if leaving is None:
-            async with self._work(plan, principal, tally) as answer:
-                yield answer
-            return
+            return self._work(plan, principal, tally)
         plan = replace(plan, errand=replace(plan.errand, movable=True))
         here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
-        async with Movable(partial(here, principal, tally), partial(there, principal, tally), tally) as answer:
-            yield answer
+        return Movable(partial(here, principal, tally), partial(there, principal, tally), tally)
 
     async def _planned(self, target: Target, ask: Ask, principal: Principal, tally: Tally) -> Plan:
         """Reads it, and predicts when its turn will come."""
@@ -321,9 +321,11 @@ class Pipeline:
         return any(each.ready() and self._dispatchers[each.name].serving for each in served)
 
 
-def _overheard(answer: Answer, tally: Tally) -> Answer:
-    """The answer, which somebody may hear beside its caller."""
-    return answer if tally.listener is None else Overheard(answer, tally.listener)
+@asynccontextmanager
+async def _overheard(answers: AbstractAsyncContextManager[Answer], listener: Listener) -> AsyncIterator[Answer]:
+    """The same answer, which somebody hears beside its caller."""
+    async with answers as answer:
+        yield Overheard(answer, listener)
 
 
 def _text_request(reading: TextReading, target: Target, grant: Grant, *, scored: bool) -> TextRequest:

@@ -8,7 +8,7 @@ all that are under way when the gateway ends.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 
@@ -29,8 +29,8 @@ from maitred.routing.rollout.trial import Observation
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[Ask, Principal, Tally, Target], AbstractAsyncContextManager[Answer]]
-"""Starts the work at one model; leaving the context ends it."""
+Serve = Callable[[Ask, Principal, Tally, Target], Awaitable[AbstractAsyncContextManager[Answer]]]
+"""Plans the work at one model. Entering the context begins it; leaving ends it."""
 Told = Callable[[LiveRollout, Observation], None]
 
 _LONGEST_S = 300.0
@@ -188,7 +188,7 @@ class Shadows:
         parts: list[Part] = []
         failed = Observation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_LONGEST_S), serve(ask, SHADOW, tally, target) as answer:
+            async with asyncio.timeout(_LONGEST_S), await serve(ask, SHADOW, tally, target) as answer:
                 place = tally.forecast
                 if place is not None and (place.position > 0 or place.wait_s > _MOST_WAIT_S):
                     return CopyEnd.SKIPPED, None

@@ -5,8 +5,8 @@ A model that fails before anything of its answer has been seen is followed by th
 caller is told of the first failure: it is that of the model that was asked for.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
@@ -14,15 +14,15 @@ from maitred.core.answer import Answer, Part, Tally
 from maitred.core.errors import MaitredError
 from maitred.routing.pools.routes import Target, Way
 
-Serve = Callable[[Target], AbstractAsyncContextManager[Answer]]
-"""Starts the work at one model; leaving the context ends it."""
+Serve = Callable[[Target], Awaitable[AbstractAsyncContextManager[Answer]]]
+"""Plans the work at one model. Entering the context begins it; leaving ends it."""
 
 
 class Succession:
     """Implements `maitred.core.answer.Answer`. A context; leaving it ends what is unfinished.
 
     Args:
-        serve: Starts the work at a model.
+        serve: Plans the work at a model.
         way: The models.
         tally: What is known of the request.
         whole: Whether nobody sees a part of the answer before all of it is there.
@@ -36,8 +36,8 @@ class Succession:
         self._way = way
         self._tally = tally
         self._whole = whole
-        self._running = AsyncExitStack()
-        """Holds the model that is at work."""
+        self._work: AbstractAsyncContextManager[Answer] | None = None
+        """Of the model that is at it."""
         self._batches: AsyncIterator[list[Part]] | None = None
         self._begun = False
         self.first_failure: MaitredError | None = None
@@ -49,7 +49,9 @@ class Succession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._running.__aexit__(kind, error, trace)
+        work, self._work = self._work, None
+        if work is not None:
+            await work.__aexit__(kind, error, trace)
 
     def __aiter__(self) -> Self:
         return self
@@ -63,7 +65,7 @@ class Succession:
                 if self._begun:
                     raise
                 target = self._next(failure)
-                await self._running.__aexit__(type(failure), failure, failure.__traceback__)
+                await self.__aexit__(type(failure), failure, failure.__traceback__)
                 await self._start(target)
             else:
                 # With a stream's first batch its head goes out, text or not.
@@ -73,13 +75,14 @@ class Succession:
     async def _start(self, target: Target) -> None:
         """Begins at a model, or at one of those after it."""
         while True:
-            self._running = AsyncExitStack()
             self._tally.arm = self._way.arm_at(target)
             try:
-                self._batches = aiter(await self._running.enter_async_context(self._serve(target)))
+                work = await self._serve(target)
+                self._batches = aiter(await work.__aenter__())
             except MaitredError as failure:
                 target = self._next(failure)
             else:
+                self._work = work
                 return
 
     def _next(self, failure: MaitredError) -> Target:

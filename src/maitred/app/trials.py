@@ -6,7 +6,7 @@ made of it says nothing, for it came late through no fault of its own.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from maitred.app.rollouts import Rollouts
 from maitred.app.shadows import Copy, Serve, Shadows
@@ -54,11 +54,10 @@ class Trials:
         self._clock = clock
         self.shadows = Shadows(clock, self._compared)
 
-    @asynccontextmanager
-    async def watched(
+    def watched(
         self, answers: Succession, way: Way, ask: Ask, tally: Tally, serve: Serve
-    ) -> AsyncIterator[Answer]:
-        """The same answer; its trial is told how it went.
+    ) -> AbstractAsyncContextManager[Answer]:
+        """The same answer; if a trial is on, it is told how it went.
 
         Args:
             answers: The answer, not entered.
@@ -70,10 +69,13 @@ class Trials:
         arm = way.arm
         rollout = None if arm is None else self._live.get(arm.rollout)
         if arm is None or rollout is None or not arm.tried or not rollout.on_trial:
-            async with answers as answer:
-                yield answer
-            return
+            return answers
+        return self._on_trial(rollout, arm, answers, way, ask, tally, serve)
 
+    @asynccontextmanager
+    async def _on_trial(
+        self, rollout: LiveRollout, arm: Arm, answers: Succession, way: Way, ask: Ask, tally: Tally, serve: Serve
+    ) -> AsyncIterator[Answer]:
         def so_far(now_s: float) -> Observation:
             return seen_of(arm, answers, tally, now_s)
 
