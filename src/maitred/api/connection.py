@@ -20,6 +20,11 @@ class Connection(Protocol):
         ...
 
     @property
+    def complete(self) -> bool:
+        """Whether all of the request has come: reading it does not suspend."""
+        ...
+
+    @property
     def stalled(self) -> bool:
         """Whether it was cut because its client had stopped reading."""
         ...
@@ -31,6 +36,7 @@ class Connection(Protocol):
 
 class _Unknown:
     writable = True
+    complete = False
     stalled = False
 
     def linger(self) -> None:

@@ -145,6 +145,11 @@ class BoundedHttp(HttpToolsProtocol):
         """See `maitred.api.connection.Connection`."""
         return not self.flow.write_paused
 
+    @property
+    def complete(self) -> bool:
+        """See `maitred.api.connection.Connection`."""
+        return self._running is not None and not self._running.more_body
+
     def pause_writing(self) -> None:
         """The transport holds as much as it may."""
         super().pause_writing()

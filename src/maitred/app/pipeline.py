@@ -7,10 +7,9 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
@@ -253,7 +252,7 @@ class Pipeline:
             Request(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
                 prompt=prompt,
-                sampling=msgspec.structs.replace(
+                sampling=replace(
                     ask.sampling,
                     max_tokens=min(room, grant.max_tokens),
                     seed=self._draw_seed() if ask.seed is None else ask.seed,

@@ -5,9 +5,9 @@ it is told so now. Nothing is held by a plan, and nothing has to be given back.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
@@ -37,8 +37,7 @@ AnyReading = Reading | TextReading
 """For a replica that takes tokens, or for one that takes text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What is to be done for a request."""
 
     target: Target
@@ -88,7 +87,10 @@ class Planner:
         try:
             return self._queued(target, reading, principal, tally)
         except DEGRADABLE as refusal:
-            return await self._degraded(target, reading, principal, tally, refusal)
+            if target.pool in self._ladders:
+                return await self._degraded(target, reading, principal, tally, refusal)
+            tally.forecast = _place_of(refusal)
+            raise
 
     async def elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> Plan:
         """What is to be done for a waiting request at the model that it is sent to; raises what stands against it."""
@@ -120,7 +122,7 @@ class Planner:
         check_generates(card, model.name)
         rules = rules_for(model, ask)
         ask = with_tools(with_scores(ask), rules)
-        ask = msgspec.structs.replace(ask, sampling=model.defaults.settle(ask.sampling, ask.left_open))
+        ask = replace(ask, sampling=model.defaults.settle(ask.sampling, ask.left_open))
         check_needs(ask)
         check_sampling(card, ask, self._max_choices)
         check_size(card, model.tokenizer, ask)
@@ -173,13 +175,13 @@ class Planner:
             plan = self._queued(there, await self._read(there, ask, tally), principal, tally)
             return plan if there is target else replace(plan, instead_of=refusal)
 
-        ladder = self._ladders.get(target.pool, _NO_LADDER)
+        ladder = self._ladders[target.pool]
         try:
             variant, plan = await ladder.first_that_fits(reading.ask, self._length(reading), refusal, attempt)
         except MaitredError:
             # An attempt may have been at another model.
             tally.model, tally.prompt_tokens = target.name, reading.prompt_tokens
-            tally.forecast = refusal.place if isinstance(refusal, Overloaded) else None
+            tally.forecast = _place_of(refusal)
             raise
         tally.degraded = [] if plan.reading is reading else list(variant.degraded)
         return plan
@@ -195,6 +197,11 @@ class Planner:
             return self._queued(target, reading, principal, tally)
         except DEGRADABLE:
             return None
+
+
+def _place_of(refusal: MaitredError) -> Place | None:
+    """What was predicted for what is refused."""
+    return refusal.place if isinstance(refusal, Overloaded) else None
 
 
 def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens: int) -> Errand:

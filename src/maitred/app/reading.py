@@ -1,8 +1,9 @@
 """A request as the model that will serve it reads it: in tokens, with the room that they leave."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from maitred.app.choice import Choice
 from maitred.core.answer import Ask, Conversation
@@ -15,8 +16,7 @@ from maitred.text.answer_reader import AnswerReader
 from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What is asked, tokenised and checked.
 
     Attributes:

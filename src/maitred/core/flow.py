@@ -6,6 +6,7 @@ of urgency. Nothing here decides anything: `maitred.fairness` does, for the gate
 """
 
 from enum import StrEnum
+from functools import cache
 
 import msgspec
 
@@ -44,6 +45,7 @@ _HIGHEST = {
 }
 
 
+@cache
 def class_of(priority: int) -> PriorityClass:
     """The class that a number from 1 (least urgent) to 10 (most) stands for.
 

@@ -7,10 +7,10 @@ and as what `maitred explain` prints, so the two never disagree.
 A story holds names, numbers and times; prompts and answers are not among them.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import TracebackType
 from typing import Any
 
 from maitred.core.errors import MaitredError
@@ -99,17 +99,9 @@ class Story:
         """A chapter of no length."""
         self.begin(name, now_s, **facts).end(now_s)
 
-    @contextmanager
-    def telling(self, name: ChapterName, now: Callable[[], float], **facts: object) -> Iterator[Chapter]:
+    def telling(self, name: ChapterName, now: Callable[[], float], **facts: object) -> "Telling":
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""
-        chapter = self.begin(name, now(), **facts)
-        try:
-            yield chapter
-        except BaseException as error:
-            chapter.end(now(), code_of(error))
-            raise
-        else:
-            chapter.end(now())
+        return Telling(self.begin(name, now(), **facts), now)
 
     def fail(self, name: ChapterName, now_s: float, failure: BaseException) -> None:
         """The latest chapter of that name that has not ended ends with a failure."""
@@ -126,6 +118,24 @@ class Story:
             return None
         chapter.span_id = span_id
         return self.trace.below(span_id)
+
+
+class Telling:
+    """The context that `Story.telling` returns."""
+
+    __slots__ = ("_chapter", "_now")
+
+    def __init__(self, chapter: Chapter, now: Callable[[], float]) -> None:
+        self._chapter = chapter
+        self._now = now
+
+    def __enter__(self) -> Chapter:
+        return self._chapter
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._chapter.end(self._now(), "" if error is None else code_of(error))
 
 
 def code_of(error: BaseException) -> str:

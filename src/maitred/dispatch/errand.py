@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import msgspec
+from msgspec import Struct
+
 from maitred.core.duty import Duty
 from maitred.core.flow import Flow
 from maitred.core.ports import Hearsay, Host
@@ -12,8 +15,7 @@ from maitred.core.story import Story
 R = TypeVar("R", bound=Host, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(Struct, frozen=True):
     """One request on its way to a replica."""
 
     id: str
@@ -37,7 +39,7 @@ class Errand:
     """Whether it can be sent to another model while it waits (see `Seat.granted`)."""
     session: str | None = None
     """Requests of one session are served at one replica, where that can be; no two organisations have one in common."""
-    story: Story = field(default_factory=Story, compare=False)
+    story: Story = msgspec.field(default_factory=Story)
     """Where it is noted how it fared."""
 
 

@@ -1,7 +1,8 @@
 """What would become of a request that waits, or might join."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from maitred.core.flow import Flow
 from maitred.dispatch.allotment import Allotment
@@ -21,8 +22,7 @@ _SAME_S = 0.005
 """Who joins so soon after it was asked what would become of it is told the same, if nothing has changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """Before any correction."""
 
     ahead: Ahead
@@ -32,8 +32,7 @@ class Forecast:
     """Of the wait, until a replica is ready; it says so itself, so no correction is made to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(Struct, frozen=True):
     """What was forecast last, and of whom."""
 
     errand: Errand

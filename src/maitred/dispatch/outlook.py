@@ -65,6 +65,7 @@ class Outlook:
         """Which part of prompts that was."""
         self._blocks = _Mean(1.0)
         """Per place."""
+        self._typical = self._learnt()
 
     def per_s(self, stations: Sequence[Station]) -> float | None:
         """Service per second of all that are ready together."""
@@ -192,8 +193,8 @@ class Outlook:
         """Of a request."""
         return self._typical.service(self.weights)
 
-    @property
-    def _typical(self) -> Typical:
+    def _learnt(self) -> Typical:
+        """A request as most are, by all that ended until now."""
         mean = self.outputs.mean
         return Typical(self._prompt.value, 64.0 if mean is None else mean)
 
@@ -271,12 +272,14 @@ class Outlook:
         if prompt_tokens:
             self._prompt.saw(prompt_tokens - cached_tokens)
             self._fresh.saw(1.0 - cached_tokens / prompt_tokens)
+            self._typical = self._learnt()
 
     def finished(self, ticket: Ticket) -> None:
         """A request came to its end by itself."""
         errand = ticket.errand
         if ticket.output_tokens or not errand.max_tokens:
             self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)
+            self._typical = self._learnt()
 
 
 def _was_cold(ticket: Ticket) -> bool:

@@ -1,8 +1,9 @@
 """What waits in a line, and what an arrival is told about it."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from maitred.core.flow import Flow
 
@@ -50,8 +51,7 @@ class Entry(Generic[T]):
         return f"Entry({self.value!r}, arrived_s={self.arrived_s}, service={self.service})"
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(Struct, frozen=True):
     """What will be taken before an entry, if nobody else joins and nobody leaves."""
 
     entries: int

@@ -57,8 +57,8 @@ class Engines(Mapping[str, Engine]):
             except ReplicaUnavailable as unavailable:
                 if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
                     failure = unavailable
-        if not self.ready:
-            raise failure or ReplicaUnavailable
+        if failure is not None and not self.ready:
+            raise failure
         cards = list(self._cards.values())
         if len(cards) == 1:
             return cards[0]

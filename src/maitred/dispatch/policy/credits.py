@@ -212,6 +212,8 @@ class Credits:
 
 def sum_of(costs: Sequence[Cost]) -> Cost:
     """All together."""
+    if len(costs) == 1:
+        return costs[0]
     return Cost(
         sum(cost.slots for cost in costs),
         sum(cost.blocks for cost in costs),

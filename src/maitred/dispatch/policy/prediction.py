@@ -17,15 +17,15 @@ are refused.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from maitred.core.ports import LoadReport
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.turnover import steps_until_place
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """What a request would find before it."""
 
     entries: int
@@ -47,8 +47,7 @@ class Queue:
     steps_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """Until a request is released."""
 
     at_once: bool
@@ -101,8 +100,7 @@ def _until_served(queue: Queue, lacking: float, own: Cost) -> float:
     return (ahead + own_place / 2) / queue.per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(Struct, frozen=True):
     """Some that were released and are in no report yet."""
 
     count: int

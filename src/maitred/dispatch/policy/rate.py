@@ -1,7 +1,8 @@
 """How fast a replica is, in service or steps: measured while it is full, else computed from the times of its steps."""
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from maitred.core.ports import StepTimes
 from maitred.core.service import ServiceWeights
@@ -67,8 +68,7 @@ class Pace:
         return min(1.0, self._time_s / _SETTLED_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Struct, frozen=True):
     """A request as most are."""
 
     prompt_tokens: float
@@ -97,8 +97,7 @@ def computed_rate(times: StepTimes, typical: Typical, slots: int, weights: Servi
     return typical.service(weights) / seconds if seconds > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
+class StepParts(Struct, frozen=True):
     """Of what a step of a full batch consists, in seconds."""
 
     decodes_s: float

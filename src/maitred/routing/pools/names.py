@@ -1,13 +1,14 @@
 """From a name to its targets: aliases, then names as they stand, then those with a `*`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from maitred.routing.pools.config import RoutesConfig, TargetConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What a name leads to."""
 
     name: str

@@ -1,14 +1,14 @@
 """What a request needs of a pool, and why a pool is not for it."""
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from maitred.routing.pools.config import PoolConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(Struct, frozen=True):
     """A request, as far as pools differ for it."""
 
     model: str
@@ -30,8 +30,7 @@ class Ground(StrEnum):
     CAPABILITY = "capability"
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """A pool that may not serve a request."""
 
     pool: str

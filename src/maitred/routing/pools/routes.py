@@ -16,8 +16,10 @@ is tried behind the name (see `maitred.routing.rollout`), the stable one follows
 
 from collections import deque
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+
+from msgspec import Struct
 
 from maitred.core.answer import Chosen
 from maitred.core.errors import (
@@ -58,8 +60,7 @@ _RANKS: tuple[tuple[tuple[type[MaitredError], ...], Rank], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A pool that may serve a request."""
 
     pool: str
@@ -70,8 +71,7 @@ class Target:
     rank: Rank = Rank.OWN
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Struct, frozen=True):
     """Two models behind one name."""
 
     name: str

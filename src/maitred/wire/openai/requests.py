@@ -11,7 +11,7 @@ promise, while a hint such as `reasoning_effort` may go unheard.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -35,9 +35,9 @@ def each_of(prompts: str | list[str | int | list[int]]) -> list[str | list[int]]
         case str() as text:
             return [text]
         case [int(), *_] as tokens:
-            return [[token for token in tokens if isinstance(token, int)]]
+            return [cast("list[int]", tokens)]
         case several:
-            return [prompt for prompt in several if not isinstance(prompt, int)]
+            return cast("list[str | list[int]]", several)
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
