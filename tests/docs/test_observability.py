@@ -6,6 +6,8 @@ from pathlib import Path
 import yaml
 
 from maitred.config.loader import load
+from maitred.observe.diagnosis.diagnosis import diagnose
+from maitred.observe.diagnosis.vitals import GrowthVitals, Vitals
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,6 +17,29 @@ def test_the_page_and_the_rules_name_the_same_alerts():
     real = {rule["alert"]: rule["labels"]["severity"] for group in groups for rule in group["rules"]}
     page = (ROOT / "docs/observability.md").read_text()
     assert dict(re.findall(r"^\| `(Maitred\w+)` \| (\w+) \|", page, re.MULTILINE)) == real
+
+
+def test_the_alert_and_the_doctor_mean_the_same_by_a_leak():
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())["groups"]
+    (rule,) = [rule for group in groups for rule in group["rules"] if rule["alert"] == "MaitredLeak"]
+    least = {
+        resource: float(value)
+        for resources, value in re.findall(r'resource=~?"([\w|]+)"} >= (\d+)', rule["expr"])
+        for resource in resources.split("|")
+    }
+
+    def leaks(resource, per_hour, trend, level):
+        growth = GrowthVitals(process="gateway", resource=resource, per_hour=per_hour, trend=trend, level=level)
+        return bool(diagnose(Vitals(seconds=5.0, growths=[growth])))
+
+    assert least.keys() == {"memory_bytes", "open_fds", "tasks", "threads"}
+    assert "trend >= 0.6" in rule["expr"]
+    assert "per_hour >= 0.01 *" in rule["expr"]
+    for resource, per_hour in least.items():
+        assert leaks(resource, per_hour, 0.6, 100 * per_hour)
+        assert not leaks(resource, per_hour * 0.99, 0.6, 100 * per_hour)
+        assert not leaks(resource, per_hour, 0.59, 100 * per_hour)
+        assert not leaks(resource, per_hour, 0.6, 101 * per_hour)
 
 
 def test_the_example_of_objectives_is_one(tmp_path):
