@@ -108,7 +108,7 @@ class Edge:
             call.tally.route, call.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
                 self._begin(call.tally, call.header)
-                in_hand.trace_id = "" if call.tally.story.trace is None else call.tally.story.trace.trace_id
+                in_hand.trace_id = call.tally.story.trace_id
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
                 principal = await self._identity.identify(call.header)

@@ -154,7 +154,7 @@ class Relay:
         """Sends it to a server."""
         story = self._tally.story
         with story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, **_facts_of(post)) as chapter:
-            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter, new_span_id()))
+            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter, new_span_id))
             async with post.replica.relay(request) as stream:
                 submitted()
                 yield Head(aiter(stream))

@@ -112,12 +112,12 @@ class Story:
         """The latest of that name that has not ended."""
         return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)
 
-    def context_at(self, chapter: Chapter, span_id: str) -> TraceContext | None:
-        """What others are told who work for this chapter, which gets that id; None: nobody traces."""
+    def context_at(self, chapter: Chapter, new_span_id: Callable[[], str]) -> TraceContext | None:
+        """What others are told who work for this chapter, which gets an id of its own; None: nobody traces."""
         if self.trace is None:
             return None
-        chapter.span_id = span_id
-        return self.trace.below(span_id)
+        chapter.span_id = new_span_id()
+        return self.trace.below(chapter.span_id)
 
 
 class Telling:

@@ -1,14 +1,18 @@
 """The stories of the last requests, for whoever asks what happened to one."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from maitred.core.answer import Ask, Tally
+from maitred.core.answer import Ask, Outcome, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import ResourceNotFound
-from maitred.core.request import SamplingParams
-from maitred.core.story import Chapter, ChapterName
+from maitred.core.flow import PriorityClass
+from maitred.core.request import FinishReason, SamplingParams
+from maitred.core.rollout import Arm
+from maitred.core.story import Chapter, ChapterName, Story
+from maitred.core.tenancy import Principal
 from maitred.wire.admin.responses import ChapterBody, StoryBody, StoryHead
 from maitred.wire.admin.times import iso_of
 
@@ -17,7 +21,63 @@ _SAMPLING = (
     *("min_tokens", "n", "top_logprobs"),
 )
 """Fields of `SamplingParams` that are told, where they are not as they would be by default."""
-_DEFAULTS = SamplingParams(max_tokens=0, seed=0)
+_sampling_of: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_SAMPLING)
+_DEFAULTS = _sampling_of(SamplingParams(max_tokens=0, seed=0))
+
+
+class Facts(NamedTuple):
+    """What is kept of an ended request: of its `Tally`, by the same names, what its story is told from.
+
+    Prompts, what listened to the answer and the gaps between tokens are not among it. Every request that ends is kept,
+    and few are asked for, so what takes time (rounding, formatting, a body for each chapter) waits until one is.
+    """
+
+    request_id: str
+    route: str
+    principal: Principal | None
+    model: str
+    priority: PriorityClass | None
+    outcome: Outcome | None
+    status: int
+    error: str
+    started_s: float
+    first_token_s: float | None
+    ended_s: float
+    waited_ms: Mapping[str, float]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finishes: Sequence[FinishReason]
+    degraded: Sequence[str]
+    fallbacks: Sequence[str]
+    escalated: Sequence[str]
+    recoveries: int
+    arm: Arm | None
+    story: Story
+
+    @property
+    def duration_ms(self) -> float:
+        """From its arrival to its end."""
+        return _ms(self.ended_s - self.started_s)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From its arrival to its first token; None: it got none."""
+        return None if self.first_token_s is None else _ms(self.first_token_s - self.started_s)
+
+
+_facts_of: Callable[[Tally], tuple[Any, ...]] = attrgetter(*Facts._fields)
+
+
+class Kept(NamedTuple):
+    """One request."""
+
+    facts: Facts
+    wall_s: float
+    """When it ended."""
+    asked: str
+    """The model, as the client named it."""
+    parameters: Mapping[str, Any]
 
 
 class Stories:
@@ -33,35 +93,23 @@ class Stories:
     def __init__(self, most: int, clock: Clock) -> None:
         self._most = most
         self._clock = clock
-        self._kept: OrderedDict[str, StoryBody] = OrderedDict()
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
         """By the id, of which clients may choose the same again: the latest counts."""
 
     def ended(self, tally: Tally) -> None:
         """Keeps one."""
-        if not self._most or tally.ask is None:
+        ask = tally.ask
+        if not self._most or ask is None:
             return
         self._kept.pop(tally.request_id, None)
-        self._kept[tally.request_id] = story_of(tally, self._clock.wall_s())
+        facts = Facts._make(_facts_of(tally))
+        self._kept[tally.request_id] = Kept(facts, self._clock.wall_s(), ask.model, parameters_of(ask))
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
 
     def latest(self) -> Sequence[StoryHead]:
         """All of them, the latest first."""
-        return [
-            StoryHead(
-                id=story.id,
-                time=story.time,
-                route=story.route,
-                organisation=story.organisation,
-                model=story.model,
-                outcome=story.outcome,
-                status=story.status,
-                duration_ms=story.duration_ms,
-                ttft_ms=story.ttft_ms,
-                output_tokens=story.output_tokens,
-            )
-            for story in reversed(self._kept.values())
-        ]
+        return [head_of(kept) for kept in reversed(self._kept.values())]
 
     def of(self, request_id: str) -> StoryBody:
         """The latest of that id.
@@ -69,53 +117,71 @@ class Stories:
         Raises:
             ResourceNotFound: None is known.
         """
-        story = self._kept.get(request_id)
-        if story is None:
+        kept = self._kept.get(request_id)
+        if kept is None:
             raise ResourceNotFound(
                 f"No request of that id is known here. A gateway knows the last {self._most:,} that it has served and "
                 "that have ended (`explain.requests`)."
             )
-        return story
+        return story_of(kept)
 
 
-def story_of(tally: Tally, wall_s: float) -> StoryBody:
+def head_of(kept: Kept) -> StoryHead:
+    """An ended request in a list."""
+    facts = kept.facts
+    return StoryHead(
+        id=facts.request_id,
+        time=iso_of(kept.wall_s),
+        route=facts.route,
+        organisation=None if facts.principal is None else facts.principal.tenants[-1],
+        model=facts.model or None,
+        outcome=str(facts.outcome),
+        status=facts.status,
+        duration_ms=facts.duration_ms,
+        ttft_ms=facts.ttft_ms,
+        output_tokens=facts.completion_tokens,
+    )
+
+
+def story_of(kept: Kept) -> StoryBody:
     """An ended request as the administration tells of it."""
-    principal, started_s, ask = tally.principal, tally.started_s, tally.ask
+    facts = kept.facts
+    principal, chapters = facts.principal, facts.story.chapters
     return StoryBody(
-        id=tally.request_id,
-        trace_id=None if tally.story.trace is None else tally.story.trace.trace_id,
-        time=iso_of(wall_s),
-        route=tally.route,
+        id=facts.request_id,
+        trace_id=facts.story.trace_id or None,
+        time=iso_of(kept.wall_s),
+        route=facts.route,
         organisation=None if principal is None else principal.tenants[-1],
         tenant=None if principal is None else principal.tenants[0],
         key=None if principal is None else principal.key,
-        asked=None if ask is None else ask.model,
-        model=tally.model or None,
-        parameters={} if ask is None else parameters_of(ask),
-        priority=tally.priority,
-        outcome=str(tally.outcome),
-        status=tally.status,
-        error=tally.error or None,
-        duration_ms=_ms(tally.ended_s - started_s),
-        ttft_ms=None if tally.first_token_s is None else _ms(tally.first_token_s - started_s),
-        waited_ms={str(cause): round(waited_ms, 3) for cause, waited_ms in tally.waited_ms.items()},
-        prompt_tokens=tally.prompt_tokens,
-        cached_tokens=tally.cached_tokens,
-        output_tokens=tally.completion_tokens,
-        finish_reasons=[str(reason) for reason in tally.finishes],
-        cost_usd=_cost_usd(tally.story.chapters),
-        degraded=[*tally.degraded],
-        fallbacks=[*tally.fallbacks],
-        escalated=tally.escalated,
-        recoveries=tally.recoveries,
-        rollout=None if tally.arm is None else str(tally.arm),
-        chapters=[_chapter(chapter, started_s) for chapter in tally.story.chapters],
+        asked=kept.asked,
+        model=facts.model or None,
+        parameters={**kept.parameters},
+        priority=facts.priority,
+        outcome=str(facts.outcome),
+        status=facts.status,
+        error=facts.error or None,
+        duration_ms=facts.duration_ms,
+        ttft_ms=facts.ttft_ms,
+        waited_ms={str(cause): round(waited_ms, 3) for cause, waited_ms in facts.waited_ms.items()},
+        prompt_tokens=facts.prompt_tokens,
+        cached_tokens=facts.cached_tokens,
+        output_tokens=facts.completion_tokens,
+        finish_reasons=[str(reason) for reason in facts.finishes],
+        cost_usd=_cost_usd(chapters),
+        degraded=[*facts.degraded],
+        fallbacks=[*facts.fallbacks],
+        escalated=[*facts.escalated],
+        recoveries=facts.recoveries,
+        rollout=None if facts.arm is None else str(facts.arm),
+        chapters=[_chapter(chapter, facts.started_s) for chapter in chapters],
     )
 
 
 def parameters_of(ask: Ask) -> dict[str, Any]:
     """What a client has asked for beside the answer, by the names of the API. No text of its own is among it."""
-    sampling = ask.sampling
+    sampling, left_open = ask.sampling, ask.left_open
     told: dict[str, Any] = {
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
@@ -127,10 +193,14 @@ def parameters_of(ask: Ask) -> dict[str, Any]:
         "needs": [*ask.needs] or None,
         "stream": None if ask.whole else True,
     }
-    for name in _SAMPLING:
-        if name not in ask.left_open and (value := getattr(sampling, name)) != getattr(_DEFAULTS, name):
-            told[name] = value
-    return {name: value for name, value in told.items() if value is not None}
+    told = {name: value for name, value in told.items() if value is not None}
+    if (values := _sampling_of(sampling)) != _DEFAULTS:
+        told |= {
+            name: value
+            for name, value, default in zip(_SAMPLING, values, _DEFAULTS, strict=True)
+            if value != default and name not in left_open
+        }
+    return told
 
 
 def _chapter(chapter: Chapter, started_s: float) -> ChapterBody:

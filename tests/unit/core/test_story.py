@@ -54,7 +54,7 @@ def test_it_does_not_grow_without_end():
 def test_who_works_for_a_chapter_is_told_its_span_once_there_is_a_trace():
     story = Story()
     chapter = story.begin(ChapterName.ATTEMPT, 1.0)
-    assert story.context_at(chapter, "3" * 16) is None
+    assert story.context_at(chapter, lambda: "3" * 16) is None
     story.trace = TraceContext("1" * 32, "2" * 16, sampled=True, state="a=b")
-    assert story.context_at(chapter, "3" * 16) == TraceContext("1" * 32, "3" * 16, sampled=True, state="a=b")
+    assert story.context_at(chapter, lambda: "3" * 16) == TraceContext("1" * 32, "3" * 16, sampled=True, state="a=b")
     assert chapter.span_id == "3" * 16

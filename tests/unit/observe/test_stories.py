@@ -1,5 +1,8 @@
 """What is kept of the last requests."""
 
+import gc
+from types import FunctionType, ModuleType
+
 import pytest
 
 from maitred.core.answer import Ask, Outcome, Tally
@@ -37,10 +40,28 @@ def test_it_is_told_from_the_arrival_of_the_request():
     assert story.chapters[0].facts == {"prompt_tokens": 7}
 
 
+def held_by(thing):
+    """All objects that it keeps alive, but for what belongs to the program."""
+    seen, left = {}, [thing]
+    while left:
+        one = left.pop()
+        if id(one) not in seen and not isinstance(one, type | ModuleType | FunctionType | FakeClock):
+            seen[id(one)] = one
+            left += gc.get_referents(one)
+    return seen.values()
+
+
 def test_no_text_of_the_request_is_kept():
     stories = Stories(8, FakeClock())
-    stories.ended(ended())
+    tally = ended()
+    tally.gaps_s = [0.1234]
+    tally.listener = tally.place = object()
+    stories.ended(tally)
     assert SECRET not in encode(stories.of("req-1")).decode()
+    held = held_by(stories)
+    assert any(one is tally.story for one in held), "it looks far enough"
+    for gone in (SECRET, tally, tally.ask, tally.gaps_s, tally.listener):
+        assert not any(one is gone for one in held)
 
 
 def test_only_so_many_are_kept_the_latest_of_an_id():
