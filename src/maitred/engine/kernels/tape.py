@@ -84,13 +84,13 @@ def _play(address: Any) -> None:  # noqa: ANN401 - a C pointer
         if worth > 0:
             threads = max(1, min(most, count // worth))
         if threads > 1:
-            _enter(together, entry, job_at, threads)
+            enter(together, entry, job_at, threads)
         else:
-            _call(entry, job_at)
+            call(entry, job_at)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _call(typing_context: Any, entry: Any, job: Any) -> Any:  # noqa: ANN401 - the code generator's own types
+def call(typing_context: Any, entry: Any, job: Any) -> Any:  # noqa: ANN401 - the code generator's own types
     """Calls ``void entry(job)``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
@@ -102,7 +102,7 @@ def _call(typing_context: Any, entry: Any, job: Any) -> Any:  # noqa: ANN401 - t
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _enter(typing_context: Any, together: Any, entry: Any, job: Any, threads: Any) -> Any:  # noqa: ANN401
+def enter(typing_context: Any, together: Any, entry: Any, job: Any, threads: Any) -> Any:  # noqa: ANN401
     """Calls ``void together(entry, job, threads, flags)``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401

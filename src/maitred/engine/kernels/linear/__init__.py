@@ -42,6 +42,7 @@ def make_linear(
         return PlainLinear(weight, bias)
     if can_pack():
         packed = PackedLinear(weight, bias)
-        if keeps_rows_apart(packed, *weight.shape) and agrees(packed, weight, bias):
-            return packed
+        for product in (packed, packed.without_strips()):
+            if keeps_rows_apart(product, *weight.shape) and agrees(product, weight, bias):
+                return product
     return TiledLinear(weight, bias)

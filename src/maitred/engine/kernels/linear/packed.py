@@ -3,7 +3,8 @@
 Torch's own product repacks an fp32 weight in every call, which costs more than the product itself for the few rows of
 a decode step. MKL can keep the packed form instead (``cblas_sgemm_pack`` and ``cblas_sgemm_compute``, in the manual
 under "BLAS-like Extensions"). Packed once for many rows, it serves any number of them: up to twice as fast, and a row's
-result is the same to the last bit whatever rows are computed beside it. Figures: ``docs/design/0002-cpu-kernels.md``.
+result is the same to the last bit whatever rows are computed beside it. Few rows are multiplied faster still, with the
+same bits, by code of our own that reads that form (`strips`). Figures: ``docs/design/0002-cpu-kernels.md``.
 
 Torch wraps these two functions, but hides the packed weight in a tensor without storage. So they are called as what
 they are, C functions in the library that torch has loaded: the packed weight is then plain memory, which can be written
@@ -24,9 +25,29 @@ from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, Entry, floats
+from maitred.engine.kernels.job import COUNT, NEXT, Entry, enter_together, floats
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
-from maitred.engine.kernels.tape import ALONE, Tape
+from maitred.engine.kernels.linear.strips import (
+    ALL,
+    BIAS,
+    COMPUTE,
+    EDITION,
+    ENTRY,
+    FIELDS,
+    INPUTS,
+    MOST_ROWS,
+    OUT,
+    OUTPUTS,
+    PACKED,
+    ROWS,
+    STRIP,
+    THREADS,
+    TOGETHER,
+    Layout,
+    find_layout,
+    strips_product,
+)
+from maitred.engine.kernels.tape import ALONE, Tape, call, enter
 from maitred.engine.kernels.torch_library import torch_library
 
 _LAYOUT_ROWS = 512
@@ -34,9 +55,13 @@ _LAYOUT_ROWS = 512
 _WORTH_SHARING_OUTPUTS = 256
 _ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 162
 """MKL's own numbers (``mkl_cblas.h``)."""
-_TRIED_ROWS = (1, 2, 3, 5, 8, 31, 33, 70)
-_APART: dict[tuple[int, int, int], bool] = {}
-"""Outputs, inputs and threads -> whether rows are computed independently of each other."""
+_TRIED_ROWS = (1, 2, 3, 4, 5, 8, 31, 33, MOST_ROWS, 70)
+_APART: dict[tuple[int, int, int, bool], bool] = {}
+"""Outputs, inputs, threads, and whether strips are read -> whether rows are computed independently of each other."""
+_WEIGHTS_WORTH_A_THREAD = 1 << 16
+_MOST_STRIPS_AT_A_TIME = 8
+_TURNS = 4
+"""A thread comes back for more strips so often, at least."""
 _PLACE_BYTES = 1 << 21
 """Where in its memory MKL puts the weight depends on the address: the same again only at multiples of this."""
 
@@ -49,7 +74,7 @@ class PackedLinear:
         bias: ``[out]``
     """
 
-    __slots__ = ("_address", "_bias", "_compute", "_packed", "_shape")
+    __slots__ = ("_address", "_bias", "_layout", "_packed", "_shape")
     kind: ClassVar[str] = "packed"
     alignment: ClassVar[int] = _PLACE_BYTES
 
@@ -63,24 +88,28 @@ class PackedLinear:
             *(_ROW_MAJOR, _SECOND_MATRIX, _TRANSPOSED, rows, outputs, inputs),
             *(1.0, weight.data_ptr(), inputs, packed.data_ptr()),
         )
-        self._hold(packed, outputs, inputs, bias)
+        self._hold(packed, outputs, inputs, bias, find_layout(packed, weight, torch.get_num_threads()))
 
-    def _hold(self, packed: Tensor, outputs: int, inputs: int, bias: Tensor | None) -> None:
-        self._packed, self._shape, self._bias = packed, (outputs, inputs), bias
+    def _hold(self, packed: Tensor, outputs: int, inputs: int, bias: Tensor | None, layout: Layout | None) -> None:
+        self._packed, self._shape, self._bias, self._layout = packed, (outputs, inputs), bias, layout
         self._address = packed.data_ptr()
-        self._compute = _mkl().cblas_sgemm_compute
 
     def __call__(self, rows: Tensor) -> Tensor:
         """``[T, in]`` -> ``[T, out]``."""
-        count, (outputs, inputs) = rows.shape[0], self._shape
-        rows = rows.contiguous()
-        product = rows.new_empty(count, outputs) if self._bias is None else self._bias.repeat(count, 1)
-        if count:
-            self._compute(
-                *(_ROW_MAJOR, _AS_IS, _PACKED, count, outputs, inputs, rows.data_ptr(), inputs),
-                *(self._address, inputs, 0.0 if self._bias is None else 1.0, product.data_ptr(), outputs),
-            )
-        return product
+        rows, out = rows.contiguous(), rows.new_empty(len(rows), self._shape[0])
+        packed_product().run(len(rows), self._fields(rows.data_ptr(), out.data_ptr(), torch.get_num_threads()))
+        return out
+
+    @property
+    def reads_strips(self) -> bool:
+        """Whether few rows are not MKL's to compute."""
+        return self._layout is not None
+
+    def without_strips(self) -> "PackedLinear":
+        """The same, but all of it computed by MKL."""
+        linear = PackedLinear.__new__(PackedLinear)
+        linear._hold(self._packed, *self._shape, self._bias, None)
+        return linear
 
     def room_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.Taped`."""
@@ -88,13 +117,25 @@ class PackedLinear:
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
         """See `maitred.engine.kernels.linear.form.Taped`."""
-        compute = ctypes.cast(self._compute, ctypes.c_void_p).value or 0
+        tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
+
+    def _fields(self, rows: int, out: int, threads: int) -> list[int]:
+        """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
+        (outputs, inputs), (compute, together) = self._shape, _functions()
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        tape.add(packed_product(), [compute, *reversed(self._shape), rows, self._address, bias, out], counter, ALONE)
+        fields = [compute, inputs, outputs, rows, self._address, bias, out]
+        if self._layout is None:
+            return fields + [0] * (len(FIELDS) - len(fields))
+        threads = min(threads, max(1, outputs * inputs // _WEIGHTS_WORTH_A_THREAD)) if together else 1
+        share = max(1, min(_MOST_STRIPS_AT_A_TIME, outputs // STRIP // (_TURNS * threads)))
+        start, block, part = self._layout
+        return [*fields, self._address + 4 * start, block, part, strips_product().address, together, threads, share]
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""
         tensors = {"packed": self._packed, "shape": torch.tensor(self._shape)}
+        if self._layout is not None:
+            tensors["layout"] = torch.tensor(self._layout)
         return tensors if self._bias is None else tensors | {"bias": self._bias}
 
     @classmethod
@@ -105,24 +146,43 @@ class PackedLinear:
             packed = _place(len(packed)).copy_(packed)
         outputs, inputs = tensors["shape"].tolist()
         linear = cls.__new__(cls)
-        linear._hold(packed, outputs, inputs, tensors.get("bias"))
+        layout = Layout(*tensors["layout"].tolist()) if "layout" in tensors else None
+        linear._hold(packed, outputs, inputs, tensors.get("bias"), layout)
         return linear
 
 
 @cache
+def _functions() -> tuple[int, int]:
+    """Where MKL's function is, and the one that enters several threads, or 0."""
+    compute, together = _mkl().cblas_sgemm_compute, enter_together()
+    address = ctypes.cast(compute, ctypes.c_void_p).value or 0
+    return address, 0 if together is None else ctypes.cast(together, ctypes.c_void_p).value or 0
+
+
+@cache
 def packed_product() -> Entry:
-    """The same from compiled code. Fields: MKL's function, inputs, outputs, rows, packed weight, bias or 0, out."""
+    """The product from compiled code: by MKL, or, of few rows, by our own threads strip by strip. See `FIELDS`."""
+    most, edition = MOST_ROWS, EDITION
 
     def compute(address: Any) -> None:
-        job = carray(address, COUNT + 8)
-        count, inputs, outputs, bias_at = job[COUNT], job[COUNT + 2], job[COUNT + 3], job[COUNT + 6]
+        job = carray(address, ALL)
+        if edition < 0:  # never; but what a function names is part of its key on disk
+            return
+        count, inputs, outputs, bias_at = job[COUNT], job[INPUTS], job[OUTPUTS], job[BIAS]
+        if job[ENTRY] and count <= most:
+            job[NEXT] = 0
+            if job[THREADS] > 1:
+                enter(job[TOGETHER], job[ENTRY], job.ctypes.data, job[THREADS])
+            else:
+                call(job[ENTRY], job.ctypes.data)
+            return
         if bias_at:
-            bias, out = carray(floats(bias_at), outputs), carray(floats(job[COUNT + 7]), (count, outputs))
+            bias, out = carray(floats(bias_at), outputs), carray(floats(job[OUT]), (count, outputs))
             for row in range(count):
                 out[row] = bias
         _compute(
-            job[COUNT + 1], count, outputs, inputs, job[COUNT + 4], job[COUNT + 5],
-            np.float32(1.0 if bias_at else 0.0), job[COUNT + 7],
+            job[COMPUTE], count, outputs, inputs, job[ROWS], job[PACKED],
+            np.float32(1.0 if bias_at else 0.0), job[OUT],
         )  # fmt: skip
 
     return Entry(compute)
@@ -187,14 +247,15 @@ def agrees(packed: Linear, weight: Tensor, bias: Tensor | None) -> bool:
     return True
 
 
-def keeps_rows_apart(packed: Linear, outputs: int, inputs: int) -> bool:
+def keeps_rows_apart(packed: PackedLinear, outputs: int, inputs: int) -> bool:
     """Whether a row's result is the same, to the last bit, whatever rows are computed beside it.
 
-    MKL promises nothing of the kind. With AVX-512 it is so; with AVX2, rows were seen to differ in products with many
+    That few rows and many are computed by different code makes no difference, then, or the weight is not used so. MKL
+    promises nothing of the kind. With AVX-512 it is so; with AVX2, rows were seen to differ in products with many
     inputs, and with less in nearly all (``docs/design/0021-bake-off.md``). It goes by the shape and not by the numbers,
     so each shape is tried once.
     """
-    shape = outputs, inputs, torch.get_num_threads()
+    shape = outputs, inputs, torch.get_num_threads(), packed.reads_strips
     if shape not in _APART:
         rows = torch.randn(_TRIED_ROWS[-1], inputs, generator=torch.Generator().manual_seed(0))
         together = packed(rows)

@@ -115,32 +115,32 @@ def _integer(
     builder: Any, height: int, narrow: bool, way: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
-    tile, dot, quads = _Tile(builder, height), _dot(builder, way), 2 if narrow else 1
+    tile, dot, quads = Tile(builder, height), _dot(builder, way), 2 if narrow else 1
     totals, sums = tile.zeros(_FLOATS), tile.zeros(_INTS)
     with cgutils.for_range(builder, groups) as group:
 
         def row_sum(r: int) -> Any:
             index = builder.add(builder.mul(groups, _LONG(r)), group.index)
-            return builder.load(_place(builder, row_sums, _INT, index))
+            return builder.load(element(builder, row_sums, _INT, index))
 
         for r in range(height):
-            start = _splat(builder, _INT(0) if narrow else builder.mul(row_sum(r), _INT(-128)), _INTS)
+            start = splat(builder, _INT(0) if narrow else builder.mul(row_sum(r), _INT(-128)), _INTS)
             for v in range(VECTORS):
                 builder.store(start, sums[r, v])
         first = builder.mul(group.index, steps)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
-            vectors = tile.vectors(weight, step)
+            vectors = tile.weights(weight, step)
             offset = builder.add(row, builder.mul(step, _LONG(4 * quads)))
             for quad in range(quads):
                 unsigned = [_nibbles(builder, vector, quad) for vector in vectors] if narrow else vectors
                 for r in range(height):
                     at = builder.add(offset, builder.mul(row_step, _LONG(r)))
-                    signed = _splat(builder, builder.load(_place(builder, at, _INT, quad), align=4), _INTS)
+                    signed = splat(builder, builder.load(element(builder, at, _INT, quad), align=4), _INTS)
                     for v in range(VECTORS):
                         builder.store(dot(builder.load(sums[r, v]), unsigned[v], signed), sums[r, v])
         for r in range(height):
-            less = _splat(builder, builder.sitofp(builder.neg(row_sum(r)), _FLOAT), _FLOATS)
+            less = splat(builder, builder.sitofp(builder.neg(row_sum(r)), _FLOAT), _FLOATS)
             for v in range(VECTORS):
                 scale, offset = _scale_and_offset(builder, scales, group.index, v, narrow)
                 total = builder.load(totals[r, v])
@@ -148,8 +148,8 @@ def _integer(
                 builder.store(tile.fma(less, offset, total) if narrow else total, totals[r, v])
     store = _masked_store(builder, outputs)
     for r, v in totals:
-        row_scale = _splat(builder, builder.load(_place(builder, row_scales, _FLOAT, r)), _FLOATS)
-        addend = builder.load(_place(builder, bias, _FLOATS, v), align=4)
+        row_scale = splat(builder, builder.load(element(builder, row_scales, _FLOAT, r)), _FLOATS)
+        addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
         result = tile.fma(builder.load(totals[r, v]), row_scale, addend)
         store(result, builder.add(out, builder.mul(out_step, _LONG(r))), v)
 
@@ -158,14 +158,14 @@ def _real(
     builder: Any, height: int, bits: int, row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
     out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
-    tile, narrow, inputs = _Tile(builder, height), bits == 4, 32 // bits
+    tile, narrow, inputs = Tile(builder, height), bits == 4, 32 // bits
     sums = tile.zeros(_FLOATS)
     with cgutils.for_range(builder, groups) as group:
         factors = [_scale_and_offset(builder, scales, group.index, v, narrow) for v in range(VECTORS)]
         first = builder.mul(group.index, steps)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
-            vectors = tile.vectors(weight, step)
+            vectors = tile.weights(weight, step)
             offset = builder.add(row, builder.mul(step, _LONG(4 * inputs)))
             for k in range(inputs):
                 values = []
@@ -180,23 +180,24 @@ def _real(
                         values.append(builder.sitofp(builder.sub(whole, _all(128)), _FLOATS))
                 for r in range(height):
                     at = builder.add(offset, builder.mul(row_step, _LONG(r)))
-                    number = _splat(builder, builder.load(_place(builder, at, _FLOAT, k), align=4), _FLOATS)
+                    number = splat(builder, builder.load(element(builder, at, _FLOAT, k), align=4), _FLOATS)
                     for v in range(VECTORS):
                         builder.store(tile.fma(number, values[v], builder.load(sums[r, v])), sums[r, v])
     store = _masked_store(builder, outputs)
     for r, v in sums:
-        addend = builder.load(_place(builder, bias, _FLOATS, v), align=4)
+        addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
         scale = _all_ones() if narrow else _scale_and_offset(builder, scales, _LONG(0), v, narrow)[0]
         result = tile.fma(builder.load(sums[r, v]), scale, addend)
         store(result, builder.add(out, builder.mul(out_step, _LONG(r))), v)
 
 
-class _Tile:
-    """What both kinds of tiles are made with."""
+class Tile:
+    """What all kinds of tiles are made with."""
 
-    def __init__(self, builder: Any, height: int) -> None:
+    def __init__(self, builder: Any, height: int, vectors: int = VECTORS) -> None:
         self._builder = builder
-        self._places = [(r, v) for r in range(height) for v in range(VECTORS)]
+        self.height, self.vectors = height, vectors
+        self._places = [(r, v) for r in range(height) for v in range(vectors)]
         self._fma = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), "llvm.fma.v16f32"
         )
@@ -206,10 +207,10 @@ class _Tile:
         zero = ir.Constant(vector, None)
         return {place: cgutils.alloca_once_value(self._builder, zero) for place in self._places}
 
-    def vectors(self, weight: Any, step: Any) -> list[Any]:
+    def weights(self, weight: Any, step: Any) -> list[Any]:
         """The panel's weights of one step."""
         at = self._builder.add(weight, self._builder.mul(step, _LONG(64 * VECTORS)))
-        return [self._builder.load(_place(self._builder, at, _INTS, _LONG(v)), align=64) for v in range(VECTORS)]
+        return [self._builder.load(element(self._builder, at, _INTS, _LONG(v)), align=64) for v in range(VECTORS)]
 
     def fma(self, factor: Any, other: Any, addend: Any) -> Any:
         """Rounded once."""
@@ -224,12 +225,13 @@ def _all_ones() -> Any:
     return ir.Constant(_FLOATS, [1.0] * LANES)
 
 
-def _place(builder: Any, address: Any, kind: Any, index: Any) -> Any:
+def element(builder: Any, address: Any, kind: Any, index: Any) -> Any:
+    """A pointer to an element, by its index, of what is at an address."""
     index = _LONG(index) if isinstance(index, int) else index
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
 
 
-def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
+def splat(builder: Any, scalar: Any, vector: Any) -> Any:
     """The same number in every lane."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT(0))
@@ -245,11 +247,11 @@ def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
 def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: bool) -> tuple[Any, Any]:
     """Of 16 outputs: two bf16 vectors per group, or one fp32 vector for all."""
     if not narrow:
-        return builder.load(_place(builder, scales, _FLOATS, v), align=4), None
+        return builder.load(element(builder, scales, _FLOATS, v), align=4), None
     at = builder.mul(group, _LONG(2 * VECTORS))
 
     def numbers(index: int) -> Any:
-        place = _place(builder, scales, _HALVES, builder.add(at, _LONG(index)))
+        place = element(builder, scales, _HALVES, builder.add(at, _LONG(index)))
         return builder.bitcast(builder.shl(builder.zext(builder.load(place, align=2), _INTS), _all(16)), _FLOATS)
 
     return numbers(v), numbers(VECTORS + v)
@@ -313,11 +315,11 @@ def _masked_store(builder: Any, count: Any) -> Callable[[Any, Any, int], None]:
         ir.FunctionType(ir.VoidType(), [_FLOATS, _FLOATS.as_pointer(), _INT, ir.VectorType(ir.IntType(1), LANES)]),
         "llvm.masked.store.v16f32.p0",
     )
-    limit = _splat(builder, builder.trunc(count, _INT), _INTS)
+    limit = splat(builder, builder.trunc(count, _INT), _INTS)
 
     def store(value: Any, row: Any, v: int) -> None:
         lanes = ir.Constant(_INTS, [v * LANES + lane for lane in range(LANES)])
         mask = builder.icmp_signed("<", lanes, limit)
-        builder.call(function, [value, _place(builder, row, _FLOATS, v), _INT(4), mask])
+        builder.call(function, [value, element(builder, row, _FLOATS, v), _INT(4), mask])
 
     return store

@@ -1,0 +1,255 @@
+"""Products of a few rows with a weight that is read in MKL's own layout, with MKL's own bits.
+
+MKL's product is made for many rows. With as few as a decode step has, it waits for the weight to come from memory,
+computes, and waits again: the 32 rows of 32 answers take the sum of both times. Here the weights of the next piece are
+fetched while this one is multiplied, so they take the longer of the two.
+
+What is read is what MKL has packed: a second layout would double a model's memory. Outputs are in *parts*, one for each
+thread that MKL foresees; a part is in *strips* of 48 outputs, of which the last may have 32 or 16; inputs are in
+*blocks*. A strip's weights of one block are side by side, input after input::
+
+    packed[start + padded * first_input + inputs_of_block * first_output + strip_width * input + output]
+
+Nowhere is that promised. So a layout is looked for in the packed memory when a weight is packed, and it is taken only
+if every weight is where it is supposed to be; where not, MKL computes all. The order of additions is MKL's, too: the
+inputs of a block one after the other, then the blocks. That the results are equal bit for bit is tried like MKL's own
+independence of rows (`maitred.engine.kernels.linear.packed.keeps_rows_apart`).
+"""
+
+# ruff: noqa: ANN401 - values of the code generator have no types of their own
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
+
+from maitred.engine.kernels.job import COUNT, NEXT, Entry, take
+from maitred.engine.kernels.linear.tiles import LANES, Tile, element, splat
+
+MOST_ROWS = 48
+"""With more, MKL is as fast: what is multiplied takes so long that what is read hides behind it."""
+STRIP = 48
+"""Outputs, three vectors; with `_HEIGHT` rows their sums take 24 of 32 registers."""
+_HEIGHT = 8
+_MOST_INPUTS = 384
+"""Of a block."""
+_LOOKED_THROUGH = 1 << 20
+"""Numbers at the beginning of the packed memory, among which the first weight is."""
+EDITION = 1
+"""Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
+
+_LONG, _FLOAT = ir.IntType(64), ir.FloatType()
+_FLOATS = ir.VectorType(_FLOAT, LANES)
+
+
+class Layout(NamedTuple):
+    """Where MKL has put a weight.
+
+    Attributes:
+        start: Of the first weight, in numbers from the beginning of the packed memory.
+        block: Inputs of a block.
+        part: Outputs of a part.
+    """
+
+    start: int
+    block: int
+    part: int
+
+
+def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
+    """The layout in which every weight is where it should be; None if there is none.
+
+    Args:
+        packed: All of the packed memory, fp32.
+        weight: fp32 ``[out, in]``
+        threads: That MKL had when it packed.
+    """
+    outputs, inputs = weight.shape
+    if outputs % LANES or outputs < LANES:
+        return None
+    block = _rounded_up(-(-inputs // -(-inputs // _MOST_INPUTS)), 4)
+    places = packed[:_LOOKED_THROUGH].unfold(0, LANES, LANES)
+    starts = [LANES * int(place) for place in (places == weight[:LANES, 0]).all(dim=1).nonzero()[:1]]
+    for start in starts:
+        for parts in {threads, 1}:
+            layout = Layout(start, block, _rounded_up(-(-outputs // parts), LANES))
+            if _fits(layout, packed, weight):
+                return layout
+    return None
+
+
+def _fits(layout: Layout, packed: Tensor, weight: Tensor) -> bool:
+    outputs, inputs = weight.shape
+    for first_input in range(0, inputs, layout.block):
+        count = min(layout.block, inputs - first_input)
+        at = layout.start + _rounded_up(outputs, STRIP) * first_input
+        for first in range(0, outputs, layout.part):
+            last = min(first + layout.part, outputs)
+            whole = (last - first) // STRIP
+            for strips, width in ((whole, STRIP), (1, (last - first) % STRIP)):
+                size = strips * width * count
+                if size == 0:
+                    continue
+                if at + first * count + size > len(packed):
+                    return False
+                read = packed[at + first * count :][:size].view(strips, count, width)
+                part = weight[first : first + strips * width, first_input : first_input + count]
+                if not torch.equal(read.transpose(1, 2), part.reshape(strips, width, count)):
+                    return False
+                first += strips * width
+    return True
+
+
+def _rounded_up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+FIELDS = (
+    "compute", "inputs", "outputs", "rows", "packed", "bias", "out", "first", "block", "part", "entry", "together",
+    "threads", "share",
+)  # fmt: skip
+"""Of a job, behind those that all have; see `maitred.engine.kernels.linear.packed.packed_product`. Here: sizes, as in
+`Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; and how many strips a thread
+takes at a time."""
+(
+    COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE
+) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
+ALL = COUNT + 1 + len(FIELDS)
+
+
+@cache
+def strips_product() -> Entry:
+    """The product, for any number of threads; they take strips."""
+    edition, height, strip_outputs, lanes = EDITION, _HEIGHT, STRIP, LANES
+
+    def compute(address: Any) -> None:  # a C pointer
+        job = carray(address, ALL)
+        if edition < 0:  # never; but what a function names is part of its key on disk
+            return
+        count, inputs, outputs, share = job[COUNT], job[INPUTS], job[OUTPUTS], job[SHARE]
+        block, part, bias = job[BLOCK], job[PART], job[BIAS]
+        padded = (outputs + strip_outputs - 1) // strip_outputs * strip_outputs
+        of_part = (part + strip_outputs - 1) // strip_outputs
+        last = (outputs + part - 1) // part * of_part
+        tiles = (count + height - 1) // height
+        taken = take(job, NEXT, share)
+        while taken < last:
+            for strip in range(taken, min(taken + share, last)):
+                first = strip // of_part * part + strip % of_part * strip_outputs
+                end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
+                width = end - first
+                for k in range(0, inputs, block):
+                    length = min(block, inputs - k)
+                    weights = job[FIRST] + (padded * k + first * length) * 4
+                    # What comes next: this strip's next block, or the next strip's first.
+                    ahead = job[FIRST] + end * min(block, inputs) * 4
+                    if k + block < inputs:
+                        ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
+                    for t in range(tiles):
+                        row, below = t * count // tiles, (t + 1) * count // tiles
+                        rows = job[ROWS] + (row * inputs + k) * 4
+                        out = job[OUT] + (row * outputs + first) * 4
+                        before, before_bytes = out, outputs * 4
+                        if k == 0:
+                            before, before_bytes = bias + first * 4 if bias else 0, 0
+                        if width == strip_outputs:
+                            strip_tile(
+                                below - row, rows, inputs * 4, weights, width * 4, before, before_bytes, out,
+                                outputs * 4, length, ahead + min(t, 2) * length * 64, 3,
+                            )  # fmt: skip
+                        else:
+                            for lane in range(0, width, lanes):
+                                strip_tile(
+                                    below - row, rows, inputs * 4, weights + lane * 4, width * 4,
+                                    before + lane * 4 if before else 0, before_bytes, out + lane * 4, outputs * 4,
+                                    length, ahead + min(t, 2) * length * 64, 1,
+                                )  # fmt: skip
+            taken = take(job, NEXT, share)
+
+    return Entry(compute)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def strip_tile(
+    typing_context: Any,
+    height: Any,
+    rows_at: Any,
+    row_bytes: Any,
+    weights_at: Any,
+    weight_bytes: Any,
+    before_at: Any,
+    before_bytes: Any,
+    out_at: Any,
+    out_bytes: Any,
+    inputs: Any,
+    ahead_at: Any,
+    vectors: Any,
+) -> Any:
+    """``out[r, o] = before[r, o] + Σ_k row[r, k] * weight[k, o]`` for `height` rows and 16 outputs in each vector.
+
+    All but the constant `vectors` are addresses, distances and counts; `before_at` may be 0. For each input, one cache
+    line of `ahead_at` is fetched into the second-level cache.
+    """
+    count = vectors.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        for rows in range(1, _HEIGHT + 1):
+            with builder.if_then(builder.icmp_signed("==", arguments[0], _LONG(rows))):
+                _tile(builder, Tile(builder, rows, count), *arguments[1:11])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 11, vectors), generate
+
+
+def _tile(
+    builder: Any, tile: Tile, rows: Any, row_bytes: Any, weights: Any, weight_bytes: Any, before: Any,
+    before_bytes: Any, out: Any, out_bytes: Any, inputs: Any, ahead: Any,
+) -> None:  # fmt: skip
+    sums, fetch = tile.zeros(_FLOATS), _fetch(builder)
+
+    def at(address: Any, step: Any, index: Any) -> Any:
+        return builder.add(address, builder.mul(step, index))
+
+    with cgutils.for_range(builder, inputs) as loop:
+        strip = at(weights, weight_bytes, loop.index)
+        side = [builder.load(element(builder, strip, _FLOATS, v), align=64) for v in range(tile.vectors)]
+        fetch(at(ahead, _LONG(64), loop.index))
+        for r in range(tile.height):
+            number = builder.load(element(builder, at(rows, row_bytes, _LONG(r)), _FLOAT, loop.index), align=4)
+            factor = splat(builder, number, _FLOATS)
+            for v in range(tile.vectors):
+                builder.store(tile.fma(factor, side[v], builder.load(sums[r, v])), sums[r, v])
+
+    def store(result: Callable[[int, int], Any]) -> None:
+        for r, v in sums:
+            builder.store(result(r, v), element(builder, at(out, out_bytes, _LONG(r)), _FLOATS, v), align=4)
+
+    def added(r: int, v: int) -> Any:
+        addend = builder.load(element(builder, at(before, before_bytes, _LONG(r)), _FLOATS, v), align=4)
+        return builder.fadd(builder.load(sums[r, v]), addend)
+
+    with builder.if_else(builder.icmp_signed("==", before, _LONG(0))) as (nothing, something):
+        with nothing:
+            store(lambda r, v: builder.load(sums[r, v]))
+        with something:
+            store(added)
+
+
+def _fetch(builder: Any) -> Callable[[Any], None]:
+    """Has a cache line brought to the second-level cache."""
+    number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[number] * 3]), "llvm.prefetch.p0"
+    )
+    read, second_level, data = number(0), number(2), number(1)
+
+    def fetch(address: Any) -> None:
+        builder.call(function, [builder.inttoptr(address, pointer), read, second_level, data])
+
+    return fetch
