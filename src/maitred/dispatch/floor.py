@@ -279,7 +279,8 @@ class Floor:
         ticket.output_tokens += output_tokens
         weights = self.weights
         self._charge(ticket, weights.output * output_tokens - (weights.prompt - weights.cached) * cached_tokens)
-        self.outlook.prompt(prompt_tokens, cached_tokens)
+        if prompt_tokens:
+            self.outlook.prompt(prompt_tokens, cached_tokens)
 
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """Its first token came."""

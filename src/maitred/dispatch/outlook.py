@@ -269,10 +269,9 @@ class Outlook:
 
     def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, as far as it was not found in the cache."""
-        if prompt_tokens:
-            self._prompt.saw(prompt_tokens - cached_tokens)
-            self._fresh.saw(1.0 - cached_tokens / prompt_tokens)
-            self._typical = self._learnt()
+        self._prompt.saw(prompt_tokens - cached_tokens)
+        self._fresh.saw(1.0 - cached_tokens / prompt_tokens)
+        self._typical = self._learnt()
 
     def finished(self, ticket: Ticket) -> None:
         """A request came to its end by itself."""

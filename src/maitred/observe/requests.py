@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.request import Usage
+from maitred.observe.distributions import Distributions
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
@@ -96,14 +97,12 @@ class RequestMetrics:
             buckets=_REQUEST_BUCKETS_S,
             registry=registry,
         )
-        by_model = {
-            name: Histogram(name, text, ["model"], buckets=buckets, registry=registry)
-            for name, (text, buckets) in _BY_MODEL.items()
-        }
+        by_model = Distributions(_BY_MODEL, "model")
+        registry.register(by_model)
         # The library takes a lock and makes a string of every label to find a series, thirty times for each request.
         self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
         self._duration = cache(durations.labels)
-        self._of_model = cache(lambda name, model: by_model[name].labels(model))
+        self._of_model = by_model.of
 
     def ended(self, tally: Tally) -> None:
         """Counts one."""
@@ -137,10 +136,8 @@ class RequestMetrics:
         if tally.first_token_s is None:
             return
         for name, value in _measured(tally, tally.first_token_s):
-            self._of_model(name, model).observe(value)
-        itl = self._of_model("maitred_itl_seconds", model)
-        for gap_s in tally.gaps_s:
-            itl.observe(gap_s)
+            self._of_model(name, model).add(value)
+        self._of_model("maitred_itl_seconds", model).add(*tally.gaps_s)
         self._count_tokens(model, tally.usage)
         for reason in tally.finishes:
             count("maitred_choices", model, reason)
