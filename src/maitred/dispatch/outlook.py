@@ -125,8 +125,8 @@ class Outlook:
             errand = ticket.errand
             produced = ticket.output_tokens / ticket.cost.slots
             draw = (draw + _GOLDEN) % 1.0
-            for left, drawn in zip(ways, (draw, 1.0 - draw), strict=True):
-                tokens = self.outputs.left(errand.principal_org, produced, errand.max_tokens, drawn)
+            drawn = self.outputs.left(errand.principal_org, produced, errand.max_tokens, (draw, 1.0 - draw))
+            for left, tokens in zip(ways, drawn, strict=True):
                 left += [(tokens if ticket.begun else tokens + 1.0, ticket.tenant.id)] * ticket.cost.slots
         for left in ways:
             left.sort()

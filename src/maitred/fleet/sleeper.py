@@ -44,7 +44,7 @@ class Sleeper:
             ReplicaUnavailable: Its engine is down.
         """
         card = self.link.card()
-        if self.draining or self.link.asleep:
+        if self.draining or self.link.load().asleep:
             raise ModelLoading(_ASLEEP, retry_after_s=self.link.wakes_in_s)
         return card
 

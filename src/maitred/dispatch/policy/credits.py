@@ -85,6 +85,8 @@ class Credits:
 
     def __init__(self) -> None:
         self._report = NOTHING
+        self._heard: LoadReport | None = None
+        """The report that this is from; None: it is an estimate."""
         self._guest_places = 0
         self._takes_guests = False
         self._total = NOTHING
@@ -151,6 +153,9 @@ class Credits:
         while len(self._sent) > unheard:
             hold, cost = self._sent.popleft()
             self._count(hold, cost)
+        if load is self._heard:
+            return
+        self._heard = load
         # An engine may take fewer for a while than it could, for the sake of the time between tokens.
         taken_now = load.running - load.guests + load.waiting + load.free_sequences
         self._total = Cost(min(max_sequences, max(1, taken_now)), load.total_blocks - load.pinned_blocks)
@@ -162,6 +167,7 @@ class Credits:
     def estimate(self, slots: int) -> None:
         """There is no report that could be gone by: the replica has so many places, less what was released to it."""
         self._sent.clear()
+        self._heard = None
         self._total = Cost(slots, PLENTY)
         self._report = Cost(slots - self._outstanding.slots + self._uncounted.slots, PLENTY)
         self._guest_places = 0

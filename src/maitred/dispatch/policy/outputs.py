@@ -10,6 +10,7 @@ always use all that they may is predicted exactly, and so is one whose answers a
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 _ENOUGH = 8
 """Answers of a tenant from which on it is judged by them alone."""
@@ -50,11 +51,12 @@ class _Recent:
         variance = max(0.0, self._squares / len(self._by_time) - mean * mean)
         self.spread = math.sqrt(variance) / mean if mean else 0.0
 
-    def quantile(self, share: float, *, beyond: float = 0.0) -> float | None:
-        """Of those that are larger than `beyond`; None if none is."""
-        first = bisect_right(self._by_size, beyond)
-        count = len(self._by_size) - first
-        return self._by_size[first + min(int(share * count), count - 1)] if count else None
+    def quantiles(self, shares: Sequence[float], *, beyond: float = 0.0) -> list[float]:
+        """Of those that are larger than `beyond`; nothing if none is."""
+        values = self._by_size
+        first = bisect_right(values, beyond)
+        count = len(values) - first
+        return [values[first + min(int(share * count), count - 1)] for share in shares] if count else []
 
 
 class _History:
@@ -112,7 +114,8 @@ class OutputLengths:
         if known is None:
             return min(max_tokens, max(1, int(max_tokens * self._unknown_share)))
         recent, unit = known.best(max_tokens)
-        return min(max(1, math.ceil((recent.quantile(self._quantile) or 0.0) * unit - 1e-6)), max_tokens)
+        lengths = recent.quantiles([self._quantile])
+        return min(max(1, math.ceil(lengths[0] * unit - 1e-6) if lengths else 0), max_tokens)
 
     def expect(self, tenant: str, max_tokens: int) -> float:
         """The mean length instead of a safe one: for how long the work will take, not for the room that it needs."""
@@ -122,24 +125,26 @@ class OutputLengths:
         recent, unit = known.best(max_tokens)
         return min(max(1.0, recent.mean * unit), float(max_tokens))
 
-    def left(self, tenant: str, produced: float, max_tokens: int, draw: float) -> float:
-        """What is still to come of an answer that has so many tokens: as one of those that got as far.
+    def left(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
+        """What is still to come of an answer that has so many tokens: as of some of those that got as far.
 
         Args:
             tenant: Whose answer it is.
             produced: Tokens that have come.
             max_tokens: The most that can come.
-            draw: From 0 to 1, which one. Spread evenly over several answers these end as one after the other as real
-                ones do; their means would all end late.
+            draws: From 0 to 1, which ones. Spread evenly over several answers these end as one after the other as
+                real ones do; their means would all end late.
         """
         most = max_tokens - produced
         known = self._known(tenant)
         if known is None:
-            return max(1.0, min(most, max_tokens * self._unknown_share))
+            return [max(1.0, min(most, max_tokens * self._unknown_share))] * len(draws)
         recent, unit = known.best(max_tokens)
-        length = recent.quantile(draw, beyond=produced / unit + 1e-6)
-        # Longer than all that were seen: nobody knows, but what has lasted goes on lasting.
-        return max(1.0, min(most, length * unit - produced if length is not None else produced / 4))
+        lengths = recent.quantiles(draws, beyond=produced / unit + 1e-6)
+        if not lengths:
+            # Longer than all that were seen: nobody knows, but what has lasted goes on lasting.
+            return [max(1.0, min(most, produced / 4))] * len(draws)
+        return [max(1.0, min(most, length * unit - produced)) for length in lengths]
 
     def saw(self, tenant: str, tokens: int, max_tokens: int) -> None:
         """A choice came to its end by itself. What was cut short by its caller tells nothing."""
