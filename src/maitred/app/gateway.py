@@ -58,6 +58,7 @@ from maitred.fleet.sleeper import Sleeper
 from maitred.observe.logs import RequestLog
 from maitred.observe.metrics import Metrics
 from maitred.observe.recent import Recent
+from maitred.observe.rounds import Rounds
 from maitred.observe.stories import Stories
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.catalog import Catalog
@@ -146,7 +147,8 @@ async def open_gateway(config: Config, ground: Ground, clock: Clock) -> AsyncIte
         engine.link.watch(partial(_report_steps, metrics, where, engine))
     stories = Stories(config.explain.requests, clock)
     live_state = LiveState(
-        *(gate, dispatchers, roster.states, replicas, recent, admission, accounts.stores_up, clock),
+        *(gate, dispatchers, roster.states, replicas, recent, admission, accounts.stores_up),
+        *(Rounds(metrics.samples, clock), clock),
         config.console.viewers,
     )
     retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)

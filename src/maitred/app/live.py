@@ -18,11 +18,14 @@ from maitred.core.errors import StoreUnavailable
 from maitred.dispatch.crowd import Crowd
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.state import DispatchState
+from maitred.observe.diagnosis.finding import Finding
 from maitred.observe.engines import Engines, EngineState
 from maitred.observe.recent import Recent, Traffic
+from maitred.observe.rounds import Rounds
 from maitred.wire.admin.live import (
     CreditBody,
     EngineBody,
+    FindingBody,
     HeadcountBody,
     HeldBody,
     LiveBody,
@@ -51,6 +54,7 @@ class LiveState:
         recent: What happened.
         admission: How far limits are used.
         stores_up: Whether each store answers.
+        rounds: What holds requests up.
         clock: The time.
         most_viewers: Who may watch at one time.
 
@@ -67,6 +71,7 @@ class LiveState:
         recent: Recent,
         admission: Admission,
         stores_up: Callable[[], Mapping[str, bool]],
+        rounds: Rounds,
         clock: Clock,
         most_viewers: int,
     ) -> None:
@@ -77,6 +82,7 @@ class LiveState:
         self._recent = recent
         self._admission = admission
         self._stores_up = stores_up
+        self._rounds = rounds
         self._clock = clock
         self._started_s = clock.wall_s()
         self.pulse = Pulse(self._beat, self._compose, clock, most_viewers)
@@ -106,6 +112,7 @@ class LiveState:
         )
         in_dispatch = waiting.total() + prefilling.total() + decoding.total()
         tenants, limits_known = await self._tenants(waiting, prefilling + decoding)
+        findings = self._rounds.findings()
         return LiveBody(
             at=self._clock.wall_s(),
             started_at=self._started_s,
@@ -129,6 +136,7 @@ class LiveState:
             tenants=tenants,
             refusals=list(reversed(self._recent.refusals.values())),
             limits_known=limits_known,
+            findings=None if findings is None else [_finding(finding) for finding in findings],
         )
 
     def _with_credits(self, states: Mapping[str, DispatchState]) -> list[LiveReplicaBody]:
@@ -163,6 +171,10 @@ class LiveState:
         if _EVERYBODY in of:
             rows.insert(0, _tenant(_EVERYBODY, Traffic(), waiting.total(), running.total(), of[_EVERYBODY]))
         return rows, known
+
+
+def _finding(finding: Finding) -> FindingBody:
+    return FindingBody(**{**asdict(finding), "evidence": list(finding.evidence)})
 
 
 def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:

@@ -22,6 +22,7 @@ from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.rollouts import RolloutMetrics, RolloutsState
+from maitred.observe.samples import Samples, series_of
 from maitred.observe.slos import SloMetrics
 from maitred.observe.steps import StepMetrics
 from maitred.observe.tenants import TenantMetrics
@@ -109,6 +110,10 @@ class Metrics:
             text = openmetrics.generate_latest(scraped, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
         return exposition.generate_latest(scraped), _TEXT
+
+    def samples(self) -> Samples:
+        """Everything, as whoever scrapes it reads it."""
+        return Samples(series_of(self._registry.collect()))
 
     def names(self) -> set[str]:
         """The name of every metric of ours, without the endings that Prometheus adds."""

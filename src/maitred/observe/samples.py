@@ -1,9 +1,13 @@
-"""A scrape of `/metrics`, read back: for whoever follows a server from outside, with nothing but its address."""
+"""A scrape of `/metrics`, read back: for whoever follows a server from outside, with nothing but its address.
+
+A gateway reads its own registry as others read the scrape.
+"""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -20,9 +24,14 @@ def parse_metrics(text: str) -> dict[Series, float]:
     Raises:
         ValueError: It is not of that format.
     """
+    return series_of(text_string_to_metric_families(text))
+
+
+def series_of(families: Iterable[Metric]) -> dict[Series, float]:
+    """Each label set of each metric by itself."""
     return {
         Series(sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in families
         for sample in family.samples
     }
 

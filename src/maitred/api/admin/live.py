@@ -95,6 +95,11 @@ def _shown(state: LiveBody, *, whole: bool) -> LiveBody:
         state,
         tenants=[],
         refusals=[replace(one, tenant="", request_id="", message="") for one in state.refusals],
+        # Of who ran into limits, how many: tenants stand in the rest of the evidence.
+        findings=state.findings
+        and [
+            replace(one, where="", evidence=one.evidence[:1]) if one.kind == "limits" else one for one in state.findings
+        ],
         queues=[replace(one, tenants=[]) for one in state.queues],
         engines=[replace(one, held=[]) for one in state.engines],
     )

@@ -44,6 +44,7 @@ export function livePage(me, connection) {
       { name: "left", colour: "muted", of: (point) => point.ended.cancelled ?? 0 },
     ], count),
   ];
+  const findings = panel("What holds requests up", { wide: true, note: "of the last seconds" });
   const queues = panel("Queue");
   const engines = panel("Batch and KV cache");
   const replicas = panel("Replicas", { wide: true });
@@ -55,7 +56,7 @@ export function livePage(me, connection) {
   const node = el("div", { class: "live", "aria-busy": "true" }, stale,
     el("section", { "aria-label": "Requests in each stage", class: "stages" }, path),
     el("section", { class: "charts", "aria-label": "Charts" }, charts.map((chart) => chart.node)),
-    el("div", { class: "grid" }, queues.node, engines.node, replicas.node, admin && tenants.node, refusals.node));
+    el("div", { class: "grid" }, findings.node, queues.node, engines.node, replicas.node, admin && tenants.node, refusals.node));
 
   let points = [];
   let ended = false;
@@ -68,6 +69,7 @@ export function livePage(me, connection) {
     points = points.slice(-KEPT);
     if (!document.hidden) for (const chart of charts) chart.set(points);
     showPath(path, now);
+    refill(findings.body, JSON.stringify(now.findings), () => findingsOf(now.findings));
     refill(queues.body, JSON.stringify([now.queues]), () => now.queues.map((queue) => queueOf(queue, admin)));
     refill(engines.body, JSON.stringify(now.engines), () => enginesOf(now.engines));
     refill(tables.replicas.rows, JSON.stringify(now.replicas), () => now.replicas.map(replicaOf));
@@ -135,6 +137,15 @@ function showPath(place, now) {
         ...[["finished", "good"], ["refused", "warn"], ["failed", "bad"], ["cancelled", "muted"]].flatMap(([name, tone]) => [
           el("dt", {}, name === "cancelled" ? "left" : name), el("dd", { class: done[name] ? tone : "" }, count(done[name] ?? 0))]))),
   ]);
+}
+
+/** What `maitred doctor` says, from the same rules. */
+function findingsOf(all) {
+  if (!all) return [el("p", { class: "empty" }, "Looking: this takes some seconds.")];
+  if (!all.length) return [el("p", { class: "empty" }, "Nothing does.")];
+  return [el("ol", { class: "findings" }, all.map((one) => el("li", {},
+    el("h3", {}, badge("warn", words(one.kind)), one.where && el("span", { class: "note" }, one.where)),
+    el("p", {}, one.summary), one.evidence.map((line) => el("p", { class: "hint" }, line)), el("p", { class: "remedy" }, one.remedy))))];
 }
 
 function queueOf(queue, admin) {

@@ -138,6 +138,17 @@ class RefusalBody(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None
 
 
+class FindingBody(Struct, frozen=True, kw_only=True):
+    """One thing that holds requests up; see `maitred doctor`."""
+
+    kind: Annotated[str, Meta(description="Such as `kv_memory` or `upstream`.")]
+    where: Annotated[str, Meta(description="Model, replica, tenant or process; empty: the server as a whole.")]
+    weight: Annotated[float, Meta(description="The part of the work that suffers, from 0 to 1.")]
+    summary: str
+    evidence: list[str]
+    remedy: str
+
+
 class LiveBody(Struct, frozen=True, kw_only=True):
     """A gateway at one moment."""
 
@@ -155,3 +166,7 @@ class LiveBody(Struct, frozen=True, kw_only=True):
     tenants: Annotated[list[TenantUseBody], Meta(description="Those that are here, or were lately; busiest first.")]
     refusals: Annotated[list[RefusalBody], Meta(description="The last ones, newest first.")]
     limits_known: Annotated[bool, Meta(description="Whether the counters could be asked.")] = True
+    findings: Annotated[
+        list[FindingBody] | None,
+        Meta(description="What holds requests up, most important first; null until it was watched for some seconds."),
+    ] = None
