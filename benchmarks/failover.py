@@ -29,6 +29,7 @@ import psutil
 import uvloop
 
 from benchmarks.report import Report, percentiles
+from maitred.fleet.local import ENGINE_MODULE
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20261121
@@ -201,7 +202,7 @@ async def _killed(
 
 def _is_engine(child: psutil.Process) -> bool:
     """Grammars are tried in children, too."""
-    return child.status() != psutil.STATUS_ZOMBIE and "engine" in child.cmdline()
+    return child.status() != psutil.STATUS_ZOMBIE and ENGINE_MODULE in child.cmdline()
 
 
 async def _ready(server: ServerProcess) -> None:

@@ -10,6 +10,7 @@ import psutil
 from typer.testing import CliRunner
 
 from maitred.cli.main import app
+from maitred.fleet.local import ENGINE_MODULE
 from maitred.testing.server_process import serving
 from tests.integration.test_on_demand import configured
 from tests.integration.test_remote_engines import engine, gateway
@@ -36,7 +37,9 @@ def maitred(server, *words):
 
 def engine_pid(server):
     (child,) = [
-        child for child in psutil.Process(server.process.pid).children(recursive=True) if "engine" in child.cmdline()
+        child
+        for child in psutil.Process(server.process.pid).children(recursive=True)
+        if ENGINE_MODULE in child.cmdline()
     ]
     return child.pid
 

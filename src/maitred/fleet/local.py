@@ -32,6 +32,9 @@ from maitred.observe.config import LogConfig
 from maitred.replica.engine_link import EngineLink
 from maitred.wire.address import parse_address
 
+ENGINE_MODULE = "maitred.cli.local_engine"
+"""What the processes of this installation's engines run."""
+
 SOONEST_S = 1.0
 """Least that `predicted_ready_s` promises: a start that takes longer than the last one is still a start."""
 
@@ -65,8 +68,8 @@ def engine_command(
     """
     log = msgspec.structs.replace(log, format="json")
     passed = PassedSettings(engine=config, service=weights, log=log)
-    settings = f"--settings={msgspec.json.encode(passed).decode()}"
-    return lambda address: [sys.executable, "-m", "maitred", "engine", str(model), f"--listen={address}", settings]
+    settings = msgspec.json.encode(passed).decode()
+    return lambda address: [sys.executable, "-m", ENGINE_MODULE, str(model), address, settings]
 
 
 def _sweep_folders() -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from maitred import __version__
+from maitred.cli import local_engine
 from maitred.cli.main import app
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
@@ -210,8 +211,9 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     process.serve = lambda *arguments: served.append(arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
     Path("maitred.yaml").write_text("engine: [broken")
-    result = run(*command[3:], env={"MAITRED__ENGINE__MAX_SEQUENCES": "9"})
-    assert result.exit_code == 0, result.output
+    monkeypatch.setenv("MAITRED__ENGINE__MAX_SEQUENCES", "9")
+    assert command[:3] == [sys.executable, "-m", local_engine.__name__]
+    assert local_engine.main(command[3:]) == 0
     assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, LinkConfig())]
     root = logging.getLogger()
     assert root.level == logging.ERROR
@@ -244,10 +246,13 @@ def test_an_engine_of_its_own_is_told_how_to_trust_gateways(monkeypatch: pytest.
     assert link.secret == Secret("a secret of many characters", "{file: secret}")
 
 
-def test_an_engine_is_passed_nothing_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(
-        "engine", "--listen", "tcp:127.0.0.1:9", "--settings", '{"engine": {"threads": -1}, "service": [], "log": {}}'
-    )
-    assert result.exit_code == 2
-    assert "--settings: " in result.stderr
-    assert "threads" in result.stderr
+def test_an_engine_is_passed_nothing_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    passed = '{"engine": {"threads": -1}, "service": [], "log": {}}'
+    assert local_engine.main([str(BUNDLED_MODEL), "tcp:127.0.0.1:9", passed]) == 2
+    assert "threads" in capsys.readouterr().err
+
+
+def test_an_engine_does_not_wait_for_a_command_line_to_be_put_together() -> None:
+    probe = "import sys, maitred.cli.local_engine; print(*{'typer', 'rich', 'yaml', 'torch'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
