@@ -40,7 +40,7 @@ def main(arguments: "Sequence[str]") -> int:
     model, address, settings = arguments
     try:
         passed = _decoded(settings)
-        run(Path(model), passed.engine, address, passed.service, LinkConfig(), passed.log)
+        run(Path(model), passed.engine, address, passed.service, None, passed.log)
     except MaitredError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2 if isinstance(error, CallerError) else 1
@@ -48,7 +48,7 @@ def main(arguments: "Sequence[str]") -> int:
 
 
 def run(
-    model: Path, config: EngineConfig, listen: str, weights: ServiceWeights, link: LinkConfig, log: LogConfig
+    model: Path, config: EngineConfig, listen: str, weights: ServiceWeights, link: LinkConfig | None, log: LogConfig
 ) -> None:
     """Runs an engine in this process; see `maitred.engine.process.serve`.
 

@@ -37,7 +37,7 @@ def serve(
     config: EngineConfig,
     listen: str,
     weights: ServiceWeights,
-    link: LinkConfig = LinkConfig(),  # noqa: B008 - frozen
+    link: LinkConfig | None = None,
 ) -> None:
     """Runs an engine in this process until SIGTERM, or until the parent is gone.
 
@@ -46,18 +46,20 @@ def serve(
         config: The `engine` section.
         listen: ``unix:/path`` or ``tcp:host:port``.
         weights: What a token counts when service is shared out.
-        link: The `engine_link` section.
+        link: The `engine_link` section; None for an engine that its gateway starts. Nobody else reaches it, and both
+            have the same files, so there is no model to compare, which would take longer than to map it.
 
     Raises:
         ConfigInvalid: The model, the device or the address cannot be had; the message says what to do.
     """
     start_s = time.perf_counter()
     address = parse_address(listen)
-    credentials = engine_credentials(address, link)
+    credentials = engine_credentials(address, link or LinkConfig())
     listener = _listen(address)
     try:
         engine, card = _build_steps(model, config, weights)
-        card = replace(card, digest=digest_of(model))
+        if link is not None:
+            card = replace(card, digest=digest_of(model))
         # What the model and its libraries brought stays for good. The collector would walk over all of it again and
         # again, between two tokens of somebody's answer.
         gc.freeze()

@@ -214,7 +214,7 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     monkeypatch.setenv("MAITRED__ENGINE__MAX_SEQUENCES", "9")
     assert command[:3] == [sys.executable, "-m", local_engine.__name__]
     assert local_engine.main(command[3:]) == 0
-    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, LinkConfig())]
+    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, None)]
     root = logging.getLogger()
     assert root.level == logging.ERROR
     assert isinstance(root.handlers[0].formatter, JsonFormatter), "the gateway reads it"

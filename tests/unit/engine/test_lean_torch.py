@@ -9,10 +9,14 @@ import_lean_torch()
 import torch
 
 assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 1), torch.full((2, 1), 3.0))
-left_out = "torch._prims" not in sys.modules and "torch._meta_registrations" not in sys.modules
+left_out = not {"torch._prims", "torch._meta_registrations", "torch.export", "torch.distributions"} & sys.modules.keys()
+left_out = left_out and not hasattr(torch, "export") and not hasattr(torch.nn, "quantized")
 complete_torch()
 torch.rand(2, generator=torch.Generator().manual_seed(0))
 upsampled = torch.ops.aten.native_dropout_backward(*2 * [torch.empty(2, 4, device="meta")], 1.0)
+assert torch.distributions.Normal(0.0, 1.0).sample().shape == ()
+assert torch.masked.as_masked_tensor and torch.nn.quantized.Linear and torch.quantization.QuantStub
+assert torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),)).module()(torch.ones(1, 2)).shape == (1, 3)
 print(left_out, tuple(upsampled.shape), "torch._prims" in sys.modules)
 """
 
