@@ -1,12 +1,16 @@
-"""Answers that follow a grammar, or are penalised, are the same token by token, whatever was guessed."""
+"""Answers that follow a grammar, or are penalised, are the same token by token, whatever was guessed, and by whom."""
+
+import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
 from maitred.core.request import Request, SamplingParams
 from maitred.engine.assembly import build
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.grammar.supposition import Supposition
 from maitred.engine.speculate.speculator import Speculator
 from maitred.text.grammar.reading import grammar_of
@@ -35,8 +39,8 @@ FIELDS = [
 ]
 
 
-def make_engine(**fields):
-    config = EngineConfig(device="cpu", dtype="fp32", threads=1, kv_memory_bytes=16 << 20, **fields)
+def make_engine(*, room=16 << 20, **fields):
+    config = EngineConfig(device="cpu", dtype="fp32", threads=1, kv_memory_bytes=room, **fields)
     return build(BUNDLED_MODEL, config)[0]
 
 
@@ -98,6 +102,71 @@ def test_answers_are_the_same(plain, guessing, rumour, schema, fields):
     drafted, right = after.drafted_tokens - before.drafted_tokens, after.accepted_tokens - before.accepted_tokens
     assert 0.2 * drafted < right < drafted
     assert after.free_blocks == after.total_blocks
+
+
+@pytest.fixture(scope="module")
+def fewer_layers(tmp_path_factory):
+    """The bundled model without its last two layers: a draft model that is often wrong."""
+    folder = tmp_path_factory.mktemp("models") / "fewer-layers"
+    shutil.copytree(BUNDLED_MODEL, folder)
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "num_hidden_layers": 3}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if ".3." not in n and ".4." not in n}, folder / "model.safetensors")
+    return folder
+
+
+def drafted_by(**speculation):
+    """An engine whose drafts always pay."""
+    engine = make_engine(block_tokens=32, speculation=SpeculationConfig(**speculation))
+    engine._speculator._worth = Always()
+    return engine
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0, "n": 1}, {}], ids=str)
+def test_a_draft_model_under_a_grammar_changes_no_token(plain, fewer_layers, fields):
+    expected = answers(plain, requests(SCHEMA, fields))
+    for draft_model in (BUNDLED_MODEL, fewer_layers):
+        engine = drafted_by(method="draft_model", draft_model=str(draft_model))
+        assert answers(engine, requests(SCHEMA, fields)) == expected
+        load = engine.load()
+        assert load.drafted_tokens > 20
+        assert 0 < load.accepted_tokens <= load.drafted_tokens
+        assert load.free_blocks == load.total_blocks
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(plain, fewer_layers, method):
+    """The KV cache is too small for all of them, and what was preempted finds its prefix in it again, or not."""
+    story = TOKENIZER.encode("There was a rabbit named Ruby, 7 years old, and a raven. " * 4, add_special_tokens=False)
+    grammar = grammar_of(Constraint("json_schema", SCHEMA, "guided_json"))
+    asked = [
+        Request(
+            id=str(number),
+            prompt=story[: 30 + 3 * (number % 4)],
+            sampling=SamplingParams(
+                max_tokens=60, seed=number, temperature=0.8 * (number % 2), grammar=grammar if number % 3 else None
+            ),
+        )
+        for number in range(24)
+    ]
+    expected = answers(plain, asked)
+    draft_model = str(fewer_layers) if method == "draft_model" else None
+    engine = make_engine(
+        block_tokens=16,
+        room=3 << 20,
+        step_tokens=70,
+        max_sequences=16,
+        speculation=SpeculationConfig(method=method, draft_model=draft_model),
+    )
+    engine._speculator._worth = Always()
+    assert answers(engine, asked) == expected
+    load = engine.load()
+    assert load.preemptions
+    assert load.cached_tokens
+    assert load.drafted_tokens
+    assert load.accepted_tokens or method == "ngram", "of guesses by look-up none need be right here"
+    assert load.free_blocks == load.total_blocks
 
 
 class Letters:
