@@ -14,7 +14,7 @@ from numba import carray
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, bits_of, floats, longs, take
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, bits_of, floats, take
 from maitred.engine.kernels.simd import float_of_bits
 
 
@@ -45,9 +45,7 @@ def make_add_norm(dtype: torch.dtype, device: torch.device) -> AddNorm:
     return add_norm_fused if device.type == "cpu" and dtype == torch.float32 else add_norm
 
 
-def norm_fields(
-    stream: int, addend: int, gain: int, normalised: int, width: int, epsilon: float, picked: int = 0
-) -> list[int]:
+def norm_fields(stream: int, addend: int, gain: int, normalised: int, width: int, epsilon: float) -> list[int]:
     """Of a job of `norm_rows`.
 
     Args:
@@ -57,10 +55,8 @@ def norm_fields(
         normalised: Of the result.
         width: Of a row.
         epsilon: Added to the mean of squares.
-        picked: Address of int64 row numbers: only these are normalised, in this order, and the stream is left as it is;
-            0: all are.
     """
-    return [stream, addend, gain, normalised, width, bits_of(epsilon), picked]
+    return [stream, addend, gain, normalised, width, bits_of(epsilon)]
 
 
 @cache
@@ -69,30 +65,24 @@ def norm_rows() -> Entry:
     own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
 
     def norm(address: Any) -> None:  # noqa: ANN401 - a C pointer
-        job = carray(address, own + 7)
-        stream_at, addend_at, columns, picked_at = job[own], job[own + 1], job[own + 4], job[own + 6]
+        job = carray(address, own + 6)
+        stream_at, addend_at, columns = job[own], job[own + 1], job[own + 4]
         gain, epsilon = carray(floats(job[own + 2]), columns), float_of_bits(np.int32(job[own + 5]))
         first = take(job, NEXT, rows_at_a_time)
         while first < job[COUNT]:
-            for number in range(first, min(first + rows_at_a_time, job[COUNT])):
-                row = number
-                if picked_at:
-                    row = carray(longs(picked_at), number + 1)[number]
+            for row in range(first, min(first + rows_at_a_time, job[COUNT])):
                 stream = carray(floats(stream_at + row * columns * 4), columns)
-                normalised = carray(floats(job[own + 3] + number * columns * 4), columns)
-                total = stream
-                if picked_at:
-                    total = normalised
+                normalised = carray(floats(job[own + 3] + row * columns * 4), columns)
                 if addend_at:
                     addend = carray(floats(addend_at + row * columns * 4), columns)
                     for column in range(columns):
-                        total[column] = stream[column] + addend[column]
+                        stream[column] = stream[column] + addend[column]
                 squares = np.float32(0.0)
                 for column in range(columns):
-                    squares += total[column] * total[column]
+                    squares += stream[column] * stream[column]
                 scale = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(columns) + epsilon))
                 for column in range(columns):
-                    normalised[column] = total[column] * scale * gain[column]
+                    normalised[column] = stream[column] * scale * gain[column]
             first = take(job, NEXT, rows_at_a_time)
 
     return Entry(norm, fast=True)

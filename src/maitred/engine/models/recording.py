@@ -1,5 +1,7 @@
 """The forward pass on a CPU in fp32, written onto a tape: the same steps as the decoder's, in the same order.
 
+Behind the last layer's attention only those rows are computed whose logits are wanted: of a prompt, the last one.
+
 All that a step computes goes into buffers that are kept from step to step: as large as was foreseen, or as the largest
 step so far. For a larger one they are made anew, and the tape with them; the same if another cache is to be used.
 """
@@ -15,6 +17,7 @@ from maitred.engine.kernels.gate import gate_rows
 from maitred.engine.kernels.job import bits_of
 from maitred.engine.kernels.linear.form import Linear, Taped
 from maitred.engine.kernels.norm import norm_fields, norm_heads, norm_rows
+from maitred.engine.kernels.pick import pick_rows
 from maitred.engine.kernels.tape import Tape
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
@@ -91,6 +94,8 @@ class _Rooms:
         self._room = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked = ctypes.c_int64(0)
+        self._picked_stream = torch.empty(most_picked, width)
+        self._picked_attended = torch.empty(most_picked, self._attended.shape[1])
         self.logits = torch.empty(most_picked, config.vocab_size)
 
     def touch(self) -> None:
@@ -111,27 +116,35 @@ class _Rooms:
         weights, epsilon = self._weights, self._config.norm_epsilon
         self.tape = Tape(attention.threads)
         self._rows = attention.counter("rows")
+        stream, attended = self._stream, self._attended
         addend = 0  # the first layer's input is the embedding alone
         for index, layer in enumerate(weights.layers):
-            self._norm(addend, layer.attention_norm, epsilon)
+            self._norm(stream, addend, layer.attention_norm, epsilon)
             self._product(layer.qkv, self._normed, self._qkv)
             self._norm_heads(layer, epsilon)
             attention.record(self.tape, index, self._qkv.data_ptr(), self._attended.data_ptr(), self.cache)
+            if layer is weights.layers[-1]:
+                self._rows = ctypes.addressof(self._picked)
+                stream = self._pick(self._stream, self._picked_stream)
+                attended = self._pick(self._attended, self._picked_attended)
             addend = self._addend.data_ptr()
-            self._product(layer.attention_output, self._attended, self._addend)
-            self._norm(addend, layer.mlp_norm, epsilon)
+            self._product(layer.attention_output, attended, self._addend)
+            self._norm(stream, addend, layer.mlp_norm, epsilon)
             self._product(layer.gate_up, self._normed, self._gate_up)
             gate = [self._gate_up.data_ptr(), self._gated.data_ptr(), self._gated.shape[1]]
             self.tape.add(gate_rows(), gate, self._rows, _worth(self._gate_up))
             self._product(layer.down, self._gated, self._addend)
-        self._rows = ctypes.addressof(self._picked)
-        self._norm(addend, weights.final_norm, epsilon, self._picks.data_ptr())
+        self._norm(stream, addend, weights.final_norm, epsilon)
         self._product(weights.head, self._normed, self.logits)
 
-    def _norm(self, addend: int, gain: Tensor, epsilon: float, picked: int = 0) -> None:
-        rows = (self._stream.data_ptr(), addend, gain.data_ptr(), self._normed.data_ptr())
-        fields = norm_fields(*rows, self._stream.shape[1], epsilon, picked)
-        self.tape.add(norm_rows(), fields, self._rows, _worth(self._stream))
+    def _norm(self, stream: Tensor, addend: int, gain: Tensor, epsilon: float) -> None:
+        rows = (stream.data_ptr(), addend, gain.data_ptr(), self._normed.data_ptr())
+        self.tape.add(norm_rows(), norm_fields(*rows, stream.shape[1], epsilon), self._rows, _worth(stream))
+
+    def _pick(self, rows: Tensor, picked: Tensor) -> Tensor:
+        fields = [rows.data_ptr(), rows.shape[1], self._picks.data_ptr(), picked.data_ptr()]
+        self.tape.add(pick_rows(), fields, self._rows, _worth(rows))
+        return picked
 
     def _norm_heads(self, layer: LayerWeights, epsilon: float) -> None:
         if layer.head_norm is not None:

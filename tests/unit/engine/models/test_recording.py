@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from maitred.engine.models.load import load_model
@@ -17,3 +18,30 @@ def test_a_step_as_large_as_foreseen_computes_in_the_memory_that_was_taken_for_i
         assert torch.equal(logits, expected)
         addresses.add(logits.data_ptr())
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_rows_whose_logits_are_not_wanted_change_nothing(tmp_path, scheme):
+    """Neither the logits of those that are, in whatever order, nor what later steps read in the cache."""
+    make_model(tmp_path, "llama")
+    decoder = load_model(tmp_path, dtype=torch.float32, scheme=scheme).decoder
+    tokens = random_tokens(decoder.config, 40)
+    few, all_rows = Driver(decoder), Driver(decoder)
+    lines = [driver.open(tokens) for driver in (few, all_rows)]
+    batches = [driver.batch([], [(line, 39)]) for driver, line in zip((few, all_rows), lines, strict=True)]
+    batches[0].logit_rows, batches[1].logit_rows = torch.tensor([38, 3, 17]), torch.arange(39)
+    wanted = decoder.forward(batches[0], few.cache).clone()
+    assert torch.equal(wanted, decoder.forward(batches[1], all_rows.cache)[[38, 3, 17]])
+    assert torch.equal(few.step([lines[0]], []), all_rows.step([lines[1]], []))
+
+
+def test_a_step_of_which_no_logits_are_wanted_fills_the_cache(tmp_path):
+    make_model(tmp_path, "llama")
+    driver = Driver(load_model(tmp_path, dtype=torch.float32).decoder)
+    tokens = random_tokens(driver.decoder.config, 9)
+    line, other = driver.open(tokens), driver.open(tokens)
+    silent = driver.batch([], [(line, 8)])
+    silent.logit_rows = torch.tensor([], dtype=torch.int64)
+    assert len(driver.decoder.forward(silent, driver.cache)) == 0
+    driver.step([], [(other, 8)])
+    assert torch.equal(driver.step([line], []), driver.step([other], []))
