@@ -134,7 +134,11 @@ def test_an_upstream_goes_on_with_our_trace(front, back, collector):
     assert (root.parent_id, attempt.parent_id, behind.parent_id) == (SPAN, root.span_id, attempt.span_id)
     assert (attempt.kind, behind.kind) == (CLIENT, SERVER)
     assert attempt.began_ns <= behind.began_ns <= behind.ended_ns <= attempt.ended_ns
-    assert behind.state == "vendor=7"
+    assert behind.state == "maitred=usage,vendor=7"
+    accounts = [span.name for span in collector.of(trace) if any("gen_ai.usage" in name for name in span.attributes)]
+    assert accounts == ["chat far"], "who adds up a trace counts each token once"
+    for name in ("input_tokens", "output_tokens", "cache_read.input_tokens"):
+        assert behind.attributes[f"maitred.usage.{name}"] == root.attributes[f"gen_ai.usage.{name}"]
     host, port = back.url.removeprefix("http://").split(":")
     assert attempt.attributes["server.address"] == host
     assert attempt.attributes["server.port"] == int(port)

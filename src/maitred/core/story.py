@@ -117,7 +117,7 @@ class Story:
         if self.trace is None:
             return None
         chapter.span_id = new_span_id()
-        return self.trace.below(chapter.span_id)
+        return self.trace.below(chapter.span_id).accounting()
 
 
 class Telling:

@@ -12,6 +12,9 @@ _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 _SAMPLED = 0x01
 _MOST_STATE_CHARACTERS = 512
 """What has to be passed on at least; of more we pass on none, which is allowed."""
+_MOST_MEMBERS = 32
+_KEY, _OURS = "maitred", "maitred=usage"
+"""Our member of the state, for gateways of ours behind this one."""
 _RANGE = 1 << 64
 
 
@@ -25,7 +28,18 @@ class TraceContext(Struct, frozen=True):
     sampled: bool = False
     """Whether whoever began the trace, or we, keep it."""
     state: str = ""
-    """What tracing systems tell each other; passed on as it came."""
+    """What tracing systems tell each other; passed on as it came, but for what we say (see `accounting`)."""
+
+    @property
+    def accounted(self) -> bool:
+        """Whether a gateway of ours, above this span, tells what the request used."""
+        return _OURS in self._members()
+
+    def accounting(self) -> "TraceContext":
+        """The same, for whoever works below: it is we who tell what the request used."""
+        others = [member for member in self._members() if member.partition("=")[0] != _KEY]
+        state = ",".join([_OURS, *others[: _MOST_MEMBERS - 1]])
+        return replace(self, state=state if len(state) <= _MOST_STATE_CHARACTERS else _OURS)
 
     def below(self, span_id: str) -> "TraceContext":
         """Another span of the same trace."""
@@ -35,6 +49,10 @@ class TraceContext(Struct, frozen=True):
         """For a request that is sent on behalf of this span."""
         parent = f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
         return {"traceparent": parent, **({"tracestate": self.state} if self.state else {})}
+
+    def _members(self) -> list[str]:
+        """Of the state, the latest first."""
+        return [member for part in self.state.split(",") if (member := part.strip())]
 
 
 def context_in(traceparent: str | None, tracestate: str | None = None) -> TraceContext | None:

@@ -45,7 +45,7 @@ def content_attributes(ask: Ask | None, overhearing: Overhearing) -> dict[str, s
     ]
     return {
         "gen_ai.input.messages": _json(given),
-        "gen_ai.output.messages": _json(answers),
+        **({"gen_ai.output.messages": _json(answers)} if answers else {}),
     }
 
 

@@ -2,7 +2,8 @@
 
 Names and attributes follow OpenTelemetry's semantic conventions for generative AI where these have one (``gen_ai.*``,
 ``http.*``, ``server.*``, ``error.type``), and are ``maitred.*`` otherwise. What a request used is told by its first
-span alone: tools that add up tokens and costs over a trace would count twice what two spans tell.
+span alone, and where it comes through several gateways of ours by that of the first: tools that add up tokens and costs
+over a trace would count twice what two spans tell.
 """
 
 from collections.abc import Iterator, Mapping
@@ -182,7 +183,7 @@ def _request_attributes(tally: Tally) -> dict[str, Attribute]:
         if operation_of(tally) != _EMBEDDINGS:
             told |= _asked_attributes(tally.ask)
     if tally.first_token_s is not None:
-        told["gen_ai.usage.input_tokens"] = tally.prompt_tokens
+        told |= _usage_attributes(tally)
         if operation_of(tally) != _EMBEDDINGS:
             told |= _answer_attributes(tally, tally.first_token_s)
     return {name: value for name, value in told.items() if value is not None}
@@ -193,10 +194,21 @@ def _answer_attributes(tally: Tally, first_token_s: float) -> dict[str, Attribut
     return {
         "gen_ai.response.time_to_first_chunk": first_token_s - tally.started_s,
         "gen_ai.response.finish_reasons": [str(reason) for reason in tally.finishes],
-        "gen_ai.usage.output_tokens": tally.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": tally.cached_tokens,
-        "gen_ai.usage.reasoning.output_tokens": tally.reasoning_tokens or None,
         "maitred.estimated": tally.estimated or None,
+    }
+
+
+def _usage_attributes(tally: Tally) -> dict[str, Attribute | None]:
+    """What it used; under a name of ours where a gateway of ours that it came through tells the same."""
+    trace = tally.story.trace
+    prefix = "maitred.usage" if trace is not None and trace.accounted else "gen_ai.usage"
+    told: dict[str, Attribute | None] = {f"{prefix}.input_tokens": tally.prompt_tokens}
+    if operation_of(tally) == _EMBEDDINGS:
+        return told
+    return told | {
+        f"{prefix}.output_tokens": tally.completion_tokens,
+        f"{prefix}.cache_read.input_tokens": tally.cached_tokens,
+        f"{prefix}.reasoning.output_tokens": tally.reasoning_tokens or None,
     }
 
 

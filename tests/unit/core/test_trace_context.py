@@ -56,3 +56,22 @@ def test_a_share_of_the_traces_is_sampled():
     assert not falls_within(high, 0.3)
     assert falls_within("f" * 32, 1.0)
     assert not falls_within("0" * 32, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("", "maitred=usage"),
+        ("vendor=7, other=1", "maitred=usage,vendor=7,other=1"),
+        ("vendor=7,maitred=usage", "maitred=usage,vendor=7"),
+        ("x=" + "y" * 510, "maitred=usage"),
+        (",".join(f"v{n}=1" for n in range(32)), ",".join(["maitred=usage", *(f"v{n}=1" for n in range(31))])),
+    ],
+)
+def test_who_works_below_is_told_that_the_usage_is_told(state, told):
+    context = TraceContext(TRACE, SPAN, sampled=True, state=state)
+    assert context.accounted == ("maitred=usage" in state)
+    below = context.accounting()
+    assert below == TraceContext(TRACE, SPAN, sampled=True, state=told)
+    assert below.accounted
+    assert below.accounting() == below
