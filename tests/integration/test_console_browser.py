@@ -231,6 +231,18 @@ def test_a_phone_scrolls_down_only(opened, system):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
 
 
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_a_long_name_pushes_no_button_off_the_screen(opened, system, size):
+    named = {"tenant": "operators", "name": "verylong" * 25}
+    system.admin.post("/admin/v1/keys", json=named).raise_for_status()
+    page = opened("#keys", viewport=size)
+    log_in(page, system.admin_key)
+    page.goto(f"{system.url}/console#keys")
+    box = page.get_by_role("button", name=f"Revoke {named['name']}").first.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= size["width"]
+
+
 def test_it_works_by_the_keyboard_alone(opened):
     page = opened()
     expect(page.locator(".pill")).to_have_text("Live")

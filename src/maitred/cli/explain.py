@@ -74,7 +74,9 @@ def _list(stories: "StoryList", *, as_json: bool) -> None:
 
 def _heading(story: "StoryBody") -> Iterator[tuple[str, object]]:
     """What is said of the whole; nothing of what there is nothing to say."""
-    end = f"{story.outcome}, status {story.status}" + (f", {story.error}" if story.error else "")
+    end = f"{story.outcome}, status {story.status}" + "".join(
+        f", {word}" for word in (story.error, story.refused_by) if word
+    )
     whose = "/".join(dict.fromkeys(name for name in (story.organisation, story.tenant, story.key) if name))
     model = story.model or story.asked
     if story.asked not in (None, model):

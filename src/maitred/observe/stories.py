@@ -40,6 +40,7 @@ class Facts(NamedTuple):
     outcome: Outcome | None
     status: int
     error: str
+    refused_by: str
     started_s: float
     first_token_s: float | None
     ended_s: float
@@ -121,7 +122,7 @@ class Stories:
         if kept is None:
             raise ResourceNotFound(
                 f"No request of that id is known here. A gateway knows the last {self._most:,} that it has served and "
-                "that have ended (`explain.requests`)."
+                "that have ended (`explain.requests`). What it could not read, or had no valid key, is not among them."
             )
         return story_of(kept)
 
@@ -162,6 +163,7 @@ def story_of(kept: Kept) -> StoryBody:
         outcome=str(facts.outcome),
         status=facts.status,
         error=facts.error or None,
+        refused_by=facts.refused_by or None,
         duration_ms=facts.duration_ms,
         ttft_ms=facts.ttft_ms,
         waited_ms={str(cause): round(waited_ms, 3) for cause, waited_ms in facts.waited_ms.items()},

@@ -40,6 +40,14 @@ def test_it_is_told_from_the_arrival_of_the_request():
     assert story.chapters[0].facts == {"prompt_tokens": 7}
 
 
+def test_a_refusal_names_the_limit():
+    stories = Stories(8, FakeClock())
+    tally = ended()
+    tally.refused_by = "requests_per_minute"
+    stories.ended(tally)
+    assert stories.of("req-1").refused_by == "requests_per_minute"
+
+
 def held_by(thing):
     """All objects that it keeps alive, but for what belongs to the program."""
     seen, left = {}, [thing]

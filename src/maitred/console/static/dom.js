@@ -42,9 +42,10 @@ export function table(label, columns) {
   return { node, rows };
 }
 
-/** A row; cells are texts or elements. */
+/** A row; cells are texts or elements. On a phone a row is a card, whose lines begin with their columns' titles. */
 export function row(columns, cells) {
-  return el("tr", {}, cells.map((cell, number) => el("td", { class: columns[number][1] && "number" }, cell)));
+  return el("tr", {}, cells.map((cell, number) =>
+    el("td", { class: columns[number][1] && "number", "data-title": columns[number][0] }, cell)));
 }
 
 /** Puts `nodes` in place of what is there, unless `key` says that they show the same. */

@@ -63,7 +63,7 @@ export function keysPage(me) {
 
   function limitRow(limit) {
     return row(LIMITS, [limit.subject === "*" ? "Everybody together" : limit.subject, words(limit.kind) + (limit.hard ? "" : " (soft)"), limit.model ?? "all",
-      amount(limit.kind, limit.value) + (limit.burst ? `, burst ${limit.burst}` : ""),
+      amount(limit.kind, limit.value) + (limit.burst ? `, burst ${amount(limit.kind, limit.burst)}` : ""),
       [el("button", { type: "button", class: "quiet", "aria-label": `Change ${words(limit.kind)} of ${limit.subject}`, onclick: () => change(limit) }, "Change"),
         el("button", { type: "button", class: "quiet danger", "aria-label": `Delete ${words(limit.kind)} of ${limit.subject}`, onclick: () => remove(limit) }, "Delete")]]);
   }

@@ -127,7 +127,8 @@ def limits(vitals: Vitals) -> Iterator[Finding]:
     share = min(1.0, refused / vitals.ended) if vitals.ended else 0.0
     if share < _REFUSED:
         return
-    tenants = sorted(vitals.refused_tenants.items(), key=lambda each: -each[1])[:3]
+    refusals = [each for each in vitals.refused_tenants.items() if each[1]]
+    tenants = sorted(refusals, key=lambda each: -each[1])[:3]
     yield Finding(
         kind=Kind.LIMITS,
         where=", ".join(tenant for tenant, _ in tenants),

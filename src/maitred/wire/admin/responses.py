@@ -251,6 +251,7 @@ class StoryBody(Struct, frozen=True, kw_only=True):
     outcome: str
     status: int
     error: str | None
+    refused_by: Annotated[str | None, Meta(description="The kind of the limit that had no room for it.")]
     duration_ms: float
     ttft_ms: Annotated[float | None, Meta(description="From its arrival to its first token.")]
     waited_ms: Annotated[dict[str, float], Meta(description="By cause: at the gateway and in the engine.")]

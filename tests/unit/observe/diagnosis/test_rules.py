@@ -71,6 +71,15 @@ def test_what_is_found(state, expected):
     assert kinds(state) == expected
 
 
+def test_only_tenants_that_were_refused_are_named():
+    state = vitals(
+        line=CALM, limit_refusals={"requests_per_minute": 30.0}, refused_tenants={"calm": 0.0, "a": 10.0, "b": 20.0}
+    )
+    (finding,) = diagnose(state)
+    assert finding.where == "b, a"
+    assert finding.evidence[1:] == ("b: 20 refused.", "a: 10 refused.")
+
+
 def test_what_an_upstream_does_is_measured_by_its_objective():
     upstream = UpstreamVitals(model="far", upstream="there", open_requests=3.0)
 
