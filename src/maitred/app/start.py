@@ -10,6 +10,7 @@ engines nevertheless: who may not serve from this folder must not take an accele
 """
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -59,6 +60,11 @@ async def _start(config: Config, command: Command | None) -> int:
 
 
 def _gateway() -> Callable[..., Awaitable[int]]:
-    from maitred.app.serve import serve
-
+    # What modules bring stays, and need not be looked through for garbage again and again while they come.
+    gc.disable()
+    try:
+        from maitred.app.serve import serve
+    finally:
+        gc.freeze()
+        gc.enable()
     return serve

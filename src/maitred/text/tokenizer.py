@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 import tokenizers.models
 
@@ -49,7 +50,7 @@ class Tokenizer:
         # A file may carry the limits of its training; the context window is checked elsewhere, with an error.
         backend.no_truncation()
         backend.no_padding()
-        rules = rules_of(json.loads(backend.to_str())["decoder"])
+        rules = rules_of(msgspec.json.decode(backend.to_str(), type=_Decoding).decoder)
         self._bytes, self._visible = _tables(backend, rules)
         # It takes a word that it cannot read, however long, for one unknown token, and no notice of spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
@@ -139,6 +140,12 @@ class Tokenizer:
     def token_text(self, id: int) -> str:  # noqa: A002 - the word for it
         """One token as text; a part of a character shows as U+FFFD."""
         return self.token_bytes(id).decode("utf-8", "replace")
+
+
+class _Decoding(msgspec.Struct):
+    """What is read of a tokenizer's own words on itself, which list the whole vocabulary, too."""
+
+    decoder: dict[str, Any] | None = None
 
 
 def _tables(backend: tokenizers.Tokenizer, rules: DecodingRules) -> tuple[dict[int, bytes], dict[int, bytes]]:

@@ -40,8 +40,8 @@ class DecodingRules(msgspec.Struct, frozen=True):
         """The bytes of a token of the model's own vocabulary."""
         if self.byte_level:
             try:
-                return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-            except KeyError:
+                return token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
+            except UnicodeEncodeError:
                 return token.encode()  # Added to the vocabulary as it is, after training.
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
@@ -99,13 +99,14 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet that GPT-2 introduced: printable Latin-1 stands for itself, the rest is moved to U+0100 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    moved = [byte for byte in range(256) if byte not in set(printable)]
-    table.update({chr(0x100 + offset): byte for offset, byte in enumerate(moved)})
-    return table
+def _byte_of_character() -> dict[int, int]:
+    """The alphabet that GPT-2 introduced: printable Latin-1 stands for itself, the rest is moved to U+0100 and up.
+
+    As `str.translate` wants it. What is moved must not stand for itself: it becomes a character that is no byte.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = [byte for byte in range(256) if byte not in printable]
+    return dict.fromkeys(moved, 0xFFFF) | {0x100 + offset: byte for offset, byte in enumerate(moved)}
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
