@@ -1,18 +1,18 @@
 """A gateway, put together: the way of a request through its parts, and who watches it.
 
 clients -> Edge -> Gate
-|
-Identity  |       who calls: keys and tokens, from the directory in memory
-^      v
+            |
+  Identity  |       who calls: keys and tokens, from the directory in memory
+     ^      v
 Directory  Pipeline -> Admission -> Counters, Ledger -> database
-^      +-----> Catalog
-database   +-----> Dispatcher -> EngineLinks <- LocalEngines (each its own process)
--> Upstream <- Probe -> servers of others
--> Lodger <- Residence: models that come and go
-Embedder -> the same, before an encoder
+     ^      +-----> Catalog
+ database   +-----> Dispatcher -> EngineLinks <- LocalEngines (each its own process)
+                               -> Upstream <- Probe -> servers of others
+                               -> Lodger <- Residence: models that come and go
+          Embedder -> the same, before an encoder
 
 Metrics, RequestLog, Stories, Traces, Recent <- one Tally per request
-LiveState <- consoles and `maitred top`, every second
+                              LiveState <- consoles and `maitred top`, every second
 """
 
 import asyncio
