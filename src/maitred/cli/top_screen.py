@@ -8,7 +8,7 @@ from rich.text import Text
 
 from maitred.cli.tables import cell
 from maitred.cli.tune_table import bar
-from maitred.wire.admin.live import EngineBody, LiveBody, QueueBody, UseBody
+from maitred.wire.admin.live import EngineBody, FindingBody, LiveBody, QueueBody, UseBody
 
 _BAR = 30
 _MOST_ROWS = 10
@@ -17,7 +17,9 @@ _MOST_ROWS = 10
 
 def screen(state: LiveBody) -> RenderableType:
     """All of it, the most important first."""
-    parts: list[RenderableType] = [_head(state), _path(state), _queues(state.queues)]
+    parts: list[RenderableType] = [_head(state), _path(state)]
+    parts += [_finding(one) for one in state.findings or ()]
+    parts.append(_queues(state.queues))
     parts += [_engine(engine) for engine in state.engines]
     parts.append(_replicas(state))
     if state.tenants:
@@ -55,6 +57,13 @@ def _path(state: LiveBody) -> Text:
             "–" if times is None else f"{_span(times[0])} median, {_span(times[1])} p95"
         )
     return text
+
+
+def _finding(one: FindingBody) -> Text:
+    """What `maitred doctor` would say."""
+    where = f" {one.where}" if one.where else ""
+    text = Text.assemble((cell(f"{one.kind}{where}"), "yellow"), "  ", cell(one.summary))
+    return text.append(f"\n{cell(one.remedy)}", "dim")
 
 
 def _queues(queues: Iterable[QueueBody]) -> Table:
@@ -113,10 +122,9 @@ def _tenants(state: LiveBody) -> Table:
 def _limit(limit: UseBody) -> Text:
     share = limit.used / limit.value if limit.value else 0.0
     style = "red" if share >= 1 else "yellow" if share >= 0.8 else "green"
+    kind = limit.kind.value if limit.hard else f"soft {limit.kind.value}"
     model = f" of {limit.model}" if limit.model else ""
-    return Text.assemble(
-        (bar(share, 10).ljust(10), style), f" {share:4.0%} {limit.kind.value}{cell(model) if model else ''}"
-    )
+    return Text.assemble((bar(share, 10).ljust(10), style), cell(f" {share:4.0%} {kind}{model}"))
 
 
 def _refusals(state: LiveBody) -> Table:

@@ -153,7 +153,7 @@ function queueOf(queue, admin) {
   const most = Math.max(1, ...Object.values(queue.waiting));
   const classes = Object.entries(queue.waiting).map(([name, number]) => el("li", {},
     el("span", {}, words(name)), meter(number / most, `${number} wait as ${name}`, number ? "warn" : ""),
-    el("b", {}, count(number)), el("span", { class: "hint" }, `wait ${span(queue.predicted_wait_s[name])}`)));
+    el("b", {}, count(number)), el("span", { class: "hint" }, `one more waits ${span(queue.predicted_wait_s[name])}`)));
   const here = queue.tenants.filter((each) => each.waiting || each.running);
   const busiest = Math.max(1, ...here.map((each) => each.waiting + each.running));
   return el("article", { class: "queue" },
