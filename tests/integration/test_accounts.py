@@ -221,10 +221,12 @@ def test_what_runs_when_a_gateway_is_killed_counts_whole(tmp_path, keys):
             json={**BODY, "max_tokens": 900, "stream": True},
             headers={"x-api-key": keys["BURST_KEY"]},
         ) as stream:
+            assert stream.status_code == 200, stream.read()
             next(stream.iter_lines())
             server.process.kill()
         server.process.wait()
     with installation(tmp_path, keys, config=WITH_BURST) as server:
+        assert "1 of its requests were interrupted" in server.log.read_text()
         left = int(post(server, keys["BURST_KEY"]).headers["x-ratelimit-remaining-tokens"])
         assert 1000 - 900 - 8 - 1 <= left <= 1000 - 900 - 8 + (time.monotonic() - began_s)
 
