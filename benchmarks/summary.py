@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fair_summary, routing_summary
+from benchmarks import fair_summary, rival_summary, routing_summary
 from benchmarks.report import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
@@ -27,7 +27,12 @@ def main() -> int:
 def render() -> str:
     """All figures, as Markdown."""
     fair, routing = fair_summary.render(), routing_summary.render()
-    return "\n".join([_users(), _loads(), *fair, _throughput(), _rest(), routing, _accounts(), _retries(), _tester()])
+    return "\n".join(
+        [
+            *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render(), routing),
+            *(_accounts(), _retries(), _tester()),
+        ]
+    )
 
 
 def _load(name: str) -> dict[str, Any]:
