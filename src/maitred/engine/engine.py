@@ -214,11 +214,8 @@ class Engine:
         if self._speculator is not None:
             writing_s = self._speculator.extend(plan, self._scheduler.draft_room, self._scheduler.times)
         self._courses.planned(plan, start_s)
-        try:
+        with logbook.naming(chunk.sequence.request for chunk in plan.chunks):
             tokens, logprobs = self._runner.execute(plan)
-        except Exception:
-            logbook.broken([chunk.sequence.request for chunk in plan.chunks])
-            raise
         computed_s = self._clock.monotonic_s()
         advances = self._scheduler.commit(plan, tokens)
         # Those of prompts stand last, and are sent first: a first token must not wait until all others are delivered.

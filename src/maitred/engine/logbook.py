@@ -5,7 +5,8 @@ level: the gateway has it all with the answer (see `courses`).
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from maitred.core.request import Course, Delta, Request
 from maitred.engine.scheduler.sequence import Sequence
@@ -72,11 +73,21 @@ def encoded(request: Request, waited_s: float, batch: int) -> None:
         )
 
 
-def broken(requests: Iterable[Request]) -> None:
-    """The step that had these in it has failed, and the engine with it: one of them may be why."""
-    names = [*dict.fromkeys(request.known_as or request.id for request in requests)]
-    more = ", …" if len(names) > _MOST_NAMED else ""
-    logger.critical("a step failed that had %d requests in it: %s%s", len(names), ", ".join(names[:_MOST_NAMED]), more)
+@contextmanager
+def naming(requests: Iterable[Request]) -> Iterator[None]:
+    """Computes a step with these in it: if it fails, and the engine with it, one of them may be why.
+
+    Args:
+        requests: Gone through only then.
+    """
+    try:
+        yield
+    except Exception:
+        names = [*dict.fromkeys(request.known_as or request.id for request in requests)]
+        more = ", …" if len(names) > _MOST_NAMED else ""
+        named = ", ".join(names[:_MOST_NAMED])
+        logger.critical("a step failed that had %d requests in it: %s%s", len(names), named, more)
+        raise
 
 
 def _log(level: int, request: Request, message: str, *values: object) -> None:

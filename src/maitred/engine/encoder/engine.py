@@ -160,11 +160,8 @@ class EncoderEngine:
         batch = self._batch(start_s, outputs)
         if not batch:
             return outputs
-        try:
+        with logbook.naming(text.request for text in batch):
             vectors = self._encode([text.request.prompt for text in batch])
-        except Exception:
-            logbook.broken(text.request for text in batch)
-            raise
         took_s = self._clock.monotonic_s() - start_s
         for text, vector in zip(batch, vectors, strict=True):
             waited_s = start_s - text.arrived_s
