@@ -5,6 +5,7 @@ but printed, such as the traceback that it dies with or a library's warning, is 
 """
 
 import logging
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +15,7 @@ _log = logging.getLogger("maitred.engine")
 class _Line(msgspec.Struct):
     """One line of its log (see `maitred.observe.logs.JsonFormatter`)."""
 
-    level: str
+    level: Literal["debug", "info", "warning", "error", "critical"]
     logger: str
     message: str
     request_id: str = ""

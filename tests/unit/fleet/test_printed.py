@@ -34,7 +34,9 @@ def test_what_we_do_not_log_is_known_all_the_same(caplog):
 
 def test_what_is_printed_is_a_line_of_ours(caplog):
     with caplog.at_level(logging.INFO):
-        for printed in (b"Traceback (most recent call last):", b'{"level": "info"}', b"[1]", b"\xff"):
+        stranger = line(level="notice", message="a library's own JSON")
+        for printed in (b"Traceback (most recent call last):", b'{"level": "info"}', b"[1]", b"\xff", stranger):
             log_line(7, printed)
     assert {(record.name, record.levelno) for record in caplog.records} == {("maitred.engine", logging.INFO)}
+    assert len(caplog.records) == 5
     assert caplog.messages[0] == "engine 7: Traceback (most recent call last):"
