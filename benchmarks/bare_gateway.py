@@ -31,6 +31,7 @@ from maitred.api.application import build
 from maitred.api.gate import Gate
 from maitred.app.access import open_access
 from maitred.app.address import bind
+from maitred.app.control import LocalControl
 from maitred.app.garbage import collect_seldom
 from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
@@ -177,8 +178,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
         dispatcher = Dispatcher(served.name, [Post("local", engine.link)], config.dispatch, clock)
         pipeline = Pipeline(
             Router(Catalog([served])),
-            {served.name: dispatcher},
-            parts.admission,
+            LocalControl({served.name: dispatcher}, parts.admission, clock),
             clock=clock,
             max_choices=config.model.max_choices,
         )

@@ -18,6 +18,7 @@ from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.app.address import bind, url_of
+from maitred.app.control import LocalControl
 from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
@@ -127,7 +128,9 @@ async def gateway(
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
             dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(recoveries=recoveries), clock)
-            pipeline = Pipeline(Router(Catalog([model])), {MODEL: dispatcher}, admission, clock=clock)
+            pipeline = Pipeline(
+                Router(Catalog([model])), LocalControl({MODEL: dispatcher}, admission, clock), clock=clock
+            )
             observers: list[Observer] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)

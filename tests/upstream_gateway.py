@@ -17,6 +17,7 @@ from maitred.api.application import build
 from maitred.api.config import ServerConfig
 from maitred.api.gate import Gate
 from maitred.app.address import bind, url_of
+from maitred.app.control import LocalControl
 from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
 from maitred.app.retrying import Retrying
@@ -152,7 +153,13 @@ async def upstream_gateway(
         again = Retrying(retries, RetryBudget(0.2, 10), clock)
         trials = Trials(live, rollouts, clock)
         pipeline = Pipeline(
-            router, dispatchers, admission, ladders, clock, retries=again, schemas=schemas, trials=trials
+            router,
+            LocalControl(dispatchers, admission, clock),
+            ladders,
+            clock,
+            retries=again,
+            schemas=schemas,
+            trials=trials,
         )
         observers = []
         edge = build(config, pipeline, Anyone(principal), gate, observers, bytes, clock)

@@ -33,6 +33,7 @@ from maitred.api.feedback import FeedbackRoutes
 from maitred.api.gate import Gate
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.console import open_console
+from maitred.app.control import LocalControl
 from maitred.app.embedding import Embedder
 from maitred.app.ground import Ground
 from maitred.app.live import LiveState
@@ -154,8 +155,7 @@ async def open_gateway(config: Config, ground: Ground, clock: Clock) -> AsyncIte
     retry_budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     pipeline = Pipeline(
         router,
-        dispatchers,
-        admission,
+        LocalControl(dispatchers, admission, clock),
         {name: Ladder(steps, skipped=metrics.requests.degradation_skipped) for name, steps in ladders.items()},
         clock,
         max_choices=config.model.max_choices,

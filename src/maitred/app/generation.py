@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Self
 
-from maitred.admission.grant import Grant
 from maitred.app.choice import Choice
 from maitred.app.continuation import Attempt, Transcript, attempt
+from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.engine_chapters import tell_course
 from maitred.app.hedging import opened
 from maitred.core.answer import Outcome, Part, Tally
@@ -21,7 +21,6 @@ from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailabl
 from maitred.core.request import Delta, FinishReason, Request
 from maitred.core.story import ChapterName
 from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.seat import Seat
 
 _GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
 
@@ -45,13 +44,13 @@ class Generation:
 
     def __init__(
         self,
-        seat: Seat,
+        seat: AnySeat,
         running: AsyncExitStack,
         requests: Callable[[float], Sequence[Request]],
         choices: Sequence[Choice],
         tally: Tally,
         clock: Clock,
-        grant: Grant,
+        grant: AnyGrant,
         *,
         partial: bool,
     ) -> None:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
+from maitred.app.control import AnySeat
 from maitred.core.answer import Tally
 from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.seat import Seat
 from maitred.dispatch.spare import Spare
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Head(Generic[T]):
 
 
 async def opened(
-    seat: Seat, post: AnyPost, open_at: Open[B], running: AsyncExitStack, tally: Tally
+    seat: AnySeat, post: AnyPost, open_at: Open[B], running: AsyncExitStack, tally: Tally
 ) -> tuple[AnyPost, B]:
     """Sends a request to the replica that it was granted, and to another one if that is late.
 

@@ -11,12 +11,11 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
-from maitred.admission.grant import Grant
 from maitred.admission.policy.ladder import Ladder, Variant
 from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.work import Work
+from maitred.app.control import AnyGrant, AnySeat, Control
 from maitred.app.escalation import Escalated, Judge, may_escalate
 from maitred.app.generation import Generation
 from maitred.app.manuscript import Manuscript
@@ -45,9 +44,7 @@ from maitred.core.relay import TextRequest
 from maitred.core.request import Request
 from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
-from maitred.dispatch.seat import Seat
 from maitred.routing.escalation.schemas import Schemas
 from maitred.routing.pools.routes import Target, Way
 from maitred.text.tokenizer import Tokenizer
@@ -63,8 +60,7 @@ class Pipeline:
 
     Args:
         router: What is served, under which names.
-        dispatchers: For each model of the catalog, the queue before its replicas.
-        admission: Who may run, and how long answers may be.
+        control: Who may run, when and where, and how long answers may be.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         clock: For the times in the tally.
         draw_seed: Makes a seed where the caller names none.
@@ -79,8 +75,7 @@ class Pipeline:
     def __init__(
         self,
         router: Router,
-        dispatchers: Mapping[str, Dispatcher],
-        admission: Admission,
+        control: Control,
         ladders: Mapping[str, Ladder] | None = None,
         clock: Clock | None = None,
         *,
@@ -93,9 +88,8 @@ class Pipeline:
         grammars: GrammarDesk | None = None,
     ) -> None:
         self._router = router
-        self._dispatchers = dispatchers
-        self._planner = Planner(router, dispatchers, admission, ladders or {}, max_choices, grammars or GrammarDesk())
-        self._admission = admission
+        self._control = control
+        self._planner = Planner(router, control, ladders or {}, max_choices, grammars or GrammarDesk())
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._least_itl_s = least_itl_s
@@ -124,7 +118,7 @@ class Pipeline:
             upward = partial(self._router.way_upward, ask, principal)
             begin = partial(self._begin, principal, tally)
             escalated = Escalated(
-                *(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._admission.price_of)
+                *(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._control.price_of)
             )
             return nullcontext(escalated)
         answers = self._begin(principal, tally, ask, way)
@@ -157,9 +151,7 @@ class Pipeline:
             chapter.facts |= {
                 "model": plan.target.name,
                 "prompt_tokens": plan.reading.prompt_tokens,
-                "position": plan.place.position,
-                "predicted_wait_s": round(plan.place.wait_s, 6),
-                "predicted_ttft_s": round(plan.place.ttft_s, 6),
+                **({} if plan.place is None else plan.place.facts),
                 "degraded": [*tally.degraded],
             }
         return plan
@@ -171,10 +163,8 @@ class Pipeline:
         # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
         # not finished and gives up its place; only then is settled what has not been settled.
         async with AsyncExitStack() as running:
-            grant = await self._admitted(plan, principal, tally, running)
-            # Wait in line, and run it where there is room: both happen when the answer is read.
-            errand = replace(plan.errand, max_tokens=grant.max_tokens)
-            seat = await running.enter_async_context(self._dispatchers[plan.target.pool].seat(errand))
+            grant, seat = await self._admitted(plan, principal, tally, running)
+            # It waits in line, and runs where there is room, when the answer is read.
             tally.place = seat.place
             if isinstance(plan.reading, TextReading):
                 yield self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
@@ -182,7 +172,7 @@ class Pipeline:
                 yield Generation(
                     seat,
                     running,
-                    partial(self._requests, plan.reading, tally, errand, grant, seat),
+                    partial(self._requests, plan.reading, tally, plan.errand, grant, seat),
                     plan.reading.choices(),
                     tally,
                     self._clock,
@@ -198,19 +188,18 @@ class Pipeline:
             tally.degraded = list(variant.degraded)
             yield answer
 
-    async def _admitted(self, plan: Plan, principal: Principal, tally: Tally, running: AsyncExitStack) -> Grant:
-        """Takes what it needs from its caller's limits."""
+    async def _admitted(
+        self, plan: Plan, principal: Principal, tally: Tally, running: AsyncExitStack
+    ) -> tuple[AnyGrant, AnySeat]:
+        """Takes what it needs from its caller's limits, and a place in the line."""
         work = _work(principal, tally, plan.reading)
         try:
-            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
-                grant = await running.enter_async_context(self._admission.admit(work))
-                chapter.facts |= {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
+            return await self._control.admit(plan.target.pool, plan.errand, work, tally.story, running)
         except LimitReached:
             if plan.instead_of is None:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
-        return grant
 
     def _relayed(
         self,
@@ -218,8 +207,8 @@ class Pipeline:
         target: Target,
         principal: Principal,
         tally: Tally,
-        grant: Grant,
-        seat: Seat,
+        grant: AnyGrant,
+        seat: AnySeat,
         running: AsyncExitStack,
     ) -> Relay:
         """The answer of a server of somebody else's."""
@@ -244,7 +233,7 @@ class Pipeline:
         )
 
     def _requests(
-        self, reading: Reading, tally: Tally, errand: Errand, grant: Grant, seat: Seat, now_s: float
+        self, reading: Reading, tally: Tally, errand: Errand, grant: AnyGrant, seat: AnySeat, now_s: float
     ) -> list[Request]:
         """What the replica is asked to generate, one for each prompt, under ids that lead to the line in the ledger."""
         ask = reading.ask
@@ -304,20 +293,19 @@ class Pipeline:
         """See `Answering.standing`."""
         if tally.principal is None:
             return None
-        return await self._admission.peek(tally.principal, tally.model)
+        return await self._control.peek(tally.principal, tally.model)
 
     def place(self, principal: Principal, request_id: str) -> Place:
         """See `Answering.place`."""
-        organisation = principal.tenants[-1]
-        for dispatcher in self._dispatchers.values():
-            if (place := dispatcher.place_of(request_id, organisation)) is not None:
-                return place
-        raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
+        place = self._control.place_of(request_id, principal.tenants[-1])
+        if place is None:
+            raise ResourceNotFound("No request of that id waits in the queue. It may run already, or have ended.")
+        return place
 
     def ready(self, model: str | None = None) -> bool:
         """See `Answering.ready`."""
         served = self._router.behind(model)
-        return any(each.ready() and self._dispatchers[each.name].serving for each in served)
+        return any(each.ready() and self._control.serving(each.name) for each in served)
 
 
 @asynccontextmanager
@@ -327,7 +315,7 @@ async def _overheard(answers: AbstractAsyncContextManager[Answer], listener: Lis
         yield Overheard(answer, listener)
 
 
-def _text_request(reading: TextReading, target: Target, grant: Grant, *, scored: bool) -> TextRequest:
+def _text_request(reading: TextReading, target: Target, grant: AnyGrant, *, scored: bool) -> TextRequest:
     """What a replica that takes text is asked."""
     named = reading.ask.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from maitred.admission.admission import Admission
 from maitred.admission.grammars.desk import GrammarDesk
 from maitred.admission.policy.ladder import DEGRADABLE, Ladder, Variant, overflowing
+from maitred.app.control import Control
 from maitred.app.escalation import with_scores
 from maitred.app.flows import flow_of
 from maitred.app.forms import in_form
@@ -26,7 +26,6 @@ from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.money import usd_of
 from maitred.core.place import Place
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import Errand
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.routes import Target
@@ -43,8 +42,8 @@ class Plan(Struct, frozen=True):
     target: Target
     reading: AnyReading
     errand: Errand
-    place: Place
-    """What is predicted."""
+    place: Place | None
+    """What is predicted; None: that is told with its place in the line."""
     instead_of: MaitredError | None = None
     """Why another model than the one that was asked for; None: it is that one."""
 
@@ -54,8 +53,7 @@ class Planner:
 
     Args:
         router: What is served, under which names.
-        dispatchers: For each model of the catalog, the queue before its replicas.
-        admission: What tokens cost, and how long answers are by default.
+        control: Says when a turn would come, what tokens cost, and how long answers are by default.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         max_choices: Largest `n`, if the replica would take more.
         grammars: Tries what answers are to look like.
@@ -64,15 +62,13 @@ class Planner:
     def __init__(
         self,
         router: Router,
-        dispatchers: Mapping[str, Dispatcher],
-        admission: Admission,
+        control: Control,
         ladders: Mapping[str, Ladder],
         max_choices: int,
         grammars: GrammarDesk,
     ) -> None:
         self._router = router
-        self._dispatchers = dispatchers
-        self._admission = admission
+        self._control = control
         self._ladders = ladders
         self._max_choices = max_choices
         self._grammars = grammars
@@ -141,7 +137,7 @@ class Planner:
         if most_usd is None:
             return
         output_tokens = self._length(reading) * reading.choice_count
-        usd = usd_of(self._admission.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
+        usd = usd_of(self._control.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
         if usd > most_usd:
             raise TooExpensive(
                 f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
@@ -152,12 +148,12 @@ class Planner:
         """How it would wait; raises what refuses it for the load."""
         errand = _errand(principal, tally, reading, self._length(reading))
         tally.priority = errand.flow.priority
-        return Plan(target, reading, errand, self._dispatchers[target.pool].check(errand))
+        return Plan(target, reading, errand, self._control.check(target.pool, errand))
 
     def _length(self, reading: AnyReading) -> int:
         """Most tokens of a choice, before any limit has had a look at it."""
         room = max(reading.rooms)
-        return room if reading.ask.max_tokens is not None else min(room, self._admission.default_output_tokens or room)
+        return room if reading.ask.max_tokens is not None else min(room, self._control.default_output_tokens or room)
 
     async def _degraded(
         self, target: Target, reading: AnyReading, principal: Principal, tally: Tally, refusal: MaitredError
@@ -191,7 +187,7 @@ class Planner:
     ) -> Plan | None:
         """The whole request here after all, where others that wait leave in its place."""
         errand = replace(_errand(principal, tally, reading, self._length(reading)), movable=movable)
-        if not await self._dispatchers[target.pool].relieve(errand):
+        if not await self._control.relieve(target.pool, errand):
             return None
         try:
             return self._queued(target, reading, principal, tally)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
-from maitred.admission.grant import Grant
+from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.hedging import Head, opened
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
@@ -35,7 +35,6 @@ from maitred.core.relay import Batch, TextReplica, TextRequest
 from maitred.core.request import FinishReason
 from maitred.core.story import ChapterName
 from maitred.dispatch.errand import Post
-from maitred.dispatch.seat import Seat
 
 
 class Relay:
@@ -59,14 +58,14 @@ class Relay:
 
     def __init__(
         self,
-        seat: Seat,
+        seat: AnySeat,
         running: AsyncExitStack,
         request: TextRequest,
         prompts: int,
         meter: Meter,
         tally: Tally,
         clock: Clock,
-        grant: Grant,
+        grant: AnyGrant,
         attempts: Attempts,
         *,
         deadline_s: float | None,

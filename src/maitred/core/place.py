@@ -12,3 +12,12 @@ class Place(msgspec.Struct, frozen=True):
     """From now until it is released to a replica."""
     ttft_s: float
     """From now until its first token."""
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """For stories."""
+        return {
+            "position": self.position,
+            "predicted_wait_s": round(self.wait_s, 6),
+            "predicted_ttft_s": round(self.ttft_s, 6),
+        }

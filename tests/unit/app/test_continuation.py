@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from maitred.app.control import LocalControl
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
 from maitred.core.answer import Outcome, Part, Tally
@@ -63,7 +64,9 @@ class House:
         self.dispatcher = Dispatcher("m", posts, config, self.clock, draw=lambda: draw)
         self.desk = admission_desk.Desk()
         catalog = Catalog([ServedModel("m", replicas[-1], TOKENIZER)])
-        self.pipeline = Pipeline(Router(catalog), {"m": self.dispatcher}, self.desk.admission, clock=self.clock)
+        self.pipeline = Pipeline(
+            Router(catalog), LocalControl({"m": self.dispatcher}, self.desk.admission, self.clock), clock=self.clock
+        )
         self.tally = Tally("req", self.clock.now_s)
 
     async def run(self, asked) -> list[Part]:

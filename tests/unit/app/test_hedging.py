@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from maitred.app.control import LocalControl
 from maitred.app.hedging import Head, opened
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
@@ -195,7 +196,10 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     dispatcher._hedging._seconds.extend([0.001] * 20)
     dispatcher._hedging._saved = 1.0
     desk = Desk()
-    pipeline = Pipeline(Router(Catalog([ServedModel("m", quick, TOKENIZER)])), {"m": dispatcher}, desk.admission)
+    pipeline = Pipeline(
+        Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
+        LocalControl({"m": dispatcher}, desk.admission, SystemClock()),
+    )
     tally = Tally("req-1", 0.0)
     async with pipeline.answer(replace(ask("Hi", max_tokens=4), priority=10), tally) as parts:
         text = "".join([part.text async for batch in parts for part in batch])

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from maitred.app.control import LocalControl
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
 from maitred.config.tree import BUNDLED_MODEL
@@ -117,7 +118,12 @@ def ids(text):
 def pipeline(replica, **options):
     dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
-    return Pipeline(Router(catalog), {"m": dispatcher}, Desk().admission, clock=FrozenClock(), **options)
+    return Pipeline(
+        Router(catalog),
+        LocalControl({"m": dispatcher}, Desk().admission, FrozenClock()),
+        clock=FrozenClock(),
+        **options,
+    )
 
 
 async def run(replica, asked, tally=None, **options):
@@ -150,7 +156,9 @@ async def test_what_a_request_leaves_open_is_as_the_model_has_it():
     replica = MemoryReplica([Delta(0, [EOS], finish=STOP)])
     model = ServedModel("m", replica, TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
     dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
-    spine = Pipeline(Router(Catalog([model])), {"m": dispatcher}, Desk().admission, clock=FrozenClock())
+    spine = Pipeline(
+        Router(Catalog([model])), LocalControl({"m": dispatcher}, Desk().admission, FrozenClock()), clock=FrozenClock()
+    )
     asked = msgspec.structs.replace(ask(top_k=7), left_open=frozenset({"temperature"}))
     async with spine.answer(asked, Tally("req", 0.0)) as answer:
         assert [part async for batch in answer for part in batch]
@@ -290,7 +298,10 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
     replica = MemoryReplica([Delta(index, [], DEADLINE, begun=begun) for index in range(2)])
     dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
     desk, tally = Desk(), Tally("req", 0.0)
-    spine = Pipeline(Router(Catalog([ServedModel("m", replica, TOKENIZER)])), {"m": dispatcher}, desk.admission)
+    spine = Pipeline(
+        Router(Catalog([ServedModel("m", replica, TOKENIZER)])),
+        LocalControl({"m": dispatcher}, desk.admission, SystemClock()),
+    )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
     async with spine.answer(asked, tally) as answer:
         parts = [part async for batch in answer for part in batch]
@@ -390,7 +401,10 @@ async def test_a_replica_that_restarts_is_still_known():
 async def test_a_model_without_a_template_cannot_chat():
     tokenizer = Tokenizer.load(BUNDLED_MODEL)
     tokenizer.chat_template = None
-    spine = Pipeline(Router(Catalog([ServedModel("m", MemoryReplica(), tokenizer)])), {}, Desk().admission)
+    spine = Pipeline(
+        Router(Catalog([ServedModel("m", MemoryReplica(), tokenizer)])),
+        LocalControl({}, Desk().admission, SystemClock()),
+    )
     with pytest.raises(InvalidRequest, match="no chat template"):
         async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
             pass
