@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 import maitred as package
-from maitred.core.errors import InvalidRequest
-from maitred.core.secret import Secret
+from maitred.load import result_file
 from maitred.load.chaos.evidence import Evidence
 from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.timeline import FaultLog
@@ -69,7 +68,7 @@ class Rehearsal(msgspec.Struct, kw_only=True):
             command=command,
             started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_unix_s)),
             seconds=round(seconds, 3),
-            plan=msgspec.to_builtins(plan, enc_hook=_plain),
+            plan=result_file.plain(plan),
             faults=evidence.faults,
             invariants=invariants,
             calm=calm,
@@ -93,13 +92,7 @@ class Rehearsal(msgspec.Struct, kw_only=True):
         Raises:
             InvalidRequest: It cannot be written there.
         """
-        part = path.with_name(f".{path.name}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(msgspec.json.encode(self))
-            part.replace(path)
-        except OSError as error:
-            raise InvalidRequest(f"Cannot write {path}: {error.strerror}. Name another file.") from None
+        result_file.save(self, path)
 
     @classmethod
     def load(cls, path: Path) -> "Rehearsal":
@@ -108,31 +101,4 @@ class Rehearsal(msgspec.Struct, kw_only=True):
         Raises:
             InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidRequest(
-                f"Cannot read {path}: {error.strerror}. Name a result of `maitred load chaos`."
-            ) from None
-        try:
-            kind = msgspec.json.decode(content, type=_Kind).format
-        except msgspec.DecodeError:
-            kind = ""
-        if kind != FORMAT:
-            raise InvalidRequest(
-                f"{path} is not a result of `maitred load chaos` that this version reads ({FORMAT}). Name another file."
-            )
-        try:
-            return msgspec.json.decode(content, type=cls)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"{path} is damaged: {error}. Play the plan again.") from None
-
-
-class _Kind(msgspec.Struct):
-    format: str = ""
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Secret):
-        return value.reference
-    raise TypeError(type(value))
+        return result_file.load(path, cls, FORMAT, by="maitred load chaos", again="Play the plan again.")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import maitred as package
 from maitred.core.errors import InvalidRequest
-from maitred.core.secret import Secret
+from maitred.load import result_file
 from maitred.load.measure.columns import Requests, pack_gaps, unpack_gaps
 from maitred.load.measure.cost import TesterCost, judge
 from maitred.load.measure.machine import Machine
@@ -115,7 +115,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
             calibration=Calibration(
                 tokens_per_word=data.tokens_per_word, template_tokens=data.template_tokens, text_seed=data.text_seed
             ),
-            spec=msgspec.to_builtins(spec, enc_hook=_plain),
+            spec=result_file.plain(spec),
             workload=workload,
             window_s=(round(window.from_s, 6), round(window.until_s, 6)),
             tester=judge(data),
@@ -127,14 +127,12 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def save(self, path: Path) -> None:
-        """Writes the file, whole or not at all."""
-        part = path.with_name(f".{path.name}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(msgspec.json.encode(self))
-            part.replace(path)
-        except OSError as error:
-            raise InvalidRequest(f"Cannot write {path}: {error.strerror}. Name another file.") from None
+        """Writes the file, whole or not at all.
+
+        Raises:
+            InvalidRequest: It cannot be written there.
+        """
+        result_file.save(self, path)
 
     @classmethod
     def load(cls, path: Path) -> "Result":
@@ -143,27 +141,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         Raises:
             InvalidRequest: There is no such file, or it is another kind of file, or it is damaged.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidRequest(
-                f"Cannot read {path}: {error.strerror}. Name a file that `maitred load run` wrote."
-            ) from None
-        try:
-            kind = msgspec.json.decode(content, type=_Kind).format
-        except msgspec.DecodeError:
-            kind = ""
-        if not kind.startswith("maitred-load/"):
-            raise InvalidRequest(f"{path} is not the result of a load run. Name a file that `maitred load run` wrote.")
-        if kind != FORMAT:
-            raise InvalidRequest(
-                f"{path} has the format {kind}; this version of maitred reads {FORMAT}. Read it with the version that "
-                "wrote it, or run the test again."
-            )
-        try:
-            result = msgspec.json.decode(content, type=cls)
-        except msgspec.DecodeError as error:
-            raise InvalidRequest(f"{path} is damaged: {error}. Run the test again.") from None
+        result = result_file.load(path, cls, FORMAT, by="maitred load run", again="Run the test again.")
         if fault := result.requests.faults():
             raise InvalidRequest(f"{path} is damaged: {fault}. Run the test again.")
         if len(result.times.gaps_us) != int(np.maximum(result.times.pieces - 1, 0).sum()):
@@ -212,13 +190,3 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     def met(self) -> Flags:
         """Which requests are complete and met all objectives."""
         return self.times.met(self.objectives)
-
-
-class _Kind(msgspec.Struct):
-    format: str = ""
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Secret):
-        return value.reference
-    raise TypeError(type(value))

@@ -87,7 +87,7 @@ def test_what_cannot_be_compared_says_why() -> None:
     for words, expected in (
         (("a.json", "nowhere.json"), "nowhere.json"),
         (("a.json", "empty"), "There are no results in empty."),
-        (("mixed", "a.json"), "mixed/other.json is not the result of a load run."),
+        (("mixed", "a.json"), "mixed/other.json is not a result of `maitred load run`."),
         (("a.json", "a.json", "--margin", "3 percent"), "--margin 3 percent: write a share below 1"),
         (("a.json", "a.json", "--confidence", "20%"), "The confidence must be at least 0.5"),
     ):

@@ -76,9 +76,9 @@ def test_tenants_are_summarised_alone() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[]", "not the result of a load run"),
-        ("not json", "not the result of a load run"),
-        ('{"format": "maitred-sweep/1"}', "not the result of a load run"),
+        ("[]", "not a result of `maitred load run`"),
+        ("not json", "not a result of `maitred load run`"),
+        ('{"format": "maitred-sweep/1"}', "not a result of `maitred load run`"),
         ('{"format": "maitred-load/2"}', "reads maitred-load/1"),
         ('{"format": "maitred-load/1"}', "damaged"),
     ],
