@@ -2,7 +2,8 @@
 
 Two ways to start: `maitred engine`, asked on its socket, and `maitred serve`, asked over HTTP. *Cold* is the first
 start of a model, whose weights are converted and kept; *warm* are those that come after it, of which the median counts.
-The files of Numba's kernels and of Python are warm in both: an installation compiles them once.
+The files of Numba's kernels and of Python are warm in both: an installation compiles them once. So servers may write
+compiled Python here even where the environment says that none is to be written, which costs each start half a second.
 
 Memory is the proportional set size: a page that two processes share counts half for each. So the sum over processes is
 what the machine has less of.
@@ -59,6 +60,7 @@ def main() -> int:
 
 def _measured(model: Path, folder: Path, quantization: str, *, warm: int) -> dict[str, Any]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["MAITRED__ENGINE__QUANTIZATION"] = quantization
 
     def first_token_s() -> float:

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from maitred.api.admin.administration import administration
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.core.clock import SystemClock
 from maitred.core.limits import LimitKind
 from maitred.wire.admin import requests

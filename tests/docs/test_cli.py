@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 SECTIONS = dict(re.findall(r"^## (maitred [^\n]*)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S))

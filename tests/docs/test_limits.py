@@ -12,7 +12,7 @@ import httpx
 import pytest
 import typer.main
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.config.loader import load
 from maitred.core.answer import Outcome
 from maitred.core.errors import QuotaExceeded, RateLimited

@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.core.feedback import Feedback
 from maitred.core.tenancy import Principal, Tenant
 from maitred.identity.keys import parse

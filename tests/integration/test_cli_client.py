@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "maitred", "max_model_len": 2048}]}
 DONE = "data: [DONE]\n\n"

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.identity.keys import make_key
 from maitred.observe.samples import Samples, parse_metrics

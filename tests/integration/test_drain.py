@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 from typer.testing import CliRunner
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.testing.server_process import serving
 from tests.integration.test_replicas import all_kinds, settled
 

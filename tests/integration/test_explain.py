@@ -7,7 +7,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.testing.server_process import serving
 
 SECRET = "my grandmother's maiden name is Featherstonehaugh"

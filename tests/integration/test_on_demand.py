@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maitred.app.loadables import Loadables
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, ModelHeld, ModelLoadFailed, QueueFull, ResourceNotFound

@@ -9,7 +9,7 @@ import httpx
 import psutil
 from typer.testing import CliRunner
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.fleet.local import ENGINE_MODULE
 from maitred.testing.server_process import serving
 from tests.integration.test_on_demand import configured

@@ -1,14 +1,20 @@
 """What is said of a database that cannot be used, and of one that is taken away from under a gateway."""
 
-import pytest
+from pathlib import Path
 
-from maitred.core.errors import StoreUnavailable
+import pytest
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+import maitred.store
+from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.core.secret import Secret
 from maitred.identity.directory import Directory
 from maitred.identity.refresh import Refresher
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
+from maitred.store.migration import newest_step
 from tests.clock import FakeClock
 
 
@@ -62,3 +68,19 @@ async def test_another_file_in_the_place_of_the_first_is_not_taken_for_it(tmp_pa
         with pytest.raises(StoreUnavailable):
             async with database.begin():
                 pass
+
+
+async def test_tables_are_made_once_and_those_of_a_newer_version_are_not_touched(tmp_path):
+    config = StoreConfig(folder=str(tmp_path))
+    async with open_database(config) as database, database.reading() as connection:
+        assert await connection.scalar(text("SELECT version_num FROM alembic_version")) == newest_step()
+    async with open_database(config) as database, database.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConfigInvalid, match="newer version of maitred"):
+        async with open_database(config):
+            pass
+
+
+def test_the_newest_step_is_known_without_alembic():
+    steps = ScriptDirectory(str(Path(maitred.store.__file__).parent / "migrations"))
+    assert [newest_step()] == steps.get_heads()

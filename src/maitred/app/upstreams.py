@@ -4,8 +4,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.app.stores import running
@@ -16,10 +15,13 @@ from maitred.observe.upstreams import UpstreamState
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.peers import Peers
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.replica.upstream.probe import Probe
-from maitred.replica.upstream.server import Upstream
 from maitred.routing.catalog import TextModel
 from maitred.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from maitred.replica.upstream.server import Upstream
 
 _KEEP_OPEN_S = 3.0
 """Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
@@ -38,7 +40,7 @@ class Upstreams:
         models: For the catalog.
     """
 
-    def __init__(self, servers: Mapping[str, Sequence[Upstream]], models: Sequence[TextModel]) -> None:
+    def __init__(self, servers: "Mapping[str, Sequence[Upstream]]", models: Sequence[TextModel]) -> None:
         self.models = models
         self._servers = servers
 
@@ -88,6 +90,11 @@ async def open_upstreams(
     if not models:
         yield Upstreams({}, [])
         return
+    # A gateway with engines of its own alone starts sooner without an HTTP client.
+    import aiohttp
+
+    from maitred.replica.upstream.probe import Probe
+
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(
@@ -113,10 +120,12 @@ def _upstream(
     config: UpstreamConfig,
     name: str,
     model: TextModelConfig,
-    session: aiohttp.ClientSession,
+    session: "aiohttp.ClientSession",
     health: HealthConfig,
     peers: Peers,
-) -> Upstream:
+) -> "Upstream":
+    from maitred.replica.upstream.server import Upstream
+
     try:
         return Upstream(
             config,

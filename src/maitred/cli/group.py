@@ -4,6 +4,9 @@ Exit codes: 0 done; 2 the caller must change something (arguments, configuration
 130 stopped with Ctrl-C. A traceback means a bug in maitred.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import typer
 from typer.core import TyperGroup
 
@@ -12,15 +15,26 @@ from maitred.core.errors import CallerError, MaitredError
 INTERRUPTED = 130
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Says what went wrong inside.
+
+    Raises:
+        typer.Exit: With the exit code, once it is said.
+    """
+    try:
+        yield
+    except MaitredError as error:
+        typer.echo(error.message, err=True)
+        raise typer.Exit(2 if isinstance(error, CallerError) else 1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
 class CommandGroup(TyperGroup):
     """Runs a command and explains its failure."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """See `TyperGroup`."""
-        try:
+        with explained():
             return super().invoke(ctx)
-        except MaitredError as error:
-            typer.echo(error.message, err=True)
-            ctx.exit(2 if isinstance(error, CallerError) else 1)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)

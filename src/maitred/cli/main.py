@@ -1,159 +1,19 @@
 """The `maitred` command.
 
-Modules of commands import nothing heavy at the top: `maitred --help` must be quick, and the gateway must run where
-torch is not installed. What a command needs, it imports when it runs.
+Putting sixty commands together takes as long as reading a configuration, and with `maitred serve` an engine waits for
+it. So its words are read by themselves, where they are plain, and only else by all of the command line.
 """
 
-from collections.abc import Callable
-from typing import Annotated
-
-import typer
-
-from maitred import __version__
-from maitred.cli import (
-    chat,
-    complete,
-    config,
-    doctor,
-    engine,
-    explain,
-    keys,
-    limits,
-    models,
-    pins,
-    replicas,
-    rollout,
-    serve,
-    tenants,
-    top,
-    tune,
-    usage,
-)
-from maitred.cli.group import CommandGroup
-from maitred.cli.load import chaos as load_chaos
-from maitred.cli.load import compare as load_compare
-from maitred.cli.load import docs as load_docs
-from maitred.cli.load import report as load_report
-from maitred.cli.load import run as load_run
-from maitred.cli.load import sweep as load_sweep
-
-app = typer.Typer(
-    name="maitred",
-    cls=CommandGroup,
-    help="Serves large language models to thousands of concurrent users.",
-    epilog=serve.EXAMPLES.strip(),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-config_app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.", rich_markup_mode="markdown")
-load_app = typer.Typer(
-    no_args_is_help=True,
-    help="Measure a server under load: any that speaks OpenAI's API.",
-    rich_markup_mode="markdown",
-)
-tenants_app = typer.Typer(no_args_is_help=True, help="Organisations and their teams.", rich_markup_mode="markdown")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode="markdown")
-replicas_app = typer.Typer(
-    no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
-)
-pins_app = typer.Typer(no_args_is_help=True, help="Prefixes that stay in the KV caches.", rich_markup_mode="markdown")
-rollout_app = typer.Typer(no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown")
-models_app = typer.Typer(
-    invoke_without_command=True,
-    help="What a server serves, and which of its models are in memory.",
-    epilog=models.EXAMPLES.strip(),
-    rich_markup_mode="markdown",
-)
-limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"maitred {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Serves large language models to thousands of concurrent users."""
-
-
-def _add(to: typer.Typer, name: str, command: Callable[..., None], examples: str = "", *, hidden: bool = False) -> None:
-    to.command(name, epilog=examples.strip() or None, hidden=hidden)(command)
-
-
-_add(app, "serve", serve.serve, serve.EXAMPLES)
-_add(app, "chat", chat.chat, chat.EXAMPLES)
-_add(app, "complete", complete.complete, complete.EXAMPLES)
-_add(app, "engine", engine.engine, engine.EXAMPLES)
-_add(app, "tune", tune.tune, tune.EXAMPLES)
-app.add_typer(models_app, name="models")
-models_app.callback()(models.models)
-_add(models_app, "list", models.list_models, models.LIST_EXAMPLES)
-_add(models_app, "memory", models.memory, models.MEMORY_EXAMPLES)
-_add(models_app, "load", models.load, models.LOAD_EXAMPLES)
-_add(models_app, "unload", models.unload, models.UNLOAD_EXAMPLES)
-_add(models_app, "pin", models.pin, models.PIN_EXAMPLES)
-_add(models_app, "unpin", models.unpin, models.UNPIN_EXAMPLES)
-_add(models_app, "sleep", models.sleep, models.SLEEP_EXAMPLES)
-_add(models_app, "wake", models.wake, models.WAKE_EXAMPLES)
-app.add_typer(tenants_app, name="tenants")
-_add(tenants_app, "list", tenants.list_tenants, tenants.LIST_EXAMPLES)
-_add(tenants_app, "create", tenants.create, tenants.CREATE_EXAMPLES)
-_add(tenants_app, "show", tenants.show, tenants.SHOW_EXAMPLES)
-_add(tenants_app, "update", tenants.update, tenants.UPDATE_EXAMPLES)
-_add(tenants_app, "delete", tenants.delete, tenants.DELETE_EXAMPLES)
-app.add_typer(keys_app, name="keys")
-_add(keys_app, "list", keys.list_keys, keys.LIST_EXAMPLES)
-_add(keys_app, "create", keys.create, keys.CREATE_EXAMPLES)
-_add(keys_app, "generate", keys.generate, keys.GENERATE_EXAMPLES)
-_add(keys_app, "rotate", keys.rotate, keys.ROTATE_EXAMPLES)
-_add(keys_app, "revoke", keys.revoke, keys.REVOKE_EXAMPLES)
-app.add_typer(limits_app, name="limits")
-_add(limits_app, "list", limits.list_limits, limits.LIST_EXAMPLES)
-_add(limits_app, "set", limits.set_limit, limits.SET_EXAMPLES)
-_add(limits_app, "delete", limits.delete, limits.DELETE_EXAMPLES)
-_add(limits_app, "budgets", limits.budgets, limits.BUDGETS_EXAMPLES)
-app.add_typer(replicas_app, name="replicas")
-_add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
-_add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
-_add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
-app.add_typer(pins_app, name="pins")
-_add(pins_app, "list", pins.list_pins, pins.LIST_EXAMPLES)
-_add(pins_app, "hold", pins.hold, pins.HOLD_EXAMPLES)
-_add(pins_app, "release", pins.release, pins.RELEASE_EXAMPLES)
-app.add_typer(rollout_app, name="rollout")
-_add(rollout_app, "list", rollout.list_rollouts, rollout.LIST_EXAMPLES)
-_add(rollout_app, "show", rollout.show, rollout.SHOW_EXAMPLES)
-_add(rollout_app, "start", rollout.start, rollout.START_EXAMPLES)
-_add(rollout_app, "weight", rollout.weight, rollout.WEIGHT_EXAMPLES)
-_add(rollout_app, "switch", rollout.switch, rollout.SWITCH_EXAMPLES)
-_add(rollout_app, "promote", rollout.promote, rollout.PROMOTE_EXAMPLES)
-_add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
-_add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
-_add(app, "usage", usage.usage, usage.EXAMPLES)
-_add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
-_add(app, "explain", explain.explain, explain.EXAMPLES)
-_add(app, "top", top.top, top.EXAMPLES)
-app.add_typer(load_app, name="load")
-_add(load_app, "run", load_run.run, load_run.EXAMPLES)
-_add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)
-_add(load_app, "compare", load_compare.compare, load_compare.EXAMPLES)
-_add(load_app, "chaos", load_chaos.chaos, load_chaos.EXAMPLES)
-_add(load_app, "report", load_report.report, load_report.EXAMPLES)
-_add(load_app, "docs", load_docs.docs, hidden=True)
-app.add_typer(config_app, name="config")
-_add(config_app, "check", config.check, config.CHECK_EXAMPLES)
-_add(config_app, "show", config.show, config.SHOW_EXAMPLES)
-_add(config_app, "docs", config.docs, hidden=True)
+import sys
 
 
 def main() -> None:
     """Entry point of the `maitred` script and of ``python -m maitred``."""
+    if sys.argv[1:2] == ["serve"]:
+        from maitred.cli.plain import run_plainly
+        from maitred.cli.serve import serve
+
+        run_plainly(serve, sys.argv[2:])
+    from maitred.cli.app import app
+
     app()

@@ -13,12 +13,12 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.usage import UsageEvent
 from maitred.store.database import Database
-from maitred.store.driver import in_one_go
+from maitred.store.driver import in_one_go, insert_of
 from maitred.store.schema import StoredText, spend, usage
 
 _COLUMNS = [column.name for column in usage.columns]
@@ -43,9 +43,9 @@ class BatchWriter:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._on_sqlite = database.engine.dialect.name == "sqlite"
-        dialect = sqlite if self._on_sqlite else postgresql
-        self._insert = dialect.insert(usage).on_conflict_do_nothing().returning(usage.c.id)
-        charge = dialect.insert(spend)
+        insert = insert_of(database.engine)
+        self._insert = insert(usage).on_conflict_do_nothing().returning(usage.c.id)
+        charge = insert(spend)
         self._charge = charge.on_conflict_do_update(
             index_elements=[spend.c.counter],
             set_={"charged_nusd": spend.c.charged_nusd + charge.excluded.charged_nusd},

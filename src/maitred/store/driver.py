@@ -4,10 +4,11 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sqlalchemy import event
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -18,6 +19,10 @@ ENDS_S = "maitred_ends_s"
 """Execution option: when its time is up, by the event loop's clock."""
 _POLL_S = 0.05
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
+
+    Insert = type[postgresql.Insert] | type[sqlite.Insert]
 
 
 def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
@@ -26,6 +31,16 @@ def engine_of(url: URL, deadline_s: float) -> AsyncEngine:
     engine = make(url, deadline_s)
     _break_what_is_given_up(engine)
     return engine
+
+
+def insert_of(engine: AsyncEngine) -> "Insert":
+    """The insert statement of that database, which knows what to do with rows that are there already."""
+    if engine.dialect.name == "sqlite":
+        return sqlite.Insert
+    # It takes a while to import, and only those who use it wait for it.
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.Insert
 
 
 def _postgres(url: URL, deadline_s: float) -> AsyncEngine:

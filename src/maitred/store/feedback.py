@@ -7,7 +7,6 @@ the place of the first, so that whoever sends the same twice has said it once.
 from collections.abc import Awaitable, Callable
 
 from sqlalchemy import or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,6 +15,7 @@ from maitred.core.errors import ResourceNotFound
 from maitred.core.feedback import Feedback, Kept
 from maitred.core.tenancy import Principal
 from maitred.store.database import Database
+from maitred.store.driver import insert_of
 from maitred.store.schema import feedback as opinions
 from maitred.store.schema import usage
 
@@ -33,7 +33,7 @@ class FeedbackStore:
         self._database = database
         self._flush = flush
         self._clock = clock
-        self._insert = postgresql.insert if database.engine.dialect.name == "postgresql" else sqlite.insert
+        self._insert = insert_of(database.engine)
 
     async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> Kept:
         """Keeps what a caller thinks of a request, in place of what was thought of it before.

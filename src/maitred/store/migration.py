@@ -7,14 +7,8 @@ on SQLite for its one writer.
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
-
-from maitred.core.errors import ConfigInvalid
 
 _ADVISORY_LOCK = int.from_bytes(b"maitred", "big")
 """The name that openers queue under; any number that other programs do not use."""
@@ -30,14 +24,20 @@ def migrate(connection: Connection) -> None:
         # A step may take longer than a request's share of time, and so may the opener that is ahead of us.
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": _ADVISORY_LOCK})
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.attributes["connection"] = connection
-    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
-    present = set(MigrationContext.configure(connection).get_current_heads())
-    if unknown := present - known:
-        raise ConfigInvalid(
-            f"The database has the tables of a newer version of maitred (step {min(unknown)}). Run that version, or "
-            "name another database in store.url or store.folder."
-        )
-    command.upgrade(config, "head")
+    present = _present(connection)
+    if present != {newest_step()}:
+        from maitred.store.steps import run_missing
+
+        run_missing(connection, present)
+
+
+def newest_step() -> str:
+    """The one that makes the tables of this version; files of steps are called by their numbers."""
+    return max(file.stem[1:5] for file in (Path(__file__).parent / "migrations" / "versions").glob("v*.py"))
+
+
+def _present(connection: Connection) -> set[str]:
+    """The last steps that this database has seen; none if it is new."""
+    if not inspect(connection).has_table("alembic_version"):
+        return set()
+    return set(connection.scalars(text("SELECT version_num FROM alembic_version")))

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
 from maitred.core.rollout import Phase, RolloutState
 from maitred.store.database import Database
+from maitred.store.driver import insert_of
 from maitred.store.schema import rollouts
 
 Change = Callable[[RolloutState | None], RolloutState]
@@ -36,7 +36,7 @@ class RolloutStore:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._insert = postgresql.insert if database.engine.dialect.name == "postgresql" else sqlite.insert
+        self._insert = insert_of(database.engine)
 
     async def all(self) -> list[RolloutState]:
         """As they are now, by name; those that have ended, too."""

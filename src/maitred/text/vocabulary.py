@@ -39,6 +39,8 @@ class DecodingRules(msgspec.Struct, frozen=True):
     def bytes_of(self, token: str) -> bytes:
         """The bytes of a token of the model's own vocabulary."""
         if self.byte_level:
+            if token.isascii():
+                return token.encode()  # Printable characters stand for themselves, and others for no byte.
             try:
                 return token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
             except UnicodeEncodeError:

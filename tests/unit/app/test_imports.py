@@ -10,8 +10,8 @@ from packaging.utils import canonicalize_name
 PROBE = """
 import sys
 before = set(sys.modules)
-import maitred.app.serve
-print(*{name.partition(".")[0] for name in sys.modules.keys() - before})
+import {}
+print(*{{name.partition(".")[0] for name in sys.modules.keys() - before}})
 """
 MODULES = packages_distributions()
 KNOWN = {canonicalize_name(name) for names in MODULES.values() for name in names}
@@ -36,18 +36,29 @@ def installed_with(distribution: str) -> set[str]:
     return found
 
 
+def imported_by(*modules: str) -> set[str]:
+    """Packages that come with these modules."""
+    probe = PROBE.format(", ".join(modules))
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
 def test_serving_imports_nothing_of_any_extra():
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60, check=True)
-    imported = {canonicalize_name(name) for module in done.stdout.split() for name in MODULES.get(module, ())}
+    modules = imported_by("maitred.app.serve", "maitred.replica.upstream.probe", "maitred.store.steps")
+    imported = {canonicalize_name(name) for module in modules for name in MODULES.get(module, ())}
     ours = installed_with("maitred")
     assert {"aiohttp", "sqlalchemy"} <= imported & ours
     assert imported - ours == set()
 
 
 def test_an_engine_does_not_wait_for_what_only_the_gateway_needs():
-    probe = PROBE.replace("maitred.app.serve", "maitred.app.start")
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
-    imported = set(done.stdout.split())
+    imported = imported_by("maitred.app.start")
     assert {"maitred", "uvloop"} <= imported
     slow = {"sqlalchemy", "alembic", "aiohttp", "uvicorn", "tokenizers", "jinja2", "rich", "typer", "jsonschema"}
     assert imported & slow == set()
+
+
+def test_a_start_waits_for_nothing_that_only_some_gateways_need():
+    imported = imported_by("maitred.app.serve")
+    assert {"sqlalchemy", "uvicorn", "tokenizers"} <= imported
+    assert imported & {"aiohttp", "alembic", "jsonschema", "pydantic"} == set()

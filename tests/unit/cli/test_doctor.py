@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.testing.server_process import free_port
 
 

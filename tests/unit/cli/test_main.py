@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from maitred import __version__
 from maitred.cli import local_engine
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug

@@ -8,11 +8,6 @@ from enum import Enum
 from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 
 class Verdict(Enum):
@@ -26,6 +21,13 @@ class Verdict(Enum):
 
 def verdict_on(schema: Any, text: str) -> Verdict:  # noqa: ANN401 - whatever the caller sent
     """Checks a text. Nothing is ever fetched: a schema that points elsewhere cannot be judged by."""
+    # The gateway knows verdicts, and its start need not wait for what only the process that finds them needs.
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
     if not isinstance(schema, dict | bool):
         return Verdict.UNKNOWN
     kind = validator_for(schema, default=Draft202012Validator)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.load.chaos.outcome import Rehearsal
 from maitred.load.chaos.plan import Plan
 from maitred.load.chaos.timeline import FaultLog

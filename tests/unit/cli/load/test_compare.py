@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
+from maitred.cli.app import app
 from maitred.cli.load.compare import parse_share
-from maitred.cli.main import app
 from maitred.core.errors import InvalidRequest
 from maitred.load.analysis.comparison import Comparison
 from maitred.load.measure.record import Outcome, Record, RunData

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
+from maitred.cli.app import app
 from maitred.cli.load.run import SHOWN
-from maitred.cli.main import app
 from maitred.load.measure.record import Outcome, Progress, Record, RunData
 from maitred.load.measure.result import Result
 from maitred.load.report.outline import outline

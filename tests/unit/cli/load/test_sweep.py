@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
-from maitred.cli.main import app
+from maitred.cli.app import app
 from maitred.load.analysis.sweep import Sweep
 from maitred.load.measure.record import Outcome, Record, RunData
 from maitred.load.spec import LoadSpec

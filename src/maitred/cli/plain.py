@@ -1,0 +1,70 @@
+"""Runs a command whose words are plain, by what it declares, without the rest of the command line.
+
+Plain are the options of the command, each with its value, and its argument. Anything else, be it a question for help or
+a mistake, is left to typer, which has the words for it. typer also checks values with pydantic, whose import takes
+longer than everything here; values of plain options are texts, and our own configuration reads them.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+from typer.models import OptionInfo, ParamMeta
+from typer.utils import get_params_from_function
+
+from maitred.cli.group import explained
+
+
+def run_plainly(command: Callable[..., None], words: Sequence[str]) -> None:
+    """Runs it and ends the process as it says; comes back, with nothing done, when the words are not plain."""
+    arguments = plain_arguments(command, words)
+    if arguments is None:
+        return
+    try:
+        with explained():
+            command(**arguments)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    sys.exit()
+
+
+def plain_arguments(command: Callable[..., None], words: Sequence[str]) -> dict[str, Any] | None:
+    """What the command is to be called with; None where typer has to look at it.
+
+    Args:
+        command: Its parameters are texts, paths, lists of texts, or flags, none of which has to be given.
+        words: Of the command line, after the command's name.
+    """
+    options: dict[str, ParamMeta] = {}
+    places: list[ParamMeta] = []
+    for parameter in get_params_from_function(command).values():
+        if isinstance(parameter.default, OptionInfo):
+            options |= dict.fromkeys(parameter.default.param_decls or (), parameter)
+        else:
+            places.append(parameter)
+    given: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            if not places:
+                return None
+            given[places.pop(0).name] = word
+            continue
+        name, equals, value = word.partition("=")
+        option = options.get(name)
+        if option is None or (option.annotation is bool and equals):
+            return None
+        if option.annotation is bool:
+            given[option.name] = True
+            continue
+        text = value if equals else next(rest, None)
+        if text is None:
+            return None
+        kinds = get_args(option.annotation)
+        if list[str] in kinds:
+            given.setdefault(option.name, []).append(text)
+        else:
+            given[option.name] = Path(text) if Path in kinds else text
+    return given
