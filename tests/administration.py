@@ -184,6 +184,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             Pins({}, clock),
             Stories(8, clock),
             None,
+            None,
             identity.holds,
             clock,
         )

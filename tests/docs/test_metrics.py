@@ -22,6 +22,7 @@ from maitred.observe.budgets import BudgetUse
 from maitred.observe.config import SloConfig
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
+from maitred.observe.reloads import ReloadState
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.rollouts import RolloutsState
 from maitred.observe.upstreams import UpstreamState
@@ -66,6 +67,7 @@ def rendered():
         lambda: RolloutsState(
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
+        lambda: ReloadState({"applied": 1}),
         slos={"prompt": SLO},
         clock=clock,
     )

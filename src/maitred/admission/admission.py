@@ -6,6 +6,7 @@ that no race between requests can overspend a budget.
 """
 
 import asyncio
+import copy
 import random
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -80,6 +81,15 @@ class Admission:
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._turns = Turns()
         self._books = Books(ledger, self.leases, clock, self._soft)
+
+    def under(self, config: AdmissionConfig) -> "Admission":
+        """One that goes by other settings, with the same counters, leases and turns. Who was let in stays as it is."""
+        other = copy.copy(self)
+        other._config = config
+        other.default_output_tokens = config.default_output_tokens
+        other._prices = PriceList(config.prices)
+        other._plans = Plans(self._limits, other._prices)
+        return other
 
     def admit(self, work: Work) -> "Admitted":
         """A context in which the request may run; leaving it settles what nobody has settled.

@@ -1,7 +1,7 @@
 """Plans: what limits and prices come to for the requests of one caller to one model.
 
-Limits change seldom, prices never while a gateway runs, and windows of budgets once a day; requests come all the time.
-So what stays the same between two requests is worked out once and kept, and a request finds it by one look-up.
+Limits change seldom, prices never under one configuration, and windows of budgets once a day; requests come all the
+time. So what stays the same between two requests is worked out once and kept, and a request finds it by one look-up.
 """
 
 import logging

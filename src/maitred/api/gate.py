@@ -43,6 +43,10 @@ class Gate:
         self._empty = asyncio.Event()
         self._empty.set()
 
+    def adopt(self, capacity: int) -> None:
+        """So many may be inside from now on; who is inside stays."""
+        self._capacity = capacity
+
     @property
     def inside(self) -> int:
         """Requests that are being answered."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from maitred.app.stores import running
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
-from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
 from maitred.core.tenancy import ANONYMOUS, ApiKey, Scope, Tenant
 from maitred.identity.declared import declared
 from maitred.identity.directory import Directory
@@ -30,6 +30,19 @@ class Access:
     directory: Directory
     identity: Identity
     refresher: Refresher
+    store: DirectoryStore
+
+    async def declare(self, config: Config) -> None:
+        """Puts the tenants, keys and limits of a configuration into the store, and applies them here at once.
+
+        Raises:
+            ConfigInvalid: What is declared has faults.
+            StoreUnavailable: The store cannot be reached.
+        """
+        stated = declared(config.tenants, config.identity)
+        await self.store.declare(stated.tenants, stated.keys, stated.limits)
+        with suppress(StoreUnavailable):  # it is stored; the next look will find it
+            await self.refresher.load()
 
 
 @asynccontextmanager
@@ -67,7 +80,7 @@ async def open_access(
             anonymous=ANONYMOUS if config.server.serves_anyone else None,
             issuers=issuers,
         )
-        yield Access(directory, identity, refresher)
+        yield Access(directory, identity, refresher, store)
 
 
 async def _make_first_key(store: DirectoryStore) -> str | None:

@@ -7,18 +7,19 @@ from maitred.api.routes import Route
 from maitred.console.config import ConsoleConfig
 from maitred.console.pages import pages
 from maitred.console.sessions import COOKIE, SessionIdentity, Sessions, same_origin
-from maitred.core.clock import Clock
 from maitred.core.tenancy import Identifying, Principal
 from maitred.identity.identity import Identity
 
 
 def open_console(
-    config: ConsoleConfig, identity: Identity, own_use: Callable[[Principal], Awaitable[OwnUseBody]], clock: Clock
+    config: ConsoleConfig,
+    identity: Identity,
+    sessions: Sessions,
+    own_use: Callable[[Principal], Awaitable[OwnUseBody]],
 ) -> tuple[list[Route], Identifying]:
     """The routes of the console, and who tells callers apart; without a console, none, and who did before."""
     if not config.enabled:
         return [], identity
-    sessions = Sessions(clock, config.session_s, config.sessions)
     routes = ConsoleRoutes(
         *(pages(), sessions, identity, identity.again, same_origin, own_use),
         cookie=COOKIE,

@@ -31,12 +31,9 @@ Begin = Callable[[Ask, Way], AbstractAsyncContextManager[Answer]]
 
 
 @asynccontextmanager
-async def open_schemas(autos: AutoModels) -> AsyncIterator[Schemas | None]:
-    """What puts answers to their schemas, while it is needed; None where nobody asks for it."""
-    if not any(auto.escalation.schema for auto in autos.values()):
-        yield None
-        return
-    async with Schemas() as schemas:
+async def open_schemas(autos: AutoModels) -> AsyncIterator[Schemas]:
+    """What puts answers to their schemas. It waits for the first one, where nobody asks for it yet."""
+    async with Schemas(waits=not any(auto.escalation.schema for auto in autos.values())) as schemas:
         yield schemas
 
 

@@ -32,7 +32,7 @@ class Ground:
         local: The model that is always there, on engines of ours; None: there is none.
         on_demand: Models of ours that come and go.
         encoders: For embeddings.
-        schemas: Judges answers by their schemas; None: no model escalates.
+        schemas: Judges answers by their schemas.
         grammars: Compiles what answers have to look like.
     """
 
@@ -43,7 +43,7 @@ class Ground:
     local: LocalModel | None
     on_demand: LocalModels
     encoders: Encoders
-    schemas: Schemas | None
+    schemas: Schemas
     grammars: GrammarDesk
 
 

@@ -8,15 +8,16 @@ nobody is inside any more. Hence the signals are ours, and uvicorn's handlers st
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import cast
 
 import uvicorn
 
-from maitred.api.edge import Edge
+from maitred.api.call import Receive, Scope, Send
 from maitred.app.http_protocol import STALL_GRACE_S, BoundedHttp
 
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LAST_WORDS_S = 2
 """For error events to go out, once answers have been ended; a client that does not read must not hold us up."""
 _IDLE_S = 75
@@ -29,16 +30,16 @@ class HttpServer(uvicorn.Server):
     """uvicorn, without its signal handlers.
 
     Args:
-        edge: The application.
+        application: What is served, by ASGI.
         stall_grace_s: How long a client may go without reading what is sent to it.
     """
 
-    def __init__(self, edge: Edge, *, stall_grace_s: float = STALL_GRACE_S) -> None:
+    def __init__(self, application: Application, *, stall_grace_s: float = STALL_GRACE_S) -> None:
         super().__init__(
             uvicorn.Config(
-                edge,
+                application,
                 loop="none",
-                http=cast("type[asyncio.Protocol]", partial(BoundedHttp, stall_grace_s=stall_grace_s)),
+                http=_protocol(stall_grace_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -52,6 +53,10 @@ class HttpServer(uvicorn.Server):
         )
         logging.getLogger("uvicorn.error").addFilter(_expected)
 
+    def adopt(self, stall_grace_s: float) -> None:
+        """Connections that come from now on have so much; those that are there keep what they had."""
+        self.config.http_protocol_class = _protocol(stall_grace_s)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves the signals alone."""
@@ -61,6 +66,10 @@ class HttpServer(uvicorn.Server):
         """Closes the listener and every connection; answers still under way get a moment unless `at_once`."""
         self.should_exit = True
         self.force_exit = self.force_exit or at_once
+
+
+def _protocol(stall_grace_s: float) -> type[asyncio.Protocol]:
+    return cast("type[asyncio.Protocol]", partial(BoundedHttp, stall_grace_s=stall_grace_s))
 
 
 def _expected(record: logging.LogRecord) -> bool:

@@ -112,6 +112,7 @@ class LiveState:
         )
         in_dispatch = waiting.total() + prefilling.total() + decoding.total()
         tenants, limits_known = await self._tenants(waiting, prefilling + decoding)
+        queues = [_queue(model, state, crowds[model]) for model, state in states.items()]
         findings = self._rounds.findings()
         return LiveBody(
             at=self._clock.wall_s(),
@@ -127,7 +128,7 @@ class LiveState:
                 decoding=decoding.total(),
             ),
             point=self._recent.points[-1] if self._recent.points else self._beat(),
-            queues=[_queue(model, states[model], crowds[model]) for model in self._dispatchers],
+            queues=queues,
             engines=[
                 _engine(model, replica, state, crowds[model].kv_tokens.get(replica, {}) if model in crowds else {})
                 for (model, replica), state in self._engines().items()
@@ -142,6 +143,8 @@ class LiveState:
     def _with_credits(self, states: Mapping[str, DispatchState]) -> list[LiveReplicaBody]:
         shown = []
         for body in self._replicas.all():
+            if body.model not in states:
+                continue  # it has come since
             credits_ = {
                 resource: CreditBody(free=credit.free, total=credit.total)
                 for (replica, resource), credit in states[body.model].credits.items()

@@ -7,7 +7,7 @@ verdict: it belonged to a trial that is over.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -80,8 +80,26 @@ class Rollouts:
         Raises:
             StoreUnavailable: The store cannot be reached.
         """
+        self.adopt(self._names, await self.declare(declared))
+
+    async def declare(self, declared: Mapping[str, RolloutConfig]) -> list[RolloutState]:
+        """Puts what the configuration says into the store; returns what is decided then.
+
+        Raises:
+            StoreUnavailable: The store cannot be reached.
+        """
         await self._store.declare({name: config.as_json() for name, config in declared.items()})
-        await self.keep_up()
+        return await self._store.all()
+
+    def adopt(self, names: Names, states: Sequence[RolloutState] | None = None) -> None:
+        """Goes by another table of names from now on.
+
+        Args:
+            names: The table.
+            states: What is decided; None: what was known to be.
+        """
+        self._names = names
+        self._become([rollout.state for rollout in self._live.values()] if states is None else states)
 
     async def run(self) -> None:
         """Follows what is decided elsewhere, and stores what is decided here, until it is cancelled."""
@@ -239,7 +257,7 @@ class Rollouts:
         for key, message in rollout_faults(name, config, self._names, self._live):
             raise InvalidRequest(f"{key or name} {message[0].lower()}{message[1:]}", param=key or "name")
 
-    def _become(self, states: list[RolloutState]) -> None:
+    def _become(self, states: Sequence[RolloutState]) -> None:
         """Follows the store, and what is not there yet."""
         fitting = []
         for state in states:

@@ -1,4 +1,4 @@
-"""All that is served, whoever runs it: the models, where requests for each can go, and those engines that are ours."""
+"""What is served by engines of ours: the models, where requests for each can go, and the engines. It never changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from maitred.app.encoder import Encoders
 from maitred.app.local import LocalModel
 from maitred.app.pins import Pinnable
 from maitred.app.residents import LocalModels
-from maitred.app.upstreams import Upstreams
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.errand import AnyPost
@@ -35,6 +34,12 @@ class Roster:
     pinnable: Mapping[str, Pinnable]
     starting: Sequence[str]
 
+    def check(self, config: Config) -> None:
+        """Raises ConfigInvalid where a model of the configuration has the name of one that starts with us."""
+        for name in self.starting:
+            if name in config.models:
+                raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
+
     def links(self) -> dict[str, list[EngineLink]]:
         """To our own engines, by model."""
         links: dict[str, list[EngineLink]] = {}
@@ -47,16 +52,14 @@ class Roster:
         return {where: _state_of(engine) for where, engine in self.engines.items()}
 
 
-def roster_of(
-    config: Config, local: LocalModel | None, on_demand: LocalModels, encoders: Encoders, upstreams: Upstreams
-) -> Roster:
+def roster_of(config: Config, local: LocalModel | None, on_demand: LocalModels, encoders: Encoders) -> Roster:
     """Puts together what was opened.
 
     Raises:
         ConfigInvalid: Two models have one name.
     """
-    models: list[AnyModel] = [*upstreams.models, *on_demand.models]
-    posts = upstreams.posts() | on_demand.posts()
+    models: list[AnyModel] = [*on_demand.models]
+    posts = on_demand.posts()
     pinnable = on_demand.pinnable
     engines: dict[tuple[str, str], Engine] = {}
     if local is not None:
@@ -67,10 +70,9 @@ def roster_of(
     for name, encoder in encoders.engines.items():
         engines[name, config.encoder.engine_address or "local"] = encoder
     starting = list(dict.fromkeys(name for name, _ in engines))
-    for name in starting:
-        if name in config.models:
-            raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
-    return Roster([*models, *encoders.models], posts, engines | on_demand.engines, pinnable, starting)
+    roster = Roster([*models, *encoders.models], posts, engines | on_demand.engines, pinnable, starting)
+    roster.check(config)
+    return roster
 
 
 def _state_of(engine: Engine) -> EngineState:

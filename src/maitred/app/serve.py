@@ -1,6 +1,7 @@
 """`maitred serve`: opens what a gateway stands on, puts the gateway together, and serves until a signal comes.
 
     signals -> Shutdown -> Gate <- Edge <- HttpServer <- clients
+            `-> Reloader -> Regime
 
 The HTTP server listens before the engine is ready: whoever comes early gets a 503 that says when to come back, and a
 probe sees the process alive but not ready.
@@ -20,17 +21,21 @@ from maitred.app.garbage import collect_seldom
 from maitred.app.gateway import open_gateway
 from maitred.app.ground import Ground, open_ground
 from maitred.app.http_server import HttpServer
+from maitred.app.reload import Read, Reloader
 from maitred.app.shutdown import Shutdown
-from maitred.config.tree import Config
+from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import Engines
 
 
-async def serve(config: Config, listener: socket.socket, engines: Engines | None, clock: Clock) -> int:
+async def serve(
+    loaded: LoadedConfig, read: Read, listener: socket.socket, engines: Engines | None, clock: Clock
+) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
     Args:
-        config: The settings.
+        loaded: The settings.
+        read: Reads them again.
         listener: Bound.
         engines: Of the `model` section, which have begun to start; None where only others run any model.
         clock: For everything.
@@ -43,13 +48,16 @@ async def serve(config: Config, listener: socket.socket, engines: Engines | None
         ReplicaUnavailable: The engine did not start; the message has its last words.
     """
     console = Console()
+    config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
         open_ground(config, engines, clock, partial(show_key, console)) as ground,
-        open_gateway(config, ground, clock) as gateway,
+        open_gateway(config, ground, reloader, clock) as gateway,
     ):
-        server = HttpServer(gateway.edge, stall_grace_s=config.server.stall_grace_s)
+        server = HttpServer(gateway.application, stall_grace_s=config.server.stall_grace_s)
         shutdown = Shutdown(gateway.gate, config.server.drain_grace_s)
-        with shutdown.on_signals():
+        gateway.watch(lambda config: server.adopt(config.server.stall_grace_s))
+        gateway.watch(lambda config: shutdown.adopt(config.server.drain_grace_s))
+        with shutdown.on_signals(), reloader.on_signals():
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
             serving.add_done_callback(lambda _: shutdown.request())
             loading = "".join(f"; {escape(name)} is being loaded" for name in gateway.roster.starting)

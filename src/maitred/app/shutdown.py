@@ -34,6 +34,10 @@ class Shutdown:
         self._requested = asyncio.Event()
         self.insisted = False
 
+    def adopt(self, grace_s: float) -> None:
+        """A drain that has not begun gives so much."""
+        self._grace_s = grace_s
+
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Handles the signals for as long as the block runs."""

@@ -38,10 +38,13 @@ class Sleepers:
     Args:
         loadables: The models that are loaded on demand.
         always: The queues of the models that are always there and run on our own engines, and these engines.
+
+    Attributes:
+        loadables: The models that are loaded on demand.
     """
 
     def __init__(self, loadables: Loadables, always: Mapping[str, tuple[Dispatcher, Iterable[Engine]]]) -> None:
-        self._loadables = loadables
+        self.loadables = loadables
         self._always = always
         self._sleepers = {name: _sleepers_of(dispatcher) for name, (dispatcher, _) in always.items()}
         for name, (dispatcher, _) in always.items():
@@ -54,13 +57,13 @@ class Sleepers:
         """Every model that can sleep."""
         return [
             *(self._of_engines(name) for name in self._always),
-            *(_of_loadable(one) for one in self._loadables.all().data),
+            *(_of_loadable(one) for one in self.loadables.all().data),
         ]
 
     def sleep(self, model: str) -> SleeperBody:
         """Lets its answers end, and gives its memory back but for its process."""
         if model not in self._always:
-            return _of_loadable(self._loadables.sleep(model))
+            return _of_loadable(self.loadables.sleep(model))
         for _, sleeper in self._sleepers[model]:
             with suppress(ReplicaUnavailable):  # it is not there: nothing to give back
                 sleeper.sleep()
@@ -69,7 +72,7 @@ class Sleepers:
     def wake(self, model: str) -> SleeperBody:
         """Has it serve again."""
         if model not in self._always:
-            return _of_loadable(self._loadables.load(model))
+            return _of_loadable(self.loadables.load(model))
         self.wanted(model)
         return self._told(model, "is to wake")
 

@@ -19,19 +19,21 @@ import uvloop
 from maitred.app.address import bind
 from maitred.app.engines import make_engines
 from maitred.config.loader import LoadedConfig
-from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
 from maitred.observe.logs import set_up
 from maitred.store.tenure import tenures
 
+Read = Callable[[], LoadedConfig]
 
-def run(loaded: LoadedConfig, command: Command | None = None) -> int:
+
+def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | None = None) -> int:
     """Serves until a signal comes.
 
     Args:
         loaded: The configuration.
         command: Starts the engine; by default the one of this installation. Tests bring their own.
+        read: Reads the configuration again, for a reload; None: it stays as it is.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
@@ -40,13 +42,13 @@ def run(loaded: LoadedConfig, command: Command | None = None) -> int:
         ConfigInvalid: No model is where the configuration says, or the address is taken.
         ReplicaUnavailable: The engine did not start; the message has its last words.
     """
-    config = loaded.config
-    set_up(config.log)
+    set_up(loaded.config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_start(config, command))
+        return runner.run(_start(loaded, command, read or (lambda: loaded)))
 
 
-async def _start(config: Config, command: Command | None) -> int:
+async def _start(loaded: LoadedConfig, command: Command | None, read: Read) -> int:
+    config = loaded.config
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.server))
@@ -56,7 +58,7 @@ async def _start(config: Config, command: Command | None) -> int:
             engines = await stack.enter_async_context(await make_engines(config, command, clock))
         # In a thread, because the loop has processes to start and to listen to meanwhile.
         serve = await asyncio.to_thread(_gateway)
-        return await serve(config, listener, engines, clock)
+        return await serve(loaded, read, listener, engines, clock)
 
 
 def _gateway() -> Callable[..., Awaitable[int]]:

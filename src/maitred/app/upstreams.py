@@ -1,13 +1,15 @@
-"""Models that servers of others run: opened, looked at, closed."""
+"""Models that servers of others run: opened, looked at, changed, closed."""
 
+import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred import __version__
-from maitred.app.stores import running
+from maitred.app.chores import Chores
 from maitred.config.tree import TextModelConfig
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.errand import AnyPost, Post
@@ -25,24 +27,22 @@ if TYPE_CHECKING:
 
 _KEEP_OPEN_S = 3.0
 """Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
-
-
+_FIRST_LOOK_S = 0.5
+"""A server that is new must not keep the others' settings waiting for longer; it counts as away until it is seen."""
 _HEALTH = HealthConfig()
 
 
-class Upstreams:
-    """The models that servers of others run.
-
-    Args:
-        servers: Each model with its servers.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What servers of others run under one configuration.
 
     Attributes:
         models: For the catalog.
+        servers: Each model with its servers.
     """
 
-    def __init__(self, servers: "Mapping[str, Sequence[Upstream]]", models: Sequence[TextModel]) -> None:
-        self.models = models
-        self._servers = servers
+    models: Sequence[TextModel]
+    servers: "Mapping[str, Sequence[Upstream]]"
 
     def posts(self) -> dict[str, list[AnyPost]]:
         """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
@@ -57,8 +57,102 @@ class Upstreams:
                 )
                 for server in servers
             ]
-            for name, servers in self._servers.items()
+            for name, servers in self.servers.items()
         }
+
+    def all(self) -> "Iterable[Upstream]":
+        """Every server, once for each model that it runs."""
+        return (server for servers in self.servers.values() for server in servers)
+
+
+class Upstreams:
+    """The models that servers of others run, as of now.
+
+    A configuration that comes is prepared first, which may fail and changes nothing, and then adopted, which cannot
+    fail. A server whose settings are the same stays the object that it is, with its connections. One that is spoken to
+    in another way, at the same address and under the same name, keeps what is known of its health.
+
+    Args:
+        probes: Looks at those that serve.
+        stack: Closes the connections, once there are any.
+
+    Attributes:
+        served: What they run now.
+    """
+
+    def __init__(self, probes: "Chores[Upstream]", stack: AsyncExitStack) -> None:
+        self.served = Served([], {})
+        self._session: aiohttp.ClientSession | None = None
+        self._probes = probes
+        self._stack = stack
+        self._peers: dict[str, Peers] = {}
+        self._tokenizers: dict[str, str | None] = {}
+
+    @property
+    def models(self) -> Sequence[TextModel]:
+        """For the catalog."""
+        return self.served.models
+
+    def posts(self) -> dict[str, list[AnyPost]]:
+        """For dispatch."""
+        return self.served.posts()
+
+    async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> Served:
+        """What they would run.
+
+        Raises:
+            ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
+        """
+        configs = {name: config for name, config in configs.items() if config.upstreams}
+        if not configs:
+            return Served([], {})
+        if self._session is None:
+            self._session = await self._stack.enter_async_context(_session())
+        return await asyncio.to_thread(self._prepared, configs, self._session, health)
+
+    def _prepared(
+        self, configs: Mapping[str, TextModelConfig], session: "aiohttp.ClientSession", health: HealthConfig
+    ) -> Served:
+        """Reads files, so it is for a thread."""
+        servers = {
+            name: [self._server(upstream, name, config, session, health) for upstream in config.upstreams]
+            for name, config in configs.items()
+        }
+        before = {model.name: model for model in self.served.models}
+        return Served([self._model(name, config, servers[name], before) for name, config in configs.items()], servers)
+
+    async def look(self, served: Served) -> None:
+        """Takes a first look at those that are new, so that they need not begin as if they were away."""
+        from maitred.replica.upstream.probe import Probe
+
+        known = {server.standing for server in self.served.all()}
+        unseen = [server for server in served.all() if server.standing not in known]
+        if unseen:
+            looks = [asyncio.create_task(Probe(server).look(), name=f"look at {server.name}") for server in unseen]
+            _, late = await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
+            for look in late:
+                look.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def adopt(self, served: Served, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
+        """They run this from now on."""
+        staying = {server.standing for server in served.all()}
+        for server in self.served.all():
+            if server.standing not in staying:
+                server.standing.join(Peers(health.outliers, []))  # what runs there is compared with nobody
+        self.served = served
+        self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
+        self._peers = {name: self._peers.get(name) or Peers(health.outliers, []) for name in served.servers}
+        for name, servers in served.servers.items():
+            for server in servers:
+                server.standing.join(self._peers[name])
+                server.standing.adopt(server.config.probe_every_s, health)
+        self._probes.begin(served.all())
+
+    def retire(self, in_use: Iterable[Served]) -> None:
+        """Looks no more at servers that nobody serves from any more."""
+        self._probes.only(server for served in in_use for server in served.all())
 
     def states(self) -> dict[tuple[str, str], UpstreamState]:
         """For metrics."""
@@ -72,48 +166,70 @@ class Upstreams:
                 server.standing.breaker,
                 server.weight,
             )
-            for name, servers in self._servers.items()
+            for name, servers in self.served.servers.items()
             for server in servers
         }
+
+    def _server(
+        self,
+        config: UpstreamConfig,
+        name: str,
+        model: TextModelConfig,
+        session: "aiohttp.ClientSession",
+        health: HealthConfig,
+    ) -> "Upstream":
+        here = self.served.servers.get(name, ())
+        before = next((server for server in here if server.is_at(config)), None)
+        if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
+            return before
+        return _upstream(config, name, model, session, health, before)
+
+    def _model(
+        self, name: str, config: TextModelConfig, servers: "Sequence[Upstream]", before: Mapping[str, TextModel]
+    ) -> TextModel:
+        known = before.get(name)
+        if known is None:
+            return TextModel(name, servers, _tokenizer(config), reprompts=config.reprompts)
+        same = self._tokenizers.get(name) == config.tokenizer
+        return known.at(servers, known.tokenizer if same else _tokenizer(config), reprompts=config.reprompts)
 
 
 @asynccontextmanager
 async def open_upstreams(
     models: Mapping[str, TextModelConfig], health: HealthConfig = _HEALTH
 ) -> AsyncIterator[Upstreams]:
-    """The models of the configuration, with a look at each of their servers behind us and more to come.
+    """The models of the configuration. Somebody begins to look at their servers.
 
     Raises:
         ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
     """
-    models = {name: model for name, model in models.items() if model.upstreams}
-    if not models:
-        yield Upstreams({}, [])
-        return
+    async with (
+        AsyncExitStack() as stack,
+        Chores(_probing, lambda server: f"probe of {server.name}") as probes,
+    ):
+        upstreams = Upstreams(probes, stack)
+        upstreams.adopt(await upstreams.prepare(models, health), models, health)
+        yield upstreams
+
+
+async def _probing(server: "Upstream") -> None:
+    from maitred.replica.upstream.probe import Probe
+
+    await Probe(server).run()
+
+
+def _session() -> "aiohttp.ClientSession":
+    """Connections to all servers."""
     # A gateway with engines of its own alone starts sooner without an HTTP client.
     import aiohttp
 
-    from maitred.replica.upstream.probe import Probe
-
-    async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                # As many connections as dispatch lets requests go.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_OPEN_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"user-agent": f"maitred/{__version__}"},
-                trust_env=False,
-            )
-        )
-        served: list[TextModel] = []
-        servers: dict[str, list[Upstream]] = {}
-        for name, config in models.items():
-            peers = Peers(health.outliers, [])
-            servers[name] = [_upstream(upstream, name, config, session, health, peers) for upstream in config.upstreams]
-            for upstream in servers[name]:
-                await stack.enter_async_context(running(Probe(upstream).run(), f"probe of {upstream.name}"))
-            served.append(TextModel(name, servers[name], _tokenizer(config), reprompts=config.reprompts))
-        yield Upstreams(servers, served)
+    return aiohttp.ClientSession(
+        # As many connections as dispatch lets requests go.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_OPEN_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"user-agent": f"maitred/{__version__}"},
+        trust_env=False,
+    )
 
 
 def _upstream(
@@ -122,7 +238,7 @@ def _upstream(
     model: TextModelConfig,
     session: "aiohttp.ClientSession",
     health: HealthConfig,
-    peers: Peers,
+    before: "Upstream | None",
 ) -> "Upstream":
     from maitred.replica.upstream.server import Upstream
 
@@ -134,7 +250,7 @@ def _upstream(
             context_tokens=model.context_tokens,
             max_choices=model.max_choices,
             health=health,
-            peers=peers,
+            before=before,
         )
     except (OSError, ssl.SSLError) as error:
         raise ConfigInvalid(f"The certificates in {config.ca_file} cannot be used: {error}.") from error

@@ -36,6 +36,10 @@ class MemoryAnswers:
         """When each kept recording ended, in that order."""
         self.held_bytes = 0
 
+    def adopt(self, config: IdempotencyConfig) -> None:
+        """Keeps within these bounds from now on."""
+        self._config = config
+
     def __len__(self) -> int:
         """Keys that are taken."""
         return len(self._listed)

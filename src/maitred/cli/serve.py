@@ -1,5 +1,6 @@
 """`maitred serve`: the gateway and its engines."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -81,7 +82,8 @@ def serve(
     Starts an engine process for the model and the HTTP server in front of it. Ctrl-C, or SIGTERM, lets running answers
     finish and then stops both.
     """
-    loaded = load_settings(
+    read = partial(
+        load_settings,
         config,
         settings,
         {
@@ -101,8 +103,9 @@ def serve(
             "log.level": ("--log-level", log_level),
         },
     )
+    loaded = read()
     if loaded.config.has_engine:
         require_model(loaded)
     from maitred.app.start import run
 
-    raise typer.Exit(run(loaded))
+    raise typer.Exit(run(loaded, read=read))

@@ -43,6 +43,10 @@ class Pulse(Generic[T]):
         self._making = asyncio.Lock()
         self._news = asyncio.Condition()
 
+    def adopt(self, most_viewers: int) -> None:
+        """So many may watch from now on; who watches goes on."""
+        self._most_viewers = most_viewers
+
     @property
     def viewers(self) -> int:
         """Who watch now."""

@@ -68,6 +68,11 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         """By the hash of the cookie, oldest first, which is also the order of their ends."""
 
+    def adopt(self, lasting_s: float, most: int) -> None:
+        """New ones last so long, and there may be so many."""
+        self._lasting_s = lasting_s
+        self._most = most
+
     def __len__(self) -> int:
         return len(self._sessions)
 

@@ -30,10 +30,18 @@ class Allotment:
 
     def __init__(self, config: DispatchConfig, choice: Choice) -> None:
         self._choice = choice
-        self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
         self.holdings = Holdings()
+        self.adopt(config)
+        self.part(config)
+
+    def adopt(self, config: DispatchConfig) -> None:
+        """Goes by these settings from now on, but for the parts."""
         self.shared = config.line.policy == "fair"
         self.headroom = config.headroom if self.shared else 0.0
+
+    def part(self, config: DispatchConfig) -> None:
+        """Divides everything anew; who holds something must take it again, of the `quotas` that there are now."""
+        self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
     def take(self, ticket: Ticket, quota: Quota) -> None:
         """It has got its places."""

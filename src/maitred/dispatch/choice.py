@@ -31,6 +31,11 @@ class Choice:
         self._reports = reports
         self._steps: dict[str, int] = {}
 
+    def adopt(self, placement: Placement | None, reports: Reports) -> None:
+        """Goes by these from now on."""
+        self._placement = placement
+        self._reports = reports
+
     def of(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Station:
         """One of these, of which there is at least one."""
         ticket.candidates = ()

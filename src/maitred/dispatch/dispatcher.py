@@ -82,6 +82,17 @@ class Dispatcher:
         for post in posts:
             post.replica.watch(self._news)
 
+    def adopt(self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None) -> None:
+        """Goes by these settings from now on, and by these replicas. Nobody loses its place; see `Floor.adopt`."""
+        new = self.floor.adopt(posts, config, placement, self._clock.monotonic_s())
+        self._recoveries = config.recoveries
+        self._hedging.adopt(config.hedging)
+        self._gatekeeper.adopt(config)
+        self._relief.adopt(config)
+        for post in new:
+            post.replica.watch(self._news)
+        self.turn()
+
     def check(self, errand: Errand) -> Place:
         """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
 

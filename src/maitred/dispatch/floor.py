@@ -72,6 +72,45 @@ class Floor:
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
 
+    def adopt(
+        self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None, now_s: float
+    ) -> list[AnyPost]:
+        """Goes by these settings from now on: who waits goes on waiting, and who runs goes on running.
+
+        A replica that is not named any more gets nothing new; what runs there ends there. Where the line or the parts
+        are others, everybody moves into new rooms, and the accounts of who was served how much begin anew.
+
+        Returns:
+            The posts whose replica is another one than before.
+        """
+        known = {station.post.name: station for station in self.stations}
+        new = [post for post in posts if post.name not in known or known[post.name].post.replica is not post.replica]
+        for post in posts:
+            known.setdefault(post.name, Station(post)).post = post
+        self.stations[:] = [known[post.name] for post in posts]
+        before, self._config = self._config, config
+        self.outlook.outputs.adopt(config.output_quantile, config.unknown_output_share)
+        self.reports = Reports(config.reports)
+        self.choice.adopt(placement, self.reports)
+        self.allotment.adopt(config)
+        self.forecaster.adopt(played=config.line.policy == "fair")
+        if (before.line, before.reserved, before.pools) != (config.line, config.reserved, config.pools):
+            self._move(config, now_s)
+        return new
+
+    def _move(self, config: DispatchConfig, now_s: float) -> None:
+        """Everybody into new rooms."""
+        waiting = sorted((ticket for room in self.rooms for ticket in room.all()), key=lambda ticket: ticket.number)
+        self.allotment.part(config)
+        self.rooms[:] = [Room(quota, config.line) for quota in self.allotment.quotas.all]
+        self._rooms = dict(zip(self.allotment.quotas.all, self.rooms, strict=True))
+        for ticket in (*self.forecaster.at_work, *waiting):
+            quota = self.allotment.quotas.of(ticket.flow.path)
+            self._rooms[quota].take_over(ticket, now_s)
+            if ticket.grip is not None:
+                ticket.grip.quota = quota
+                quota.take(ticket.cost)
+
     # --- what is known ---
 
     @property

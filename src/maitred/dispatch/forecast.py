@@ -63,6 +63,11 @@ class Forecaster:
         self._contests: dict[Room, Contest] = {}
         self._told: _Told | None = None
 
+    def adopt(self, *, played: bool) -> None:
+        """Lines share among tenants, or not, from now on; and whatever else has changed."""
+        self._played = played
+        self.changed()
+
     def changed(self) -> None:
         """Something joined, left, was released or advanced."""
         self._left = self._told = None

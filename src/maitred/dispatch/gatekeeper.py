@@ -37,6 +37,10 @@ class Gatekeeper:
         self._wanted = wanted
         self._comebacks = Comebacks()
 
+    def adopt(self, config: DispatchConfig) -> None:
+        """Goes by these limits from now on. Who waits already stays."""
+        self._config = config
+
     def check(self, errand: Errand, now_s: float) -> Place:
         """What is predicted for it, if it may wait.
 

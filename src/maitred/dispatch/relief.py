@@ -41,6 +41,20 @@ class Relief:
         """Those that were asked, wait still, and have not said that they stay."""
         self._pressures: dict[Group, Pressure] = {}
 
+    def adopt(self, config: DispatchConfig) -> None:
+        """Goes by these settings from now on, also for those that wait."""
+        self._config = config
+        shared = config.line.policy == "fair"
+        if shared == self._shared:
+            return
+        movable = [ticket for group in self._movable.values() for ticket in group]
+        asked = [ticket for group in self._asked.values() for ticket in group]
+        self._shared, self._movable, self._asked, self._pressures = shared, {}, {}, {}
+        for ticket in movable:
+            self.joined(ticket)
+        for ticket in asked:
+            self.asked(ticket)
+
     def joined(self, ticket: Ticket) -> None:
         """A request begins to wait."""
         if ticket.errand.movable:

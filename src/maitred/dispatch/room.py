@@ -60,6 +60,20 @@ class Room:
             return ticket
         return cast("Ticket | None", self.line.head(now_s))
 
+    def take_over(self, ticket: Ticket, now_s: float) -> None:
+        """A request that waits, or runs, in another room is one of this room's from now on."""
+        before = ticket.room
+        ticket.room, ticket.locality = self, self.locality(ticket.errand)
+        if ticket in before.tenants.get(ticket.tenant.id, ()):
+            returned = ticket in before.returned
+            before.remove(ticket, now_s)
+            self.join(ticket, now_s)
+            if returned:
+                self.returned[ticket] = None
+        else:
+            self.line.add(ticket, now_s)
+            self.line.take(ticket, now_s)
+
     def take(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and runs."""
         self.line.take(ticket, now_s)
@@ -87,6 +101,10 @@ class Room:
         ticket.waited_ms = self.waits.leave(ticket.waited, now_s)
         for cause, waited_ms in before.items():
             ticket.waited_ms[cause] = ticket.waited_ms.get(cause, 0.0) + waited_ms
+
+    def all(self) -> list[Ticket]:
+        """All that wait here."""
+        return [ticket for tickets in self.tenants.values() for ticket in tickets]
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Requests of one class that wait here."""

@@ -65,6 +65,10 @@ class Identity:
         self._anonymous = anonymous
         self._issuers = issuers
 
+    def adopt(self, anonymous: Principal | None) -> None:
+        """Who a request without a credential comes from, from now on; None: nobody, and those inside must leave."""
+        self._anonymous = anonymous
+
     async def identify(self, header: Header) -> Principal:
         """Who sent the request with these headers.
 

@@ -51,6 +51,11 @@ class Refresher:
         # Two answers at once could be applied in the wrong order, and bring a revoked key back for a moment.
         self._one_at_a_time = asyncio.Lock()
 
+    def adopt(self, every_s: float, max_stale_s: float) -> None:
+        """Goes by these from now on."""
+        self._every_s = every_s
+        self._max_stale_s = max_stale_s
+
     @property
     def age_s(self) -> float:
         """How old the directory may be: nothing that changed before that is missing. Infinite before it is loaded."""

@@ -46,10 +46,13 @@ class BudgetMetrics(Collector):
 
     Args:
         named: How many tenants are told apart, organisations and teams together.
+
+    Attributes:
+        named: Those that are.
     """
 
     def __init__(self, named: int) -> None:
-        self._named = Named(named)
+        self.named = Named(named)
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
 
@@ -58,7 +61,7 @@ class BudgetMetrics(Collector):
         if tally.principal is None or not tally.model:
             return
         for tenant in tally.principal.tenants:
-            if self._named.label(tenant) == OTHER and len(self._others) < _MOST_OTHERS:
+            if self.named.label(tenant) == OTHER and len(self._others) < _MOST_OTHERS:
                 self._others.add(tenant)
 
     async def run(self, read: ReadBudgets) -> None:
@@ -69,13 +72,13 @@ class BudgetMetrics(Collector):
 
     async def look(self, read: ReadBudgets) -> None:
         """Looks once; while the counters are away, nothing is told."""
-        tenants = ["*", *self._named.names, *self._others]
+        tenants = ["*", *self.named.names, *self._others]
         self._others = set()
         shares: dict[tuple[str, ...], float] = {}
         try:
             for start in range(0, len(tenants), _MOST_AT_ONCE):
                 for use in await read(tenants[start : start + _MOST_AT_ONCE]):
-                    tenant = use.tenant if use.tenant == "*" else self._named.label(use.tenant)
+                    tenant = use.tenant if use.tenant == "*" else self.named.label(use.tenant)
                     labels = (tenant, use.budget, use.model, "true" if use.hard else "false")
                     shares[labels] = max(use.share, shares.get(labels, 0.0))
                 await asyncio.sleep(0)

@@ -18,6 +18,7 @@ from maitred.observe.engines import Engines, LiveState
 from maitred.observe.feedback import FeedbackMetrics
 from maitred.observe.growth import GrowthWatch
 from maitred.observe.process import CpuWaits, resources
+from maitred.observe.reloads import ReloadMetrics, ReloadState
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
@@ -38,7 +39,8 @@ class Metrics:
 
     Args:
         in_flight: Requests that are being answered.
-        engines, accounts, queues, upstreams, residency, replicas, rollouts: Where things stand; asked at each scrape.
+        engines, accounts, queues, upstreams, residency, replicas, rollouts, reloads: Where things stand; asked at each
+            scrape.
         tasks: Tasks of the event loop.
         config: What is shown.
         slos: What is promised, by name.
@@ -63,6 +65,7 @@ class Metrics:
         residency: Callable[[], ResidencyState] = ResidencyState,
         replicas: ReplicaStates = tuple,
         rollouts: Callable[[], RolloutsState] = RolloutsState,
+        reloads: Callable[[], ReloadState] = ReloadState,
         *,
         tasks: Callable[[], int] = lambda: 0,
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
@@ -76,24 +79,32 @@ class Metrics:
         self.requests = RequestMetrics(self._registry)
         self.steps = StepMetrics(self._registry)
         self.feedback = FeedbackMetrics(self._registry)
-        kept = SloMetrics(slos, clock)
+        self._slos = kept = SloMetrics(slos, clock)
         self._registry.register(kept)
         self.budgets = BudgetMetrics(config.tenants)
         self._registry.register(self.budgets)
-        tenants = TenantMetrics(self._registry, config.tenants)
-        self.observers: list[Observer] = [self.requests, tenants, self.budgets, kept]
+        self._tenants = TenantMetrics(self._registry, config.tenants)
+        self.observers: list[Observer] = [self.requests, self._tenants, self.budgets, kept]
         self._registry.register(LiveState(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(ResidencyMetrics(residency))
         self._registry.register(ReplicaMetrics(replicas))
         self._registry.register(RolloutMetrics(rollouts))
+        self._registry.register(ReloadMetrics(reloads))
         self._registry.register(Accounts(accounts))
         self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**resources(), "tasks": tasks()})
         self._registry.register(self.growth)
         self._registry.register(CpuWaits())
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
+
+    def adopt(self, config: MetricsConfig, slos: Mapping[str, SloConfig]) -> None:
+        """Shows and promises this from now on."""
+        self._vllm = config.vllm_names
+        self.budgets.named.adopt(config.tenants)
+        self._tenants.named.adopt(config.tenants)
+        self._slos.adopt(slos)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Everything, and its content type: OpenMetrics for whoever accepts it, else Prometheus' text format.

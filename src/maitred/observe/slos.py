@@ -92,6 +92,14 @@ class SloMetrics(Collector):
         self._start_s = clock.monotonic_s()
         self._objectives = {name: Objective(slo) for name, slo in slos.items()}
 
+    def adopt(self, slos: Mapping[str, SloConfig]) -> None:
+        """Counts for these from now on; what has changed begins anew."""
+        before = self._objectives
+        self._objectives = {
+            name: before[name] if name in before and before[name].config == slo else Objective(slo)
+            for name, slo in slos.items()
+        }
+
     def ended(self, tally: Tally) -> None:
         """Counts one."""
         now_s = self._clock.monotonic_s() - self._start_s

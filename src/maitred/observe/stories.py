@@ -97,6 +97,12 @@ class Stories:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         """By the id, of which clients may choose the same again: the latest counts."""
 
+    def adopt(self, most: int) -> None:
+        """Keeps so many from now on."""
+        self._most = most
+        while len(self._kept) > most:
+            self._kept.popitem(last=False)
+
     def ended(self, tally: Tally) -> None:
         """Keeps one."""
         ask = tally.ask

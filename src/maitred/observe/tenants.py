@@ -28,6 +28,10 @@ class Named:
         self._most = most
         self.names: dict[str, None] = {}
 
+    def adopt(self, most: int) -> None:
+        """Names so many from now on. Who has a name keeps it, as its counters must not go back."""
+        self._most = most
+
     def label(self, tenant: str) -> str:
         """The tenant's name, or `OTHER`."""
         if tenant not in self.names:
@@ -43,10 +47,13 @@ class TenantMetrics:
     Args:
         registry: Where the metrics are shown.
         named: How many organisations are told apart.
+
+    Attributes:
+        named: Those that are.
     """
 
     def __init__(self, registry: CollectorRegistry, named: int) -> None:
-        self._named = Named(named)
+        self.named = Named(named)
         requests = Counter(
             "maitred_tenant_requests", "Requests of an organisation.", ["tenant", "outcome"], registry=registry
         )
@@ -72,7 +79,7 @@ class TenantMetrics:
         """Counts one, if it is known whose it is and it asked for work."""
         if tally.principal is None or not tally.model:
             return
-        tenant = self._named.label(tally.principal.tenants[-1])
+        tenant = self.named.label(tally.principal.tenants[-1])
         self._requests(tenant, tally.outcome or Outcome.FAILED).inc()
         if tally.first_token_s is None:
             return

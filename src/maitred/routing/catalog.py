@@ -102,6 +102,12 @@ class TextModel(_Model):
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
 
+    def at(self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool) -> "TextModel":
+        """The same model elsewhere, with what was learnt of it."""
+        model = TextModel(self.name, replicas, tokenizer, reprompts=reprompts)
+        model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
+        return model
+
 
 AnyModel = ServedModel | TextModel
 

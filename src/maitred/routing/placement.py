@@ -31,6 +31,10 @@ class Placement:
         self._index_of: dict[str, PrefixIndex] = {}
         """Of those that tell."""
 
+    def adopt(self, balance: Balance) -> None:
+        """Chooses by this from now on; what the caches hold is known as before."""
+        self._balance = balance
+
     def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
         """See `core.balance.Balance`."""
         return self._balance.choose(inquiry, candidates)

@@ -35,6 +35,10 @@ class GrammarDesk:
         self._known_bytes = 0
         self._turns: dict[str, _Turns] = {}
 
+    def adopt(self, config: GrammarsConfig) -> None:
+        """Goes by these settings from now on, but for the number of processes and their time."""
+        self._config = config
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
+from maitred.api.admin.config import ConfigRoutes, Configuration
 from maitred.api.admin.keys import KeyRoutes
 from maitred.api.admin.limits import LimitRoutes
 from maitred.api.admin.live import Live, LiveRoutes
@@ -33,6 +34,7 @@ def administration(
     pins: Pins,
     stories: Stories,
     live: Live,
+    configuration: Configuration,
     holds: Callable[[Principal], bool],
     clock: Clock,
 ) -> list[Route]:
@@ -50,6 +52,7 @@ def administration(
         pins: The prefixes that stay.
         stories: What happened to the last requests.
         live: What goes on.
+        configuration: The settings of this gateway.
         holds: Whether who was let in still would be.
         clock: For expiry, and for times such as ``-7d``.
     """
@@ -66,4 +69,5 @@ def administration(
         *PinRoutes(office, pins).routes(),
         *RequestRoutes(office, stories).routes(),
         *LiveRoutes(office, live, holds).routes(),
+        *ConfigRoutes(office, configuration).routes(),
     ]

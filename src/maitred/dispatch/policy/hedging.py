@@ -34,10 +34,15 @@ class Hedging:
     """
 
     def __init__(self, config: HedgingConfig, model: str) -> None:
-        self._config = config
-        self._on = model in config.models
+        self._model = model
+        self.adopt(config)
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._saved = 0.0
+
+    def adopt(self, config: HedgingConfig) -> None:
+        """Goes by these settings from now on, and by the times that it has seen."""
+        self._config = config
+        self._on = self._model in config.models
 
     def is_for(self, errand: Errand) -> bool:
         """Whether it is on, and the request small and urgent enough."""

@@ -99,6 +99,11 @@ class OutputLengths:
         self._tenants: OrderedDict[str, _History] = OrderedDict()
         self._all = _History(4 * answers)
 
+    def adopt(self, quantile: float, unknown_share: float) -> None:
+        """Predicts by these from now on, from all that was seen before."""
+        self._quantile = quantile
+        self._unknown_share = unknown_share
+
     def __len__(self) -> int:
         """Tenants that are remembered."""
         return len(self._tenants)

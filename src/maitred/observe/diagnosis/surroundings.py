@@ -191,4 +191,24 @@ def leak(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-SURROUNDINGS = (gateway, upstream, slow_clients, limits, store, leak)
+def configuration(vitals: Vitals) -> Iterator[Finding]:
+    """What somebody has written, and what is in force, are not the same."""
+    if vitals.reload_refused:
+        yield Finding(
+            kind=Kind.CONFIG,
+            weight=0.5,
+            summary="The configuration has faults: the last reload was refused, and a restart would fail.",
+            evidence=("The server goes on with the settings that it had before.",),
+            remedy="Run `maitred config reload`: it lists the faults. Correct them, and run it again.",
+        )
+    if vitals.pending_settings:
+        yield Finding(
+            kind=Kind.CONFIG,
+            weight=0.1,
+            summary="Settings have changed that need a restart: until then the old ones are in force.",
+            evidence=(f"{vitals.pending_settings:.0f} settings wait.",),
+            remedy="`maitred config running` names them. Restart the server when it suits.",
+        )
+
+
+SURROUNDINGS = (gateway, upstream, slow_clients, limits, store, leak, configuration)

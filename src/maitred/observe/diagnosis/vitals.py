@@ -159,6 +159,10 @@ class Vitals:
     upstreams: Sequence[UpstreamVitals] = ()
     stores: StoreVitals = StoreVitals()
     growths: Sequence[GrowthVitals] = ()
+    reload_refused: bool = False
+    """Whether the configuration was changed, and the last attempt to put that in force was refused."""
+    pending_settings: float = 0.0
+    """That have changed and wait for a restart."""
 
     def engines_of(self, model: str) -> list[EngineVitals]:
         """Those that run it."""

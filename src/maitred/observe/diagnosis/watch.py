@@ -56,6 +56,8 @@ class Watch:
             upstreams=[self._upstream(*key) for key in self._keys("maitred_upstream_up", *_UPSTREAM)],
             stores=self._stores(),
             growths=self._growths(),
+            reload_refused=self._looks[-1].by("maitred_config_reload_successful").get(()) == 0.0,
+            pending_settings=self._looks[-1].by("maitred_config_pending_settings").get((), 0.0),
         )
 
     def _unserved(self) -> dict[str, float]:

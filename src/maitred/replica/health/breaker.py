@@ -78,15 +78,20 @@ class Breaker:
         self.openings = 0
         self.closed_since_s = float("-inf")
         self.cause = ""
-        self._config = config
         self._window = window
         self._draw = draw
-        self._ceiling = Ceiling(config.first_open_s, config.most_open_s)
+        self.adopt(config)
         self._era = 0
         self._fails = 0
         self._closed = True
         self._until_s = 0.0
         self._probe: Attempt | None = None
+
+    def adopt(self, config: BreakerConfig) -> None:
+        """Goes by these settings from now on. An open one stays open for as long as it was to."""
+        self._config = config
+        self._ceiling = Ceiling(config.first_open_s, config.most_open_s)
+        self._window.adopt(config.window_s)
 
     def state(self, now_s: float) -> BreakerState:
         """What it is now."""

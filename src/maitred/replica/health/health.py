@@ -57,6 +57,11 @@ class Health:
         self._ejected_until_s = _NEVER_S
         self._ejected_for = ""
 
+    def adopt(self, config: HealthConfig) -> None:
+        """Goes by these settings from now on, and by what has happened."""
+        self._config = config
+        self.breaker.adopt(config.breaker)
+
     # --- may it be sent to? ---
 
     def verdict(self, now_s: float, *, ejected_too: bool = False) -> Verdict:

@@ -26,6 +26,10 @@ class Peers:
         self._members = {member.name: member for member in members}
         self._next_s = float("-inf")
 
+    def adopt(self, config: OutlierConfig) -> None:
+        """Compares them by these settings from now on."""
+        self._config = config
+
     def __getitem__(self, name: str) -> Health:
         return self._members[name]
 

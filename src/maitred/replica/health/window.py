@@ -43,8 +43,15 @@ class Window:
     """
 
     def __init__(self, length_s: float) -> None:
-        self._slice_s = length_s / _SLICES
         self._slices: deque[_Slice] = deque()
+        self._slice_s = length_s / _SLICES
+
+    def adopt(self, length_s: float) -> None:
+        """It is so long from now on; where that is another length, what it holds is forgotten."""
+        slice_s = length_s / _SLICES
+        if slice_s != self._slice_s:
+            self.clear()
+        self._slice_s = slice_s
 
     def ended(self, now_s: float, *, failed: bool) -> None:
         """A request has ended."""

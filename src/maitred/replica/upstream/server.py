@@ -56,6 +56,7 @@ class Upstream:
         session: Connections; whoever made it closes it.
         health: When it gets fewer requests or none.
         peers: The other servers of the model, which it joins.
+        before: The same server as it was spoken to before: what is known of it stays true.
 
     Attributes:
         name: What ledger and log call it.
@@ -65,6 +66,7 @@ class Upstream:
         window_tokens: Its own word for `context_tokens`, once it has said it.
         reported: What it said last of its own load.
         open_streams: Contexts of `relay` that have not been left. 0 when nothing leaks.
+        settings: All that it was made from; equal ones make the same.
     """
 
     def __init__(
@@ -77,23 +79,31 @@ class Upstream:
         max_choices: int = 128,
         health: HealthConfig | None = None,
         peers: Peers | None = None,
+        before: "Upstream | None" = None,
     ) -> None:
         self.config = config
         self.address = Address(config.url)
         self.name = config.name or self.address.host_and_port
         self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
         self.session = session
-        self.standing = Standing(self.name, config.probe_every_s, health, peers)
-        self.window_tokens: int | None = None
+        known = None if before is None else before.standing
+        self.standing: Standing = known or Standing(self.name, config.probe_every_s, health, peers)
+        self.window_tokens: int | None = None if before is None else before.window_tokens
         self.reported = ServerLoad()
         self._grapevine = Grapevine(config.probe_every_s)
         self.open_streams = 0
         self.model = config.model or model
         self._declared_tokens = context_tokens
         self._max_choices = max_choices
+        self.settings = (config, context_tokens, max_choices)
         self._tls: ssl.SSLContext | bool = True
         if config.ca_file is not None:
             self._tls = ssl.create_default_context(cafile=config.ca_file)
+
+    def is_at(self, config: UpstreamConfig) -> bool:
+        """Whether these settings lead to the same server under the same name."""
+        mine = self.config
+        return (mine.url, mine.name, mine.kind, mine.dialect) == (config.url, config.name, config.kind, config.dialect)
 
     # --- the replica ---
 

@@ -59,6 +59,20 @@ class Standing:
         self._seen = False
         self._listeners: list[Callable[[], None]] = []
 
+    def adopt(self, retry_after_s: float, health: HealthConfig) -> None:
+        """Goes by these settings from now on, and by what it knows of the server."""
+        self._retry_after_s = retry_after_s
+        self._config = health
+        self.health.adopt(health)
+        self._peers.adopt(health.outliers)
+
+    def join(self, peers: Peers) -> None:
+        """The server is one of these from now on."""
+        if peers is not self._peers:
+            self._peers.leave(self.health.name)
+            self._peers = peers
+            peers.join(self.health)
+
     def watch(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever it changes by news, not by time alone. For good."""
         self._listeners.append(listener)

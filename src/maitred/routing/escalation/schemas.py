@@ -24,16 +24,19 @@ class Schemas:
 
     Args:
         check_s: A check that takes longer ends with the process.
+        waits: Whether the process is started for the first check only, which then takes longer.
     """
 
-    def __init__(self, check_s: float = _CHECK_S) -> None:
+    def __init__(self, check_s: float = _CHECK_S, *, waits: bool = False) -> None:
         self._check_s = check_s
+        self._waits = waits
         self._turn = asyncio.Lock()
         self._process: Process | None = None
 
     async def __aenter__(self) -> Self:
-        async with asyncio.timeout(_START_S):
-            self._process = await _started()
+        if not self._waits:
+            async with asyncio.timeout(_START_S):
+                self._process = await _started()
         return self
 
     async def __aexit__(

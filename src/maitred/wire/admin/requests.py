@@ -247,6 +247,12 @@ class PinPrefix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttl_s: Annotated[float, Meta(gt=0, le=31_536_000, description="For how long it stays, in seconds.")] = 3600.0
 
 
+class ReloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """To read the configuration again."""
+
+    dry_run: Annotated[bool, Meta(description="Say what would change, and change nothing.")] = False
+
+
 class NameModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model is meant."""
 

@@ -311,6 +311,35 @@ class ReplicaBody(Struct, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(description="The part of its load that it gets; less while it comes back.")]
 
 
+class ChangeBody(Struct, frozen=True, kw_only=True):
+    """A setting that is another one than before."""
+
+    setting: str
+    before: Annotated[str | None, Meta(description="As in YAML, secrets as references; null: it was not there.")]
+    after: str | None
+    restart: Annotated[str | None, Meta(description="Why it waits for a restart; null: it does not.")]
+
+
+class ReloadBody(Struct, frozen=True, kw_only=True):
+    """What a reload of the configuration has done, or would do."""
+
+    object: Literal["config.reload"] = "config.reload"
+    dry_run: bool
+    changed: Annotated[list[ChangeBody], Meta(description="What is in force now, or would be.")]
+    needs_restart: Annotated[list[ChangeBody], Meta(description="What has changed, and waits for a restart.")]
+    seconds: float
+
+
+class ConfigBody(Struct, frozen=True, kw_only=True):
+    """The configuration in force."""
+
+    object: Literal["config"] = "config"
+    since: Annotated[float, Meta(description="When it was read, in seconds since 1970.")]
+    settings: Annotated[str, Meta(description="YAML, with the origin of each setting; secrets as references.")]
+    needs_restart: Annotated[list[ChangeBody], Meta(description="What has changed, and waits for a restart.")]
+    fault: Annotated[str | None, Meta(description="Why the last reload was refused; null: it was not.")]
+
+
 class ReplicaList(Struct, frozen=True, kw_only=True):
     """All replicas; there are never so many that they need pages."""
 

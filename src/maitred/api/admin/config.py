@@ -1,0 +1,69 @@
+"""Routes of the configuration: what is in force, and to read it again."""
+
+from typing import Protocol
+
+from maitred.api.admin.office import Office
+from maitred.api.call import Call
+from maitred.api.routes import Route
+from maitred.core.tenancy import Scope
+from maitred.wire.admin.decode import decode_body
+from maitred.wire.admin.requests import ReloadConfig
+from maitred.wire.admin.responses import ConfigBody, ReloadBody
+
+PATH = "/admin/v1/config"
+
+
+class Configuration(Protocol):
+    """That of this gateway."""
+
+    def running(self) -> ConfigBody:
+        """What is in force."""
+        ...
+
+    async def reload(self, *, dry_run: bool = False) -> ReloadBody:
+        """Reads it again and puts it in force; raises InvalidRequest with all its faults."""
+        ...
+
+
+class ConfigRoutes:
+    """The configuration.
+
+    Args:
+        office: What the routes share.
+        configuration: That of this gateway.
+    """
+
+    def __init__(self, office: Office, configuration: Configuration) -> None:
+        self._office = office
+        self._configuration = configuration
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route(
+                "GET",
+                PATH,
+                self.show,
+                "The configuration in force, with origins and without secrets.",
+                returns=ConfigBody,
+                needs=Scope.ADMIN,
+            ),
+            Route(
+                "POST",
+                f"{PATH}/reload",
+                self.reload,
+                "Reads the configuration again and puts it in force, or says what that would change.",
+                reads=ReloadConfig,
+                returns=ReloadBody,
+                needs=Scope.ADMIN,
+            ),
+        ]
+
+    async def show(self, call: Call) -> None:
+        """As it is."""
+        await self._office.reply(call, self._configuration.running())
+
+    async def reload(self, call: Call) -> None:
+        """Anew."""
+        asked = decode_body(call.body, ReloadConfig)
+        await self._office.reply(call, await self._configuration.reload(dry_run=asked.dry_run))

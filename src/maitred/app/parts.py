@@ -1,0 +1,91 @@
+"""The parts of a gateway that stay when its configuration changes, and how they are told."""
+
+from dataclasses import dataclass
+
+from maitred.admission.admission import Admission
+from maitred.admission.policy.retries import RetryBudget
+from maitred.api.gate import Gate
+from maitred.app.accounts import AccountsView
+from maitred.app.ground import Ground
+from maitred.app.live import LiveState
+from maitred.app.pins import Pins
+from maitred.app.queues import Queues
+from maitred.app.reload import Reloader
+from maitred.app.replicas import Replicas
+from maitred.app.rollouts import Rollouts
+from maitred.app.roster import Roster
+from maitred.app.sleepers import Sleepers
+from maitred.app.trials import Trials
+from maitred.cache.memory import MemoryAnswers
+from maitred.config.tree import Config
+from maitred.console.sessions import Sessions
+from maitred.core.clock import Clock
+from maitred.core.tenancy import ANONYMOUS
+from maitred.observe.logs import set_up
+from maitred.observe.metrics import Metrics
+from maitred.observe.recent import Recent
+from maitred.observe.stories import Stories
+from maitred.routing.rollout.live import LiveRollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All of them. Each has a method `adopt` for the settings that it goes by; none of these can fail.
+
+    Attributes:
+        ground: What the gateway stands on.
+        clock: The time.
+        roster: What engines of ours serve.
+        gate: Who is inside.
+        admission: What is reserved and owed; each regime has one of its own prices, `Admission.under`.
+        queues: Who waits, and who runs where.
+        retry_budget: Who may come back.
+        live, rollouts, trials: New versions that are tried.
+        metrics, stories, recent, live_state: Who watches.
+        accounts: How the stores are.
+        replicas, sleepers, pins: What operators can tell.
+        answers: Kept for repeats.
+        sessions: Of the console.
+        reloader: Changes the configuration.
+    """
+
+    ground: Ground
+    clock: Clock
+    roster: Roster
+    gate: Gate
+    admission: Admission
+    queues: Queues
+    retry_budget: RetryBudget
+    live: LiveRollouts
+    rollouts: Rollouts
+    trials: Trials
+    metrics: Metrics
+    stories: Stories
+    recent: Recent
+    live_state: LiveState
+    accounts: AccountsView
+    replicas: Replicas
+    sleepers: Sleepers
+    pins: Pins
+    answers: MemoryAnswers
+    sessions: Sessions
+    reloader: Reloader
+
+    def adopt(self, before: Config, config: Config) -> None:
+        """They go by these settings from now on; queues, upstreams and rollouts are told with the regime."""
+        server, identity = config.server, config.identity
+        access = self.ground.access
+        if config.log != before.log:
+            set_up(config.log)
+        self.gate.adopt(server.max_in_flight)
+        self.retry_budget.adopt(server.retry_share, server.retry_allowance)
+        for engine in self.roster.engines.values():
+            engine.link.unread_tokens = server.unread_tokens
+        access.refresher.adopt(identity.refresh_s, identity.max_stale_s)
+        access.identity.adopt(ANONYMOUS if server.serves_anyone else None)
+        self.ground.grammars.adopt(config.admission.grammars)
+        self.answers.adopt(config.idempotency)
+        self.stories.adopt(config.explain.requests)
+        self.metrics.adopt(config.metrics, config.slos)
+        self.sessions.adopt(config.console.session_s, config.console.sessions)
+        self.live_state.pulse.adopt(config.console.viewers)

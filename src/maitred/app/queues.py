@@ -1,0 +1,113 @@
+"""The queue of every model that generates: made when the model comes, told of new settings, ended when nobody asks.
+
+A queue is state: who waits, who runs where, what was learnt. So it is kept by its model's name, over all changes of the
+configuration.
+"""
+
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+from maitred.admission.policy.ladder import Ladder
+from maitred.app.chores import Chores
+from maitred.config.tree import Config
+from maitred.core.clock import Clock
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.errand import AnyPost
+from maitred.fleet.sleeper import Sleeper
+from maitred.routing.balance.balancer import Balancer
+from maitred.routing.placement import Placement
+
+Posts = Mapping[str, Sequence[AnyPost]]
+"""Model -> where requests for it can go."""
+
+
+class Queues:
+    """Those of models that generate, and beside them those of encoders.
+
+    Args:
+        encoders: Model -> its queue; they neither come nor go, and somebody runs them.
+        clock: The time.
+        chores: Runs the others.
+        answered: Told of every first token after how many seconds it came.
+        wanted: Told of every model whose replica should come, because a request for it could not wait.
+
+    Attributes:
+        all: Model -> its queue, as of now. It is the same mapping at all times.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Dispatcher],
+        clock: Clock,
+        chores: Chores[Dispatcher],
+        answered: Callable[[float], None],
+        wanted: Callable[[str], None],
+    ) -> None:
+        self.all = dict(encoders)
+        self._encoders = encoders
+        self._clock = clock
+        self._chores = chores
+        self._answered = answered
+        self._wanted = wanted
+        self._living: dict[str, Dispatcher] = {}
+        """Also of models that are not served any more, while somebody asks for them."""
+        self._placements: dict[str, Placement] = {}
+
+    def adopt(self, config: Config, posts: Posts, ladders: Mapping[str, Ladder]) -> None:
+        """These models are served, by these settings, from now on. Who waits goes on waiting, and who runs running."""
+        for dispatcher in self._encoders.values():
+            dispatcher.adopt([station.post for station in dispatcher.floor.stations], config.dispatch, None)
+        for name in [name for name in self.all if name not in posts and name not in self._encoders]:
+            del self.all[name]
+        for name, of_model in posts.items():
+            overflows = name in ladders and ladders[name].overflow_to is not None
+            placement = self._placement(name, config, of_model, overflows=overflows)
+            known = self._living.get(name)
+            if known is None:
+                known = self._living[name] = Dispatcher(
+                    *(name, of_model, config.dispatch, self._clock),
+                    placement=placement,
+                    wanted=partial(self._wanted, name),
+                    answered=self._answered,
+                )
+            else:
+                known.adopt(of_model, config.dispatch, placement)
+            self.all[name] = known
+        self._chores.begin(self._living.values())
+
+    def retire(self, in_use: Iterable[str]) -> None:
+        """Ends the queues of all models but these."""
+        kept = set(in_use)
+        for name in [name for name in self._living if name not in kept]:
+            del self._living[name]
+            self._placements.pop(name, None)
+        self._chores.only(self._living.values())
+
+    def _placement(self, name: str, config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> Placement | None:
+        """Which of several replicas takes a request, and what their caches hold. One alone need not be followed."""
+        balancer = Balancer(config.routing.balance, config.dispatch.service.weights, random.random)
+        placement = self._placements.get(name)
+        if placement is not None:
+            placement.adopt(balancer)
+            return placement
+        if len(posts) == 1 and not overflows:
+            return None
+        placement = self._placements[name] = Placement(balancer)
+        for post in posts:
+            if isinstance(post.replica, Sleeper):
+                post.replica.link.follow_blocks(partial(placement.heard, post.name))
+        return placement
+
+
+@asynccontextmanager
+async def open_queues(
+    encoders: Mapping[str, Dispatcher],
+    clock: Clock,
+    answered: Callable[[float], None],
+    wanted: Callable[[str], None],
+) -> AsyncIterator[Queues]:
+    """None yet, but for those of encoders; leaving ends all of them."""
+    async with Chores(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
+        yield Queues(encoders, clock, chores, answered, wanted)

@@ -1,0 +1,83 @@
+"""What one configuration makes, and how one follows the other.
+
+    clients -> Reception -> the regime of now   -> queues, counters, stores, connections
+                        `-> those before it ---'   (which stay, and are told of new settings)
+
+A *regime* is everything that is made from a configuration and holds no state: routes, names, prices, ladders, pipeline.
+It is made as a whole and takes the place of the one before it in one assignment, so no request ever sees a part of
+each. A request belongs to the regime that it began under, to its end. What only past regimes use, such as a server that
+is not named any more, is let go of when the last of their requests has ended.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from maitred.api.call import Receive, Scope, Send
+from maitred.api.edge import Edge
+from maitred.app.upstreams import Served
+from maitred.config.tree import Config
+
+
+@dataclass(eq=False, slots=True)
+class Regime:
+    """One of them.
+
+    Attributes:
+        config: What it was made from.
+        edge: Takes requests.
+        served: What servers of others run under it.
+        models: The names of all that have a queue under it.
+        requests: How many began under it and have not ended.
+    """
+
+    config: Config
+    edge: Edge
+    served: Served
+    models: Sequence[str]
+    requests: int = 0
+
+
+class Reception:
+    """The ASGI application: hands each request to the regime of the moment that it comes.
+
+    Args:
+        first: The regime of now.
+        retire: Told which ones are left whenever one is over.
+    """
+
+    def __init__(self, first: Regime, retire: Callable[[Sequence[Regime]], None]) -> None:
+        self._now = first
+        self._living = [first]
+        self._retire = retire
+
+    @property
+    def now(self) -> Regime:
+        """The regime of now."""
+        return self._now
+
+    @property
+    def living(self) -> int:
+        """How many regimes there are: that of now, and those before it that have requests."""
+        return len(self._living)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry point."""
+        regime = self._now
+        regime.requests += 1
+        try:
+            await regime.edge(scope, receive, send)
+        finally:
+            regime.requests -= 1
+            if not regime.requests and regime is not self._now:
+                self._over(regime)
+
+    def succeed(self, regime: Regime) -> None:
+        """Requests that come from now on are this one's."""
+        before, self._now = self._now, regime
+        self._living.append(regime)
+        if not before.requests:
+            self._over(before)
+
+    def _over(self, regime: Regime) -> None:
+        self._living.remove(regime)
+        self._retire(self._living)
