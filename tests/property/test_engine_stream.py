@@ -55,8 +55,10 @@ class Wire(asyncio.Transport):
 class Account:
     """What one stream must do, in the plainest terms, and a reader that holds it to that."""
 
-    def __init__(self, stream, eager):
+    def __init__(self, stream, eager, hears):
         self.stream = stream
+        self.hears = hears  # every so many tokens it hears one beside its reader
+        stream.listen(self.hear)
         self.eager = eager  # has a read under way at every turn
         self.engine_runs = set(ALL)  # by the engine's lights, which has not heard of cancellations
         self.cancelled = set()
@@ -89,6 +91,14 @@ class Account:
         self.left = True
         self.unread = []
         self.ending = self.ending or Bug
+
+    def hear(self, deltas):
+        assert self.reading is not None, "something was heard of which no reader waited"
+        assert deltas == self.unread[: len(deltas)]
+        if not self.hears or deltas[0].tokens[0] % self.hears:
+            return False
+        del self.unread[: len(deltas)]
+        return True
 
     def read(self):
         if self.reading is None:
@@ -195,16 +205,17 @@ deaths = st.sampled_from(["eof", "half", "garbage", "gap", "afterlife"])
     after=st.lists(event, max_size=10),
     chunk_bytes=st.integers(1, 200),
     eager=st.booleans(),
+    hears=st.integers(0, 3),
 )
-def test_every_stream_ends_once_and_leaves_nothing(before, death, after, chunk_bytes, eager):
-    asyncio.run(scenario([*before, death, *after], chunk_bytes, eager))
+def test_every_stream_ends_once_and_leaves_nothing(before, death, after, chunk_bytes, eager, hears):
+    asyncio.run(scenario([*before, death, *after], chunk_bytes, eager, hears))
 
 
-async def scenario(events, chunk_bytes, eager):
+async def scenario(events, chunk_bytes, eager, hears):
     engine = Engine(chunk_bytes)
     connection = engine.connection
     request = Request("the-same-id", [1], SamplingParams(max_tokens=100, seed=0, n=CHOICES))
-    accounts = [Account(connection.submit(request), eager) for _ in range(STREAMS)]
+    accounts = [Account(connection.submit(request), eager, hears) for _ in range(STREAMS)]
     for name, *arguments, turn in events:
         alive = not engine.wire.aborted
         match name, arguments:

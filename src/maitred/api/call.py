@@ -191,8 +191,21 @@ class Call:
         if self.progress is Progress.NOTHING_SENT:
             self.progress = Progress.STREAMING
             await self._start(200, _EVENT_STREAM)
+        if self.ready and events:
+            self.write(events)
+            return
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.sent_s = time.monotonic()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a stream can `write`."""
+        return self.connection.ready
+
+    def write(self, events: bytes) -> None:
+        """What `stream` does where it need not wait; only while it is `ready`."""
+        self.connection.write(events)
         self.sent_s = time.monotonic()
 
     async def comment(self, comment: bytes) -> None:

@@ -43,6 +43,7 @@ from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.tools import tool_rules_of
 from maitred.wire.openai.written import merged_delta, written
 from maitred.wire.sse import encode_event
+from maitred.wire.stencil import Stencils
 
 _CALLS = frozenset({"tool_calls", "function_call"})
 
@@ -103,6 +104,7 @@ class ChatShape:
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
         self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
+        self._stencils = Stencils(lambda index, text: self._written(Part(index, text)))
 
     def opening(self) -> bytes:
         """Every choice begins with who speaks."""
@@ -111,7 +113,8 @@ class ChatShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        return b"".join(self._event(choice, part) for part in parts for choice in self._chunks_of(part))
+        text = self._stencils.event
+        return b"".join([text(part.index, part.text) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -137,6 +140,9 @@ class ChatShape:
                 usage=UsageBody.of(usage),
             )
         )
+
+    def _written(self, part: Part) -> bytes:
+        return b"".join(self._event(choice, part) for choice in self._chunks_of(part))
 
     def _chunks_of(self, part: Part) -> Iterable[ChatChunkChoice]:
         extra = self._shown(part.extra or {})

@@ -32,6 +32,7 @@ from maitred.wire.openai.sampling import left_open, sampling_of
 from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.written import written
 from maitred.wire.sse import encode_event
+from maitred.wire.stencil import Stencils
 
 
 class CompletionRoutes:
@@ -88,6 +89,7 @@ class CompletionShape:
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
+        self._stencils = Stencils(lambda index, text: self._written(Part(index, text)))
 
     def opening(self) -> bytes:
         """Text completions have no roles."""
@@ -95,8 +97,8 @@ class CompletionShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
-        usage = None if self._include_usage else UNSET
-        return b"".join(encode_event(encode(self._completion([self._chunk(part)], usage, part))) for part in parts)
+        text = self._stencils.event
+        return b"".join([text(part.index, part.text) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -115,6 +117,10 @@ class CompletionShape:
             for index, choice in enumerate(choices)
         ]
         return encode(self._completion(entries, UsageBody.of(usage)))
+
+    def _written(self, part: Part) -> bytes:
+        usage = None if self._include_usage else UNSET
+        return encode_event(encode(self._completion([self._chunk(part)], usage, part)))
 
     def _chunk(self, part: Part) -> CompletionChoice:
         return CompletionChoice(

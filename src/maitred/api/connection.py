@@ -29,6 +29,15 @@ class Connection(Protocol):
         """Whether it was cut because its client had stopped reading."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether a stream has begun and can go on at once, without ASGI's `send`."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Sends a piece of a stream, not empty, as `send` would. Only while it is `ready`."""
+        ...
+
     def linger(self) -> None:
         """Called when an answer is broken off: what is still unsent gets a little time, and then is dropped."""
         ...
@@ -38,6 +47,10 @@ class _Unknown:
     writable = True
     complete = False
     stalled = False
+    ready = False
+
+    def write(self, piece: bytes) -> None:
+        raise NotImplementedError
 
     def linger(self) -> None:
         pass

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from maitred.api.call import Call
 from maitred.api.heartbeat import Heartbeat
-from maitred.core.answer import Answer, Part, TokenScore
+from maitred.core.answer import Answer, Part, Pouring, TokenScore
 from maitred.core.request import FinishReason, Usage
 
 
@@ -75,12 +75,30 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
     await call.respond(shape.whole(collected, call.tally.usage))
 
 
+class _Outlet:
+    """Implements `core.answer.Outlet`: a stream that has begun."""
+
+    def __init__(self, call: Call, shape: Shape) -> None:
+        self._call = call
+        self._shape = shape
+
+    @property
+    def open(self) -> bool:
+        return self._call.ready
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if events := self._shape.events(parts):
+            self._call.write(events)
+
+
 async def _stream(call: Call, answer: Answer, shape: Shape, heartbeat_s: float) -> None:
     """One write per batch: a reader that lags gets fewer, larger writes, and holds up nobody but itself."""
     async with Heartbeat(call, heartbeat_s):
         batches = aiter(answer)
         first = await anext(batches)
         await call.stream(shape.opening() + shape.events(first))
+        if isinstance(answer, Pouring):
+            answer.pour(_Outlet(call, shape))
         async for parts in batches:
             if events := shape.events(parts):
                 await call.stream(events)

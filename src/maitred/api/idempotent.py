@@ -180,6 +180,11 @@ class RecordedCall(Call):
             self._block.interrupt(ClientLeft())
             await asyncio.sleep(0)
 
+    @property
+    def ready(self) -> bool:
+        """See `Call.ready`. What goes into a recording may have to wait for room there."""
+        return False
+
     async def comment(self, comment: bytes) -> None:
         """See `Call.comment`. Each reader of a recording has comments of its own; none is recorded."""
         await self.stream(b"")

@@ -4,7 +4,7 @@ A request becomes the chat completion that means the same and goes the same way 
 has another shape.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from maitred.wire.openai.responses import CONTINUED, THOUGHT_FIELDS
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.tools import TOOL_FIELDS, tool_rules_of
 from maitred.wire.openai.written import merged_delta
+from maitred.wire.stencil import Stencil
 
 _TEXT, _THOUGHT = -1, -2
 _STOP_REASONS: Mapping[FinishReason, str] = {
@@ -138,6 +139,8 @@ class MessagesShape:
         """The last one that was begun."""
         self._of: int | None = None
         """What it is a block of: a call, by its number, or `_TEXT` or `_THOUGHT`; None: it is closed."""
+        self._stencil: Stencil | None = None
+        """For the text of this block; None: there was none yet."""
 
     def opening(self) -> bytes:
         """The message without its content."""
@@ -145,7 +148,7 @@ class MessagesShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
-        return b"".join(encode_stream_event(event) for part in parts for event in self._events(part))
+        return b"".join([self._plain(part.text) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:
         """Why it ended, and what was used."""
@@ -166,6 +169,23 @@ class MessagesShape:
         ]
         return encode(self._answer(content, _stop_of(choice.finish, choice.stop), usage))
 
+    def _plain(self, text: str) -> bytes:
+        """The events for text alone."""
+        begins = b"" if self._of == _TEXT else self._encoded(self._open(_TEXT, ContentBlock(type="text", text="")))
+        if self._stencil is None:
+            self._stencil = Stencil(lambda said: encode_stream_event(self._text(said)))
+        return begins + self._stencil.event(text)
+
+    def _written(self, part: Part) -> bytes:
+        return self._encoded(self._events(part))
+
+    def _encoded(self, events: Iterable[StreamEvent]) -> bytes:
+        return b"".join(map(encode_stream_event, events))
+
+    def _text(self, text: str, *, continued: bool = False) -> ContentBlockDelta:
+        marks = CONTINUED if continued else UNSET
+        return ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
+
     def _events(self, part: Part) -> Iterator[StreamEvent]:
         extra = part.extra or {}
         if thought := self._thought_in(extra):
@@ -175,8 +195,7 @@ class MessagesShape:
         if text := part.text + extra.get("refusal", ""):
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
-            marks = CONTINUED if part.continued else UNSET
-            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
+            yield self._text(text, continued=part.continued)
         for piece in extra.get("tool_calls", ()):
             yield from self._call(piece)
         if part.finish is not None:
@@ -198,7 +217,7 @@ class MessagesShape:
 
     def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
         yield from self._close()
-        self._block, self._of = self._block + 1, of
+        self._block, self._of, self._stencil = self._block + 1, of, None
         yield ContentBlockStart(index=self._block, content_block=block)
 
     def _close(self) -> Iterator[StreamEvent]:

@@ -35,6 +35,7 @@ class Choice:
         prompt_tokens: How many its prompt has.
         tokens: How many this choice has, up to its end.
         thought_tokens: How many of these were thought.
+        plain: Whether there is nothing to look for in it and nothing to tell of it beside the text.
         finish: Why it ended; None while it goes on.
         last_token_s: When tokens last came; for whoever measures.
     """
@@ -57,7 +58,7 @@ class Choice:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt, marks)
         self._reader = reader
-        self._one_by_one = bool(ask.stops) or ask.sampling.top_logprobs is not None or reader is not None
+        self.plain = not ask.stops and ask.sampling.top_logprobs is None and reader is None
         self._window = StopWindow(ask.stops) if ask.stops else None
         self._min_tokens = ask.sampling.min_tokens
         self._hidden = frozenset((*ask.sampling.stop_token_ids, *(() if ask.sampling.ignore_eos else ends)))
@@ -72,8 +73,8 @@ class Choice:
         shown = len(tokens)
         if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden:
             shown -= 1
-        if not self._one_by_one:
-            self._text.append(self._detokenizer.push(tokens[:shown]))
+        if self.plain:
+            self._text.append(self._detokenizer.push(tokens if shown == len(tokens) else tokens[:shown]))
             self.tokens += len(tokens)
         else:
             # The first token that completes a stop string is the last one that counts.
@@ -96,6 +97,8 @@ class Choice:
 
     def parts(self, index: int) -> list[Part]:
         """What there is to show since the last call, in its order; nothing if all of it is held back."""
+        if self._reader is None and self._scores is None and self.finish is None:
+            return [Part(index, text)] if (text := self._said()) else []
         passages = self._passages()
         scores = self._scores
         if not passages and not scores and self.finish is None:

@@ -9,8 +9,9 @@ noted has gone to the client, and is not generated again. Where an answer must f
 grammar follows from the output too, so nothing more than this needs to be kept for it.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -86,14 +87,19 @@ class Attempt:
 
     def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[Delta]]]) -> None:
         self.streams = streams
-        self._prompts = list(streams)
         self._batches = Head(batches)
+
+    def listen(self, hear: Callable[[int, Sequence[Delta]], bool]) -> None:
+        """See `core.ports.TokenStream.listen`; with the number of the prompt. Of several, nothing is heard."""
+        if len(self.streams) == 1:
+            ((prompt, stream),) = self.streams.items()
+            stream.listen(partial(hear, prompt))
 
     async def begun(self) -> None:
         """Waits for the first news, and leaves it there."""
         await self._batches.begun()
 
-    async def news(self) -> tuple[int, list[Delta]]:
+    def news(self) -> Awaitable[tuple[int, list[Delta]]]:
         """The number of a prompt, and what came of its answer.
 
         Raises:
@@ -101,8 +107,7 @@ class Attempt:
             ReplicaUnavailable: It refuses the request, and another one may take it.
             StopAsyncIteration: All has ended there.
         """
-        stream, deltas = await anext(self._batches)
-        return self._prompts[stream], deltas
+        return anext(self._batches)
 
 
 @asynccontextmanager
@@ -120,9 +125,9 @@ async def attempt(
         ReplicaUnavailable: The replica is not ready.
     """
     async with AsyncExitStack() as running:
-        streams = {}
+        streams: dict[int, TokenStream] = {}
         for prompt, request in requests.items():
             streams[prompt] = await running.enter_async_context(replica.generate(request))
             submitted()
-        batches = await running.enter_async_context(merged(list(streams.values())))
+        batches = await running.enter_async_context(merged(streams))
         yield Attempt(streams, batches)

@@ -15,7 +15,7 @@ from maitred.app.continuation import Attempt, Transcript, attempt
 from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.engine_chapters import tell_course
 from maitred.app.hedging import opened
-from maitred.core.answer import Outcome, Part, Tally
+from maitred.core.answer import Outcome, Outlet, Part, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.request import Delta, FinishReason, Request
@@ -26,7 +26,7 @@ _GIVEN_UP = "The replica gave up the answer before it was complete. Send the req
 
 
 class Generation:
-    """Implements `maitred.core.answer.Answer`.
+    """Implements `maitred.core.answer.Answer` and `Pouring`.
 
     It writes what it sees into the tally, tells the seat and so the fair queue of every token, and settles before the
     end is shown.
@@ -65,6 +65,7 @@ class Generation:
         self._partial = partial
         self._transcript: Transcript | None = None
         self._attempt: Attempt | None = None
+        self._outlet: Outlet | None = None
         self._at_replica = AsyncExitStack()
         """Holds the attempt."""
         self._per_prompt = 1
@@ -75,7 +76,33 @@ class Generation:
     async def __anext__(self) -> list[Part]:
         if not self._unfinished:
             raise StopAsyncIteration
-        prompt, deltas = await self._news()
+        parts = self._parts(*await self._news())
+        if not self._unfinished:
+            # Nobody may see the end of an answer that could still be lost to the ledger.
+            await self._grant.settle(self._tally.usage, Outcome.FINISHED)
+        return parts
+
+    def pour(self, outlet: Outlet) -> None:
+        """See `core.answer.Pouring`."""
+        self._outlet = outlet
+        if self._attempt is not None:
+            self._attempt.listen(self._hear)
+
+    def _hear(self, prompt: int, deltas: Sequence[Delta]) -> bool:
+        """Lets out what is nothing but text; returns whether it is."""
+        assert self._outlet is not None
+        if not self._outlet.open:
+            return False
+        first = prompt * self._per_prompt
+        for delta in deltas:
+            choice = self._choices[first + delta.index]
+            if delta.finish is not None or delta.course is not None or not (choice.plain and choice.tokens):
+                return False
+        self._outlet.send(self._parts(prompt, deltas))
+        return True
+
+    def _parts(self, prompt: int, deltas: Sequence[Delta]) -> list[Part]:
+        """What has come, as its reader sees it."""
         now_s = self._clock.monotonic_s()
         touched: dict[int, Choice] = {}
         for delta in deltas:
@@ -84,9 +111,6 @@ class Generation:
             if choice.finish is None:
                 self._take(prompt, choice, delta, now_s)
         self._time(touched.values(), now_s)
-        if not self._unfinished:
-            # Nobody may see the end of an answer that could still be lost to the ledger.
-            await self._grant.settle(self._tally.usage, Outcome.FINISHED)
         return [part for index, choice in touched.items() for part in choice.parts(index)]
 
     async def _news(self) -> tuple[int, list[Delta]]:
@@ -111,7 +135,7 @@ class Generation:
                 if self._attempt is None:
                     self._attempt = await self._submit(post)
                 prompt, deltas = await self._attempt.news()
-                if not any(delta.finish is FinishReason.CANCELLED for delta in deltas):
+                if FinishReason.CANCELLED not in [delta.finish for delta in deltas]:
                     return prompt, deltas
                 failure: ReplicaLost | ReplicaUnavailable = ReplicaLost(_GIVEN_UP)
             except StopAsyncIteration:
@@ -135,6 +159,8 @@ class Generation:
         left = self._transcript.left(now_s)
         server, answer = await opened(self._seat, post, partial(self._open, left), self._at_replica, tally)
         self._grant.served_by(server.name)
+        if self._outlet is not None:
+            answer.listen(self._hear)
         return answer
 
     @asynccontextmanager

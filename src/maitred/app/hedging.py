@@ -5,7 +5,7 @@ As soon as one has begun, the other is left, which ends the work there; so all t
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -47,8 +47,12 @@ class Head(Generic[T]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T:
-        return self._first.pop() if self._first else await anext(self._items)
+    def __anext__(self) -> Awaitable[T]:
+        return _there(self._first.pop()) if self._first else anext(self._items)
+
+
+async def _there(item: T) -> T:
+    return item
 
 
 async def opened(

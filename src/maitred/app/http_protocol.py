@@ -150,6 +150,18 @@ class BoundedHttp(HttpToolsProtocol):
         """See `maitred.api.connection.Connection`."""
         return self._running is not None and not self._running.more_body
 
+    @property
+    def ready(self) -> bool:
+        """See `maitred.api.connection.Connection`."""
+        running = self._running
+        if running is None or running.disconnected or running.response_complete or self.flow.write_paused:
+            return False
+        return bool(running.chunked_encoding)  # uvicorn decides that with the head
+
+    def write(self, piece: bytes) -> None:
+        """See `maitred.api.connection.Connection`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
     def pause_writing(self) -> None:
         """The transport holds as much as it may."""
         super().pause_writing()

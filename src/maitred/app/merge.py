@@ -6,7 +6,7 @@ not grow without bound.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -14,22 +14,23 @@ from maitred.core.ports import TokenStream
 from maitred.core.request import Delta
 
 Batch = tuple[int, list[Delta]]
-"""Which stream, and what came of it."""
+"""The number of a stream, and what came of it."""
 
 
 @asynccontextmanager
-async def merged(streams: Sequence[TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
-    """All batches of all streams, as they come; ends when all have ended.
+async def merged(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncIterator[Batch]]:
+    """All batches of all streams, by number, as they come; ends when all have ended.
 
     Raises:
         ReplicaLost: From the iterator, when any of the streams broke: the rest would not be the whole answer.
     """
     if len(streams) == 1:
         # By far the most common case needs neither task nor queue.
-        yield _Single(streams[0])
+        ((number, stream),) = streams.items()
+        yield _Single(number, stream)
         return
     news = _News(unfinished=len(streams))
-    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in enumerate(streams)]
+    pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
     try:
         yield news
     finally:
@@ -39,14 +40,15 @@ async def merged(streams: Sequence[TokenStream]) -> AsyncIterator[AsyncIterator[
 
 
 class _Single:
-    def __init__(self, stream: TokenStream) -> None:
+    def __init__(self, number: int, stream: TokenStream) -> None:
+        self._number = number
         self._stream = aiter(stream)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Batch:
-        return 0, await anext(self._stream)
+        return self._number, await anext(self._stream)
 
 
 class _News:

@@ -102,11 +102,14 @@ class Relay:
     async def __anext__(self) -> list[Part]:
         if self._over:
             raise StopAsyncIteration
-        try:
-            async with asyncio.timeout(self._left_s()):
-                batch = await self._news()
-        except TimeoutError:
-            return await self._cut()
+        if self._deadline_s is None:
+            batch = await self._news()
+        else:
+            try:
+                async with asyncio.timeout(max(0.0, self._deadline_s - self._clock.monotonic_s())):
+                    batch = await self._news()
+            except TimeoutError:
+                return await self._cut()
         if batch is None:
             return await self._end(self._finishes)
         return self._take(batch)
@@ -254,9 +257,6 @@ class Relay:
     def _last(self, index: int, finish: FinishReason) -> Part:
         """The end of a choice."""
         return Part(index, "", finish, continued=self._joint)
-
-    def _left_s(self) -> float | None:
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock.monotonic_s())
 
     async def _cut(self) -> list[Part]:
         """The caller's time is over."""

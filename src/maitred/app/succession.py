@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from maitred.core.answer import Answer, Part, Tally
+from maitred.core.answer import Answer, Outlet, Part, Pouring, Tally
 from maitred.core.errors import MaitredError
 from maitred.routing.pools.routes import Target, Way
 
@@ -19,7 +19,7 @@ Serve = Callable[[Target], Awaitable[AbstractAsyncContextManager[Answer]]]
 
 
 class Succession:
-    """Implements `maitred.core.answer.Answer`. A context; leaving it ends what is unfinished.
+    """Implements `maitred.core.answer.Answer` and `Pouring`. A context; leaving it ends what is unfinished.
 
     Args:
         serve: Plans the work at a model.
@@ -39,7 +39,8 @@ class Succession:
         self._work: AbstractAsyncContextManager[Answer] | None = None
         """Of the model that is at it."""
         self._batches: AsyncIterator[list[Part]] | None = None
-        self._begun = False
+        self._seen: AsyncIterator[list[Part]] | None = None
+        """Its answer, once anything of it has been seen."""
         self.first_failure: MaitredError | None = None
 
     async def __aenter__(self) -> Self:
@@ -56,20 +57,29 @@ class Succession:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Part]:
+    def __anext__(self) -> Awaitable[list[Part]]:
+        # Once it has begun nothing stands between it and its reader; for each of its tokens that would be a frame more.
+        return self._first() if self._seen is None else anext(self._seen)
+
+    def pour(self, outlet: Outlet) -> None:
+        """See `core.answer.Pouring`."""
+        answer: object = self._seen
+        if isinstance(answer, Pouring):
+            answer.pour(outlet)
+
+    async def _first(self) -> list[Part]:
+        """What comes before anything of it has been seen."""
         while True:
             assert self._batches is not None
             try:
                 parts = await anext(self._batches)
             except MaitredError as failure:
-                if self._begun:
-                    raise
                 target = self._next(failure)
                 await self.__aexit__(type(failure), failure, failure.__traceback__)
                 await self._start(target)
             else:
                 # With a stream's first batch its head goes out, text or not.
-                self._begun = self._begun or bool(parts) or not self._whole
+                self._seen = self._batches if parts or not self._whole else None
                 return parts
 
     async def _start(self, target: Target) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -140,6 +140,12 @@ class Part(msgspec.Struct, frozen=True):
     """The stop string that ended the choice; on its last part, if one did."""
     continued: bool = False
     """Whether another server begins here to go on with what one has left off: it has read the text, not the tokens."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is new text and nothing else, as most of an answer is."""
+        bare = self.finish is None and self.scores is None and self.extra is None and not self.continued
+        return bare and bool(self.text)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -310,6 +316,32 @@ class Answer(Protocol):
 
         The list is empty while all new text is held back. The first one, empty or not, says that the replica has
         begun to answer.
+        """
+        ...
+
+
+class Outlet(Protocol):
+    """Where text goes out to a client."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it can go out now."""
+        ...
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Sends it; only while it is `open`."""
+        ...
+
+
+@runtime_checkable
+class Pouring(Protocol):
+    """An answer of which most need not be read."""
+
+    def pour(self, outlet: Outlet) -> None:
+        """Lets what is nothing but text out here, from when it comes and while its reader waits for it.
+
+        The reader is left to sleep then; it gets the rest, in the order in which it came: whatever is not text alone,
+        what comes while the outlet is not open, and the end.
         """
         ...
 

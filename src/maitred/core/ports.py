@@ -5,7 +5,7 @@ which take and give text, are `maitred.core.relay.TextReplica`. The gateway know
 """
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
@@ -202,6 +202,13 @@ class TokenStream(Protocol):
 
         Raises:
             ReplicaLost: The replica died; what was read so far is not the whole answer.
+        """
+        ...
+
+    def listen(self, hear: Callable[[Sequence[Delta]], bool]) -> None:
+        """Lets somebody hear each batch for which the reader waits; where that returns True, it goes on waiting.
+
+        What it raises, the reader raises.
         """
         ...
 

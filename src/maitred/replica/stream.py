@@ -7,7 +7,7 @@ they are read. Beyond that comes only what was on its way.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from maitred.core.errors import Bug, MaitredError, ProtocolViolation
 from maitred.core.request import Delta, Request
@@ -30,6 +30,7 @@ class EngineStream:
     __slots__ = (
         "_cancelled",
         "_failure",
+        "_hear",
         "_held",
         "_pause_at_tokens",
         "_paused",
@@ -58,8 +59,9 @@ class EngineStream:
         self._tokens_left = sum(request.sampling.max_tokens - len(output) for output in begun.values())
         self._cancelled: set[int] = set()
         self._pending: list[Delta] = []
-        self._failure: MaitredError | None = None
+        self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._hear: Callable[[Sequence[Delta]], bool] | None = None
         self._send_cancel = send_cancel
         self._send_pause = send_pause
         self._pause_at_tokens = pause_at_tokens
@@ -92,11 +94,11 @@ class EngineStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        batch, self._pending = self._pending, []
-        self._pending_tokens = 0
-        if self._paused:
-            self._settle_pause()
-        return batch
+        return self._taken()
+
+    def listen(self, hear: Callable[[Sequence[Delta]], bool]) -> None:
+        """See `core.ports.TokenStream`."""
+        self._hear = hear
 
     def cancel(self, index: int) -> None:
         """Ends one choice; what of it was not read yet is dropped."""
@@ -106,7 +108,7 @@ class EngineStream:
             self._cancelled.add(index)
             self._send_cancel(self.wire_id, index)
             if not self._running:
-                self.wake()
+                self._rouse()
         self._pending_tokens = sum(len(delta.tokens) for delta in self._pending)
         self._settle_pause()
 
@@ -146,8 +148,8 @@ class EngineStream:
             self._settle_pause()
 
     def wake(self) -> None:
-        """Lets the reader have what was pushed, if it waits."""
-        if self._waiter is not None and not self._waiter.done():
+        """Lets the reader have what was pushed, if it waits; who hears it may spare the reader that."""
+        if self._waiter is not None and not self._waiter.done() and not self._heard():
             self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
@@ -155,7 +157,7 @@ class EngineStream:
         if self._running:
             self._running.clear()
             self._failure = failure
-            self.wake()
+            self._rouse()
 
     def close(self) -> None:
         """The reader leaves: whatever has not finished is cancelled, in one message."""
@@ -165,7 +167,33 @@ class EngineStream:
         self._pending = []
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
-        self.wake()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _heard(self) -> bool:
+        """Whether what was pushed has found its way without the reader."""
+        if self._hear is None or not self._pending:
+            return False
+        try:
+            if not self._hear(self._pending):
+                return False
+        except Exception as error:  # this is where the messages of all are read
+            self._failure = error
+            self._taken()
+            return False
+        self._taken()
+        return True
+
+    def _taken(self) -> list[Delta]:
+        """What was pushed; it is not here any more."""
+        batch, self._pending = self._pending, []
+        self._pending_tokens = 0
+        if self._paused:
+            self._settle_pause()
+        return batch
 
     def _settle_pause(self) -> None:
         """Tells the engine if it should hear something new."""

@@ -13,7 +13,7 @@ class Client:
     """One who reads a stream, and what it has got so far."""
 
     def __init__(self, *, writable=True):
-        self.connection = SimpleNamespace(writable=writable, stalled=False, linger=lambda: None)
+        self.connection = SimpleNamespace(writable=writable, stalled=False, linger=lambda: None, ready=False)
         scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: self.connection}}
         self.call = Call(scope, None, self.send, 0.0)
         self.messages = []

@@ -185,6 +185,7 @@ class Upstream:
                 if reader.whole:
                     outcome = Outcome.SUCCESS
             finally:
+                stream.close()
                 # Not `release`: an answer that is not whole must not go on for nobody.
                 response.close()
         except ReplicaBusy:

@@ -1,0 +1,53 @@
+"""The events of one stream, cut out once.
+
+Nearly all that a stream says is the same in each of its events: ids, names, a time, the order of the fields. Only the
+text is new. So an event is encoded twice by whoever knows its fields, with two texts of one letter; where the two
+differ stands the text, and what is around it is around every other text, too.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Stencil:
+    """Writes events that differ in one text.
+
+    Args:
+        event: Writes one in full, as a function of its text alone, which stands in it once and as a JSON string.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, event: Callable[[str], bytes]) -> None:
+        one, other = event("a"), event("b")
+        letter = next(place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        self._before, self._after = one[: letter - 1], one[letter + 2 :]  # without the quotes
+
+    def event(self, text: str) -> bytes:
+        """The event that says this."""
+        return self._before + _encode(text) + self._after
+
+
+class Stencils:
+    """One for each choice of an answer, cut when it is needed.
+
+    Args:
+        event: Writes in full an event that adds text to a choice.
+    """
+
+    __slots__ = ("_cut", "_event")
+
+    def __init__(self, event: Callable[[int, str], bytes]) -> None:
+        self._event = event
+        self._cut: dict[int, Stencil] = {}
+
+    def event(self, index: int, text: str) -> bytes:
+        """The event that adds this text to this choice."""
+        stencil = self._cut.get(index)
+        if stencil is None:
+            stencil = self._cut[index] = Stencil(partial(self._event, index))
+        return stencil.event(text)

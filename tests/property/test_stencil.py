@@ -1,0 +1,56 @@
+"""What is written with stencils is, byte for byte, what the encoder writes."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.api.chat import ChatShape
+from maitred.api.completions import CompletionShape
+from maitred.api.messages import MessagesShape
+from maitred.core.answer import Part, Tally
+from maitred.core.request import FinishReason
+from maitred.wire.openai.decode import decode_chat, decode_completion
+from maitred.wire.sse import SSEDecoder
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+words = st.text(st.sampled_from('ab"\\\n\x00é\u2028😀'), min_size=1)
+parts = st.lists(
+    st.one_of(
+        st.builds(Part, st.just(0), texts | words),
+        st.builds(Part, st.just(0), texts, continued=st.just(True)),
+        st.builds(Part, st.just(0), st.just(""), extra=st.just({"reasoning_content": "so"})),
+        st.builds(Part, st.just(0), words, extra=st.just({"refusal": "no"})),
+    ),
+    max_size=8,
+)
+
+
+def fields(events):
+    return [msgspec.json.decode(event.data) for event in SSEDecoder().feed(events)]
+
+
+@given(model=words, parts=parts, usage=st.booleans(), choices=st.integers(1, 3), data=st.data())
+def test_chat_and_completions(model, parts, usage, choices, data):
+    parts = [msgspec.structs.replace(part, index=data.draw(st.integers(0, choices - 1))) for part in parts]
+    asked = {"model": model, "stream": True, "stream_options": {"include_usage": usage}, "n": choices}
+    chat = ChatShape(
+        decode_chat(msgspec.json.encode({**asked, "messages": [{"role": "user", "content": "hi"}]}), strict=True)
+    )
+    text = CompletionShape(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True))
+    for shape in (chat, text):
+        assert shape.events(parts) == b"".join(map(shape._written, parts))
+
+
+@given(model=words, parts=parts)
+def test_messages(model, parts):
+    quick, plain = (MessagesShape(model, Tally("req-1", 0.0), thoughts=True) for _ in range(2))
+    end = [Part(0, "", FinishReason.STOP)]
+    assert quick.events([*parts, *end]) == b"".join(map(plain._written, [*parts, *end]))
+
+
+@given(model=words, text=texts)
+def test_what_a_client_reads(model, text):
+    request = decode_completion(msgspec.json.encode({"model": model, "prompt": "", "stream": True}), strict=True)
+    (event,) = fields(CompletionShape(request).events([Part(0, text)]))
+    assert event["choices"][0]["text"] == text
+    assert event["model"] == model
