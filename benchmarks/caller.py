@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from maitred.load.play.client.connection import Connection, ConnectionFailed
-from maitred.load.play.client.events import EventCutter
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import Pool
 from maitred.load.play.clock import RunClock
+from maitred.wire.event_cutter import EventCutter
 
 CONNECT_S = 5.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -30,18 +30,26 @@ class Detokenizer:
     ) -> None:
         self._visible_bytes = tokenizer.visible_bytes
         self._marks = marks
-        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
-        self._characters.decode(tail)
+        self._unfinished = b""
+        """What there is of a character."""
+        self._decoded(tail)
         self._strip = tokenizer.strips_leading_space and not tail
 
     def push(self, tokens: Sequence[int]) -> str:
         """The characters that are whole with these tokens."""
-        return self._shown(self._characters.decode(self._visible_bytes(tokens, self._marks)))
+        return self._shown(self._decoded(self._visible_bytes(tokens, self._marks)))
 
     def flush(self) -> str:
         """What was held back at the end: U+FFFD for a character that was never finished."""
-        return self._shown(self._characters.decode(b"", final=True))
+        return self._shown(self._decoded(b"", final=True))
+
+    def _decoded(self, data: bytes, *, final: bool = False) -> str:
+        if self._unfinished:
+            data = self._unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._unfinished = data[used:]
+        return text
 
     def _shown(self, text: str) -> str:
         if self._strip and text:

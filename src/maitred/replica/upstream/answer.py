@@ -20,7 +20,7 @@ from maitred.core.request import FinishReason, Usage
 from maitred.replica.upstream.dialects import Dialect
 from maitred.replica.upstream.failures import ServerError, error_in, failure_of
 from maitred.replica.upstream.logprobs import Logprobs, scores_of
-from maitred.wire.sse import SSEDecoder
+from maitred.wire.event_cutter import EventCutter
 
 MOST_EVENT_BYTES = 8 << 20
 """Of one event. The largest honest ones have log-probabilities for many tokens."""
@@ -52,9 +52,17 @@ class _Usage(msgspec.Struct):
         return Usage(prompt, completion, min(cached, prompt))
 
 
+class _Delta(msgspec.Struct):
+    content: Any = None
+    tool_calls: Any = None
+    refusal: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
 class _Choice(msgspec.Struct):
     index: int = 0
-    delta: dict[str, Any] | None = None
+    delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
@@ -66,6 +74,7 @@ class _Chunk(msgspec.Struct):
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
+_SILENT = _Delta()
 
 
 class Reader(Protocol):
@@ -113,7 +122,7 @@ class AnswerReader:
         self.whole = False
         self._server = server
         self._dialect = dialect
-        self._events = SSEDecoder()
+        self._events = EventCutter()
         self._unfinished = set(range(choices))
         self._choices = choices
         self._samples = samples
@@ -142,13 +151,13 @@ class AnswerReader:
         for event in events:
             if self.whole:
                 break
-            if event.data.strip() == "[DONE]":
+            if event.strip() == b"[DONE]":
                 if self._unfinished:
                     raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
                 self.whole = True
                 break
-            if event.data.strip() != "null":  # llama.cpp begins texts to continue with one, which says nothing
-                usage = self._take(event.data, parts) or usage
+            if event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
+                usage = self._take(event, parts) or usage
         if not self.begun:
             self._usage = usage
             return None
@@ -165,10 +174,10 @@ class AnswerReader:
         if not self.whole:
             raise broken("the body ended before [DONE]" if self.begun else "the body was empty")
 
-    def _take(self, data: str, parts: list[Part]) -> Usage | None:
+    def _take(self, data: bytes, parts: list[Part]) -> Usage | None:
         """Reads one event; appends the parts in it and returns the usage in it."""
         try:
-            chunk = _chunk.decode(data)
+            chunk = _chunk_of(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             self._raise_error_in(data)
             raise broken("it sent an event that is no chunk of an answer") from None
@@ -203,14 +212,16 @@ class AnswerReader:
         return usage
 
     def _part(self, choice: _Choice) -> Part | None:
-        index, delta = choice.index, choice.delta or {}
+        index, delta = choice.index, choice.delta or _SILENT
         if not 0 <= index < self._choices:
             raise broken(f"it sent a choice {index} of {self._choices}")
-        text = choice.text if choice.text is not None else delta.get("content")
+        text = choice.text if choice.text is not None else delta.content
         text = text if isinstance(text, str) else ""
-        extra = {name: value for name in _EXTRAS if (value := delta.get(name))} or None
-        if extra is not None and not all(isinstance(value, _EXTRAS[name]) for name, value in extra.items()):
-            raise broken("it sent a delta whose members have other types than OpenAI's")
+        extra = None
+        if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
+            extra = {name: value for name in _EXTRAS if (value := getattr(delta, name))}
+            if not all(isinstance(value, _EXTRAS[name]) for name, value in extra.items()):
+                raise broken("it sent a delta whose members have other types than OpenAI's")
         if not text and extra is None and not choice.finish_reason:
             return None
         if index not in self._unfinished:
@@ -228,7 +239,7 @@ class AnswerReader:
         self.begun = True
         return Part(index, text, finish, scores, extra)
 
-    def _raise_error_in(self, data: str) -> None:
+    def _raise_error_in(self, data: bytes) -> None:
         """Raises what an event says went wrong, if it says so."""
         try:
             error = error_in(msgspec.json.decode(data))
@@ -242,6 +253,14 @@ class AnswerReader:
         if self.begun:
             return broken(f"it reported an error: {error.message[:200]}")
         return failure_of(self._server, error.status or 502, error, None)
+
+
+def _chunk_of(data: bytes) -> _Chunk:
+    """Reads a chunk; what in it is no UTF-8 is replaced, as in every stream of events."""
+    try:
+        return _chunk.decode(data)
+    except UnicodeDecodeError:
+        return _chunk.decode(data.decode("utf-8", "replace"))
 
 
 def _together(own: Sequence[Usage], samples: int) -> Usage:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.events import EventCutter
 from maitred.load.play.client.refrain import Refrain
+from maitred.wire.event_cutter import EventCutter
 
 _LONGEST_QUOTE = 300
 

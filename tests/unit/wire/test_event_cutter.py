@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.load.play.client.events import EventCutter
+from maitred.wire.event_cutter import EventCutter
 
 STREAMS = {
     "plain": b'data: {"a":1}\n\ndata: {"b":2}\n\ndata: [DONE]\n\n',

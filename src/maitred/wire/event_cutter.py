@@ -1,7 +1,7 @@
-"""Server-sent events out of bytes, for the tester's hot path.
+"""Server-sent events out of bytes, for where there are very many.
 
-`maitred.wire.sse` reads any event stream that the standard allows. Here every event costs tester time at the rate of
-all streams together, so the form that servers of this API send, one ``data:`` line per event, is cut out with one
+`maitred.wire.sse` reads any event stream that the standard allows. Gateway and tester read events at the rate of all
+streams together, so the form that servers of OpenAI's API send, one ``data:`` line per event, is cut out with one
 split; any other form takes the standard reader.
 """
 
