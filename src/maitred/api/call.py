@@ -16,7 +16,6 @@ from maitred.api.connection import connection_of
 from maitred.api.dialect import OPENAI, Dialect
 from maitred.api.errors import Header, clamped_headers, headers_of
 from maitred.api.interrupt import ClientLeft, Interruptible
-from maitred.api.watch import Watch
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
@@ -140,20 +139,13 @@ class Call:
                 self.body = b"".join(chunks)
                 return
 
-    def watched(self, block: Interruptible) -> Watch:
-        """Interrupts the block when the client leaves. Only after the body has been read."""
-
-        async def gone() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            # Servers say the same when the answer has been sent and there is nothing more to hear.
-            if self.progress is not Progress.COMPLETE:
-                if self.on_left is None:
-                    block.interrupt(ClientLeft())
-                else:
-                    self.on_left()
-
-        return Watch(gone)
+    def left(self, block: Interruptible) -> None:
+        """The client has left: ends the block that makes its answer, unless that goes on without it."""
+        if self.progress is not Progress.COMPLETE:
+            if self.on_left is None:
+                block.interrupt(ClientLeft())
+            else:
+                self.on_left()
 
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()

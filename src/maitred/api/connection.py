@@ -1,10 +1,10 @@
 """What an answer may know of the connection that it goes out on, beyond what ASGI tells.
 
 The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
-an answer with `UNKNOWN`, which never stalls.
+an answer with an `Unknown` one, which never stalls and is never lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 EXTENSION = "maitred.connection"
@@ -13,6 +13,9 @@ EXTENSION = "maitred.connection"
 
 class Connection(Protocol):
     """The client's end, as far as it can be seen from here."""
+
+    on_lost: Callable[[], None] | None
+    """Called when it is closed from the other side; for the request that is answered on it, while it is."""
 
     @property
     def writable(self) -> bool:
@@ -43,23 +46,24 @@ class Connection(Protocol):
         ...
 
 
-class _Unknown:
+class Unknown:
+    """Of a server that tells nothing of it. Implements `Connection`."""
+
     writable = True
     complete = False
     stalled = False
     ready = False
+    on_lost: Callable[[], None] | None = None
 
     def write(self, piece: bytes) -> None:
+        """See `Connection`."""
         raise NotImplementedError
 
     def linger(self) -> None:
-        pass
-
-
-UNKNOWN: Connection = _Unknown()
+        """See `Connection`."""
 
 
 def connection_of(scope: Mapping[str, Any]) -> Connection:
     """The connection that a request came by."""
     extensions = scope.get("extensions") or {}
-    return cast("Connection", extensions.get(EXTENSION, UNKNOWN))
+    return cast("Connection", extensions.get(EXTENSION) or Unknown())

@@ -6,7 +6,7 @@ below is the whole error policy of the HTTP edge.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from functools import partial
 
 from maitred.api.call import Call, Progress, Receive, Scope, Send
 from maitred.api.errors import Header, let_go_of_frames, public
@@ -153,11 +153,20 @@ class Edge:
         # Nor does it stop halfway because it has ended the very key that it came with.
         administers = route.needs is KeyScope.ADMIN
         async with self._gate.enter(None if administers else call.tally.principal, even_if_full=administers) as block:
+            # Most have come whole before they begin; to set and stop a clock would be work for nothing.
+            if call.connection.complete:
+                await call.read_body(self._max_body_bytes)
+            else:
+                try:
+                    async with asyncio.timeout(self._body_timeout_s):
+                        await call.read_body(self._max_body_bytes)
+                except TimeoutError:
+                    raise BodyTooSlow from None
+            # It has not left by now, or its body could not have been read to the end.
+            connection, left = call.connection, partial(call.left, block)
+            connection.on_lost = left
             try:
-                # Most have come whole before they begin; to set and stop a clock would be work for nothing.
-                async with nullcontext() if call.connection.complete else asyncio.timeout(self._body_timeout_s):
-                    await call.read_body(self._max_body_bytes)
-            except TimeoutError:
-                raise BodyTooSlow from None
-            async with call.watched(block):
                 await route.handler(call)
+            finally:
+                if connection.on_lost is left:  # it may be that of the next request by now
+                    connection.on_lost = None

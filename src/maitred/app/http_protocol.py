@@ -12,6 +12,7 @@ long as clients read. A connection that is to be closed must not wait for ever f
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -60,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
+    on_lost: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        if self.on_lost is not None:
+            self.on_lost()
         super().connection_lost(exc)
         # Each request knows its connection. Without its requests it is gone when they are.
         self._running = None
@@ -118,13 +122,13 @@ class BoundedHttp(HttpToolsProtocol):
         """The parser has seen the end of the head; the request starts."""
         self._head_is_complete()
         super().on_headers_complete()
-        if 0 < len(self.pipeline) <= _MOST_PIPELINED:
-            self.flow.resume_reading()
+        self._read_on()
 
     def on_message_complete(self) -> None:
         """The parser has seen the end of a request; what follows is the next."""
         super().on_message_complete()
         self._ended_another = True
+        self._read_on()  # a large body has held it up
 
     def on_response_complete(self) -> None:
         """The last byte of an answer was handed to the transport, which may have it still."""
@@ -212,6 +216,10 @@ class BoundedHttp(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _read_on(self) -> None:
+        if len(self.pipeline) <= _MOST_PIPELINED:
+            self.flow.resume_reading()
 
     def _await_head(self) -> None:
         self._in_head = True
