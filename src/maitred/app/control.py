@@ -189,7 +189,8 @@ class LocalControl:
         with story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
             grant = await running.enter_async_context(self._admission.admit(work))
             chapter.facts |= {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
-        errand = replace(errand, max_tokens=grant.max_tokens)
+        if grant.max_tokens != errand.max_tokens:
+            errand = replace(errand, max_tokens=grant.max_tokens)
         return grant, await running.enter_async_context(self._dispatchers[pool].seat(errand))
 
     async def peek(self, principal: Principal, model: str) -> Standing | None:

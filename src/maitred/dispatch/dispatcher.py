@@ -26,6 +26,7 @@ from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
 from maitred.dispatch.spare import Spare
 from maitred.dispatch.state import DispatchState, state_of
+from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Grip, State, Ticket
 
 __all__ = ["Dispatcher", "Errand", "Post", "Seat"]
@@ -176,10 +177,10 @@ class Dispatcher:
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
-        self.floor.join(ticket, now_s)
+        ready = self.floor.join(ticket, now_s)
         self._relief.joined(ticket)
         self._wait(seat, now_s)
-        self.turn()  # where there is room it need not wait until the event loop has done all else that is due
+        self._turn(now_s, ready)  # where there is room it need not wait until the event loop has done all else that is due
 
     def elsewhere(self, seat: Seat) -> bool:
         """See `Seat`."""
@@ -238,8 +239,10 @@ class Dispatcher:
     def turn(self) -> None:
         """Lets go whom there are credits for."""
         self._turn_asked = False
-        now_s = self._clock.monotonic_s()
-        for ticket in self.floor.turn(now_s):
+        self._turn(self._clock.monotonic_s())
+
+    def _turn(self, now_s: float, ready: Sequence[Station] | None = None) -> None:
+        for ticket in self.floor.turn(now_s, ready):
             seat = self._forget(ticket)
             if seat is not None:
                 seat.passage.over(now_s)

@@ -134,6 +134,8 @@ class Floor:
 
     def ticket(self, errand: Errand) -> Ticket:
         """A ticket that has not joined."""
+        if (asked := self.forecaster.asked_about(errand)) is not None and asked.state is State.NEW:
+            return asked
         room = self._rooms[self.allotment.quotas.of(errand.flow.path)]
         outputs = self.outlook.outputs
         expected = outputs.predict(errand.principal_org, errand.max_tokens)
@@ -154,8 +156,8 @@ class Floor:
 
     # --- what happens ---
 
-    def join(self, ticket: Ticket, now_s: float) -> None:
-        """It begins to wait."""
+    def join(self, ticket: Ticket, now_s: float) -> list[Station]:
+        """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
         ready = self.refresh(now_s)
         forecast = self.forecaster.of(ticket, ready, now_s)
         if ready:
@@ -167,6 +169,7 @@ class Floor:
         ticket.room.join(ticket, now_s)
         self.forecaster.joined(ticket.flow, now_s)
         self._watch(ticket)
+        return ready
 
     def put_back(
         self,
@@ -237,14 +240,24 @@ class Floor:
         self.allotment.give(ticket, loser.quota)
         self.forecaster.changed()
 
-    def turn(self, now_s: float) -> list[Ticket]:
+    def turn(self, now_s: float, ready: Sequence[Station] | None = None) -> list[Ticket]:
         """Releases whom there are credits for, and fails whose time is over. Returns both.
 
         To be called after anything has changed: a request has joined or left, a report came, a replica is ready or
         lost.
+
+        Args:
+            now_s: Now.
+            ready: What `refresh` has just said; None: nobody has asked it.
         """
         changed: list[Ticket] = []
-        ready = self.refresh(now_s)
+        if not self.waiting:
+            for room in self.rooms:
+                room.waits.now(now_s, None)
+            self.outlook.slack()
+            return changed
+        if ready is None:
+            ready = self.refresh(now_s)
         self._expire(changed, now_s)
         if not ready:
             self._outlast(changed, now_s)

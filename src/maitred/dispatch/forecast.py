@@ -35,7 +35,7 @@ class Forecast(Struct, frozen=True):
 class _Told(Struct, frozen=True):
     """What was forecast last, and of whom."""
 
-    errand: Errand
+    ticket: Ticket
     ready: Sequence[Station]
     now_s: float
     forecast: Forecast
@@ -84,9 +84,15 @@ class Forecaster:
         if ticket.state is not State.NEW:
             return self._of(ticket, ready, now_s)
         told = self._told
-        if told is None or now_s - told.now_s > _SAME_S or told.errand != ticket.errand or told.ready != ready:
-            told = self._told = _Told(ticket.errand, ready, now_s, self._of(ticket, ready, now_s))
+        same = told is not None and (told.ticket is ticket or told.ticket.errand == ticket.errand)
+        if told is None or not same or now_s - told.now_s > _SAME_S or told.ready != ready:
+            told = self._told = _Told(ticket, ready, now_s, self._of(ticket, ready, now_s))
         return told.forecast
+
+    def asked_about(self, errand: Errand) -> Ticket | None:
+        """The ticket that was made to ask what would become of an errand; None: it was another, or things changed."""
+        told = self._told
+        return told.ticket if told is not None and told.ticket.errand is errand else None
 
     def _of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
         line = ticket.room.line

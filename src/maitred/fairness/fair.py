@@ -110,6 +110,7 @@ class FairLine(Generic[T]):
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, Runs] = {}
         self._waiting = dict.fromkeys(PriorityClass, 0)
+        self._size = 0
         self._numbers = 0
 
     def add(self, entry: Entry[T], now_s: float) -> None:
@@ -196,7 +197,7 @@ class FairLine(Generic[T]):
         return self._waiting[priority]
 
     def __len__(self) -> int:
-        return sum(node.waiting for node in self._classes)
+        return self._size
 
     def __iter__(self) -> Iterator[Entry[T]]:
         pending = list(self._classes)
@@ -271,6 +272,7 @@ class FairLine(Generic[T]):
         leaf.path[-1].joined[entry] = since_s
         self._look_s = min(self._look_s, since_s + self._ageing_s)
         self._waiting[entry.flow.priority] += 1
+        self._size += 1
         if self._locality is not None:
             self._locality.join(entry)
 
@@ -280,6 +282,7 @@ class FairLine(Generic[T]):
         leaf.leave(entry.service)
         del leaf.path[-1].joined[entry]
         self._waiting[entry.flow.priority] -= 1
+        self._size -= 1
         if self._locality is not None:
             self._locality.leave(entry)
 

@@ -108,9 +108,7 @@ class Siblings:
     def level(self) -> float:
         """The counter at which one begins to wait."""
         reached = self.queue.least() or self.last
-        if reached is not None and reached.counter > self.floor:
-            return reached.counter
-        return self.floor
+        return self.floor if reached is None else max(self.floor, reached.counter)
 
     def settle(self) -> None:
         """Keeps the level from falling below where it is now."""
@@ -216,6 +214,8 @@ class Node:
     @property
     def counter(self) -> float:
         """Service per weight, up to now."""
+        if not self._streams:
+            return self._booked
         return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
 
     def lift(self, counter: float) -> None:

@@ -175,7 +175,7 @@ async def test_several_places_that_come_free_take_one_turn():
     await turn()
     turns = []
     decide = desk.floor.turn
-    desk.floor.turn = lambda now_s: turns.append(1) or decide(now_s)
+    desk.floor.turn = lambda *moment: turns.append(1) or decide(*moment)
     await asyncio.gather(*(guest.go() for guest in leaving))
     await turn()
     assert all(guest.post for guest in waiting)

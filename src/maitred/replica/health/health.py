@@ -7,7 +7,8 @@ Whoever sends asks for a `verdict`, begins an attempt, says when its first token
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from maitred.replica.health.breaker import Attempt, Breaker, BreakerState, Outcome
 from maitred.replica.health.config import HealthConfig
@@ -17,8 +18,7 @@ from maitred.replica.health.window import Recent, Window
 _NEVER_S = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Whether a replica may be sent to now."""
 
     may: bool

@@ -94,6 +94,7 @@ class Upstream:
         self.open_streams = 0
         self.model = config.model or model
         self._declared_tokens = context_tokens
+        self._card: ModelCard | None = None
         self._max_choices = max_choices
         self.settings = (config, context_tokens, max_choices)
         self._tls: ssl.SSLContext | bool = True
@@ -111,6 +112,11 @@ class Upstream:
         """See `core.ports.Host`."""
         self.standing.check()
         window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        if self._card is None or self._card.context_tokens != window:
+            self._card = self._card_of(window)
+        return self._card
+
+    def _card_of(self, window: int) -> ModelCard:
         return ModelCard(
             name=self.model,
             context_tokens=window,
