@@ -177,6 +177,11 @@ class Dispatcher:
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
+        if self.floor.walk_in(ticket, now_s):
+            seat.passage = Passage(ticket, now_s)
+            seat.passage.over(now_s)
+            self._after_turn()
+            return
         ready = self.floor.join(ticket, now_s)
         self._relief.joined(ticket)
         self._wait(seat, now_s)

@@ -156,13 +156,33 @@ class Floor:
 
     # --- what happens ---
 
+    def walk_in(self, ticket: Ticket, now_s: float) -> bool:
+        """It is released in the moment in which it comes: nobody waits, and there is room. As by `join` and `turn`.
+
+        Returns:
+            Whether it was. If not, nothing has changed, but that its tenant was seen.
+        """
+        if self.waiting or not (ready := self.refresh(now_s)):
+            return False
+        allotment, quota = self.allotment, ticket.room.quota
+        allotment.holdings.saw(ticket.tenant, now_s)
+        above_share = allotment.above_share(ticket, quota, ready, now_s)
+        station = allotment.station_for(ticket, quota, ready, now_s, above_share=above_share)
+        if isinstance(station, WaitCause) or self._too_late(ticket, station, now_s):
+            return False
+        self._foretell(ticket, ready, now_s)
+        ticket.joined_s = now_s
+        self.forecaster.joined(ticket.flow, now_s)
+        ticket.room.pass_through(ticket, now_s)
+        self._run(ticket, station, quota, now_s)
+        self._nobody_waits(now_s)
+        return True
+
     def join(self, ticket: Ticket, now_s: float) -> list[Station]:
         """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
         ready = self.refresh(now_s)
-        forecast = self.forecaster.of(ticket, ready, now_s)
         if ready:
-            ticket.raw_wait_s, ticket.prefill_s = forecast.wait.seconds, forecast.prefill_s
-            ticket.predicted = self.place(forecast, now_s)
+            self._foretell(ticket, ready, now_s)
         ticket.state = State.WAITING
         ticket.joined_s = now_s
         self.allotment.holdings.saw(ticket.tenant, now_s)
@@ -252,9 +272,7 @@ class Floor:
         """
         changed: list[Ticket] = []
         if not self.waiting:
-            for room in self.rooms:
-                room.waits.now(now_s, None)
-            self.outlook.slack()
+            self._nobody_waits(now_s)
             return changed
         if ready is None:
             ready = self.refresh(now_s)
@@ -354,18 +372,35 @@ class Floor:
                 if light is None:
                     return ticket.tenant.id, station
                 ticket, station = light
-            prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
-            late_s = now_s + self.outlook.corrected_prefill_s(prefill_s, now_s)
-            if ticket.first_token_by_s is not None and late_s > ticket.first_token_by_s and not station.credits.idle:
+            if self._too_late(ticket, station, now_s):
                 self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
             else:
-                ticket.prefill_s = prefill_s
-                self._release(ticket, station, quota, now_s)
+                ticket.room.take(ticket, now_s)
+                self._run(ticket, station, quota, now_s)
             changed.append(ticket)
         return None
 
-    def _release(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
-        ticket.room.take(ticket, now_s)
+    def _nobody_waits(self, now_s: float) -> None:
+        for room in self.rooms:
+            room.waits.now(now_s, None)
+        self.outlook.slack()
+
+    def _foretell(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> None:
+        """Notes what is predicted for it when it comes."""
+        forecast = self.forecaster.of(ticket, ready, now_s)
+        ticket.raw_wait_s, ticket.prefill_s = forecast.wait.seconds, forecast.prefill_s
+        ticket.predicted = self.place(forecast, now_s)
+
+    def _too_late(self, ticket: Ticket, station: Station, now_s: float) -> bool:
+        """Whether its first token could not come in time from a replica, which has something else to do."""
+        if ticket.first_token_by_s is None or station.credits.idle:
+            return False
+        prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
+        return now_s + self.outlook.corrected_prefill_s(prefill_s, now_s) > ticket.first_token_by_s
+
+    def _run(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
+        """It runs at a replica from now on."""
+        ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
         ticket.state = State.RELEASED
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s)

@@ -50,6 +50,11 @@ class ArrivalLine(Generic[T]):
         """Leaves and runs."""
         self._leave(entry)
 
+    def pass_through(self, entry: Entry[T], now_s: float) -> None:
+        """Joins, and is taken in the same moment."""
+        self.add(entry, now_s)
+        self.take(entry, now_s)
+
     def charge(self, flow: Flow, service: float) -> None:
         """Changes nothing."""
 

@@ -114,6 +114,11 @@ class DeficitLine(Generic[T]):
         if turns.entries and turns.deficit <= 0 and self._turn is turns:
             self._next()
 
+    def pass_through(self, entry: Entry[T], now_s: float) -> None:
+        """Joins, and is taken in the same moment."""
+        self.add(entry, now_s)
+        self.take(entry, now_s)
+
     def charge(self, flow: Flow, service: float) -> None:
         """Books service in the place of what was predicted."""
         turns = self._flows.get(_name(flow))

@@ -134,13 +134,26 @@ class FairLine(Generic[T]):
         """Leaves and runs."""
         leaf: Node = entry.place
         self._numbers += 1
-        leaf.path[-1].taken_s = now_s
         leaf.start(self._numbers)
+        self._leave(entry)
+        self._runs_now(entry, leaf, now_s)
+
+    def pass_through(self, entry: Entry[T], now_s: float) -> None:
+        """Joins, and is taken in the same moment, where nobody waits whom it could meet."""
+        self._numbers += 1
+        entry.number = self._numbers
+        entry.rank = entry.flow.priority.rank
+        leaf = entry.place = self._leaf(entry.flow, entry.rank)
+        self._numbers += 1
+        leaf.pass_through(self._numbers)
+        self._runs_now(entry, leaf, now_s)
+
+    def _runs_now(self, entry: Entry[T], leaf: Node, now_s: float) -> None:
+        leaf.path[-1].taken_s = now_s
         runs = self._runs.get(entry.flow)
         if runs is None:
             runs = self._runs[entry.flow] = Runs(leaf)
         runs.count(leaf, 1)
-        self._leave(entry)
         if self._locality is not None:
             self._locality.took(entry)
 

@@ -41,6 +41,10 @@ class Line(Protocol[T]):
         """Leaves the line and runs. Normally the head; any entry may be taken, when the head does not fit."""
         ...
 
+    def pass_through(self, entry: Entry[T], now_s: float) -> None:
+        """Joins, and is taken in the same moment. Only where nobody waits; the same as `add` and `take`."""
+        ...
+
     def charge(self, flow: Flow, service: float) -> None:
         """Books service that the flow really got; negative: a refund.
 
