@@ -185,7 +185,8 @@ class Dispatcher:
         ready = self.floor.join(ticket, now_s)
         self._relief.joined(ticket)
         self._wait(seat, now_s)
-        self._turn(now_s, ready)  # where there is room it need not wait until the event loop has done all else that is due
+        # Where there is room it need not wait until the event loop has done all else that is due.
+        self._turn(now_s, ready)
 
     def elsewhere(self, seat: Seat) -> bool:
         """See `Seat`."""
@@ -242,7 +243,11 @@ class Dispatcher:
     # --- turns ---
 
     def turn(self) -> None:
-        """Lets go whom there are credits for."""
+        """Lets go whom there are credits for, and looks at all replicas, whether or not anybody waits."""
+        now_s = self._clock.monotonic_s()
+        self._turn(now_s, self.floor.refresh(now_s))
+
+    def _asked_turn(self) -> None:
         self._turn_asked = False
         self._turn(self._clock.monotonic_s())
 
@@ -263,7 +268,7 @@ class Dispatcher:
     def _ask_for_turn(self) -> None:
         if not self._turn_asked:
             self._turn_asked = True
-            asyncio.get_running_loop().call_soon(self.turn)
+            asyncio.get_running_loop().call_soon(self._asked_turn)
 
     def stays(self, ticket: Ticket) -> None:
         """See `Seat`."""

@@ -14,10 +14,13 @@ def call():
 
 
 async def test_a_client_that_leaves_ends_what_is_waited_for():
-    with pytest.raises(ClientLeft):
+    async def wait():
         async with Interruptible() as block:
             asyncio.get_running_loop().call_soon(partial(call().left, block))
             await asyncio.Event().wait()
+
+    with pytest.raises(ClientLeft):
+        await wait()
 
 
 async def test_a_client_that_has_its_answer_may_leave():
