@@ -8,11 +8,12 @@ stream.
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
 from maitred.api.account import account_headers
-from maitred.api.connection import connection_of
+from maitred.api.connection import Watch, connection_of
 from maitred.api.dialect import OPENAI, Dialect
 from maitred.api.errors import Header, clamped_headers, headers_of
 from maitred.api.interrupt import ClientLeft, Interruptible
@@ -139,8 +140,11 @@ class Call:
                 self.body = b"".join(chunks)
                 return
 
-    def left(self, block: Interruptible) -> None:
-        """The client has left: ends the block that makes its answer, unless that goes on without it."""
+    def watched(self, block: Interruptible) -> Watch:
+        """Ends the block that makes the answer when the client leaves, unless that goes on without it."""
+        return Watch(self.connection, partial(self._left, block))
+
+    def _left(self, block: Interruptible) -> None:
         if self.progress is not Progress.COMPLETE:
             if self.on_left is None:
                 block.interrupt(ClientLeft())

@@ -14,8 +14,10 @@ EXTENSION = "maitred.connection"
 class Connection(Protocol):
     """The client's end, as far as it can be seen from here."""
 
+    lost: bool
+    """Whether it is closed."""
     on_lost: Callable[[], None] | None
-    """Called when it is closed from the other side; for the request that is answered on it, while it is."""
+    """Called when it is closed from the other side; see `Watch`."""
 
     @property
     def writable(self) -> bool:
@@ -53,6 +55,7 @@ class Unknown:
     complete = False
     stalled = False
     ready = False
+    lost = False
     on_lost: Callable[[], None] | None = None
 
     def write(self, piece: bytes) -> None:
@@ -61,6 +64,30 @@ class Unknown:
 
     def linger(self) -> None:
         """See `Connection`."""
+
+
+class Watch:
+    """Tells when a connection is lost, for as long as its block runs, and costs nothing while it is not.
+
+    Args:
+        connection: The client's.
+        left: Called when it is lost, or if it has been before the block began.
+    """
+
+    __slots__ = ("_connection", "_left")
+
+    def __init__(self, connection: Connection, left: Callable[[], None]) -> None:
+        self._connection = connection
+        self._left = left
+
+    def __enter__(self) -> None:
+        self._connection.on_lost = self._left
+        if self._connection.lost:
+            self._left()
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection.on_lost is self._left:  # the next request on it may have begun
+            self._connection.on_lost = None
 
 
 def connection_of(scope: Mapping[str, Any]) -> Connection:

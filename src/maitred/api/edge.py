@@ -6,7 +6,6 @@ below is the whole error policy of the HTTP edge.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from maitred.api.call import Call, Progress, Receive, Scope, Send
 from maitred.api.errors import Header, let_go_of_frames, public
@@ -162,11 +161,5 @@ class Edge:
                         await call.read_body(self._max_body_bytes)
                 except TimeoutError:
                     raise BodyTooSlow from None
-            # It has not left by now, or its body could not have been read to the end.
-            connection, left = call.connection, partial(call.left, block)
-            connection.on_lost = left
-            try:
+            with call.watched(block):
                 await route.handler(call)
-            finally:
-                if connection.on_lost is left:  # it may be that of the next request by now
-                    connection.on_lost = None

@@ -61,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
+    lost = False
     on_lost: Callable[[], None] | None = None
 
     def __init__(
@@ -90,6 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        self.lost = True
         if self.on_lost is not None:
             self.on_lost()
         super().connection_lost(exc)
