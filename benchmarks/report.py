@@ -43,6 +43,7 @@ class Report:
     """
 
     def __init__(self, name: str, *, seed: int, quick: bool) -> None:
+        self.quick = quick
         self._path = RESULTS / (f"{name}.quick.json" if quick else f"{name}.json")
         self._started_s = time.time()
         self.bars: list[Bar] = []
