@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     uvicorn.run(
-        PassThrough(arguments.upstream, os.environ["BENCH_KEY"]),  # type: ignore[arg-type]  # uvicorn's own types
+        PassThrough(arguments.upstream, os.environ["BENCH_KEY"]),
         port=arguments.port,
         loop="uvloop",
         http="httptools",
