@@ -149,7 +149,7 @@ class EngineStream:
 
     def wake(self) -> None:
         """Lets the reader have what was pushed, if it waits; who hears it may spare the reader that."""
-        if self._waiter is not None and not self._waiter.done() and not self._heard():
+        if self._pending and self._waiter is not None and not self._waiter.done() and not self._heard():
             self._waiter.set_result(None)
 
     def fail(self, failure: MaitredError) -> None:
@@ -175,7 +175,7 @@ class EngineStream:
 
     def _heard(self) -> bool:
         """Whether what was pushed has found its way without the reader."""
-        if self._hear is None or not self._pending:
+        if self._hear is None:
             return False
         try:
             if not self._hear(self._pending):
@@ -185,7 +185,7 @@ class EngineStream:
             self._taken()
             return False
         self._taken()
-        return True
+        return bool(self._running)  # at the end it has to be woken
 
     def _taken(self) -> list[Delta]:
         """What was pushed; it is not here any more."""
