@@ -1,14 +1,7 @@
-"""The gateways that are compared: how each is configured and started, and what its processes take.
+"""A gateway that is compared with others (`benchmarks.gateway_set`): how it is started, and what its processes take."""
 
-All get the same two things to do, pass requests on to one server and check one key, and of the settings that their own
-documentation advises for production those that make them fast. maitred alone has everything on: its key belongs to a
-team of an organisation, with limits and budgets, prices, the ledger, metrics and stories.
-"""
-
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +10,6 @@ from types import TracebackType
 
 import psutil
 
-from benchmarks.canned_upstream import MODELS
-from benchmarks.gateway_cost import BUDGETS, KEY_LIMITS
 from maitred.identity.keys import make_key
 from maitred.testing.server_process import free_port
 
@@ -131,31 +122,3 @@ class Running:
     def _processes(self) -> list[psutil.Process]:
         first = psutil.Process(self._process.pid)
         return [first, *first.children(recursive=True)]
-
-
-def _maitred(place: Place, *more: str) -> Sequence[str]:
-    team = {"limits": BUDGETS, "keys": {"one": {"secret": {"env": "BENCH_KEY"}, "limits": KEY_LIMITS}}}
-    config = {
-        "log": {"level": "warning"},
-        "store": {"folder": str(place.folder / "data")},
-        "models": {name: {"upstreams": [{"url": f"{place.upstream_url}/v1"}]} for name in MODELS},
-        "admission": {"prices": {"*": {"prompt": 0.5, "cached": 0.05, "output": 1.5}}},
-        "tenants": {"acme": {"limits": BUDGETS, "teams": {"kitchen": team}}},
-    }
-    (place.folder / "maitred.yaml").write_text(json.dumps(config))
-    served = (sys.executable, "-m", "maitred", "serve", "--config", "maitred.yaml")
-    return [*served, "--port", str(place.port), *more]
-
-
-def _bare(place: Place) -> Sequence[str]:
-    command = (sys.executable, "-m", "benchmarks.pass_through")
-    return [*command, "--upstream", place.upstream_url, "--port", str(place.port)]
-
-
-MAITRED = Contender(
-    "maitred",
-    lambda: "one process; team of an organisation, limits, budgets, prices, ledger, metrics, stories",
-    _maitred,
-)
-BARE = Contender("bare", lambda: "uvicorn, httptools, uvloop, aiohttp; the key's hash in a set", _bare)
-CONTENDERS = (MAITRED, BARE)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import resource
 import statistics
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -170,6 +171,8 @@ async def everybody(
         failed: Gets those that did not start, and what they printed last.
     """
     cores = sorted(os.sched_getaffinity(0))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Thousands of connections, on both of their sides.
     with ExitStack() as stack:
         async with CannedUpstream() as upstream:
             runners = [Runner(DIRECT, upstream.port)]

@@ -5,7 +5,7 @@
     python -m benchmarks.gateways --only whole --gateways maitred bare       some gateways: gateways.chosen.json
 
 One upstream, which answers at once or at `PACE_S` a token (see `benchmarks.canned_upstream`), one client, and gateways
-that take turns: each has the first core for itself (see `benchmarks.contenders` for what is configured), client and
+that take turns: each has the first core for itself (see `benchmarks.gateway_set` for what is configured), client and
 upstream share the other. A client that asks the upstream directly says what they alone take; what a gateway adds is
 over that. Turns of a round follow each other at once, so a machine that drifts drifts for all; the order turns from
 round to round.
@@ -22,10 +22,11 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.contenders import Contender
 from benchmarks.gateway_bars import hold
 from benchmarks.gateway_field import Scale, everybody
 from benchmarks.gateway_parts import PARTS
+from benchmarks.gateway_set import CONTENDERS
 from benchmarks.report import Report
 from benchmarks.rival_results import kept_figures
 from maitred.app.garbage import collect_seldom
