@@ -95,7 +95,7 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        processes = self._processes()
+        processes = self.processes()
         self._process.terminate()
         _, left = psutil.wait_procs(processes, STOP_S)
         for process in left:
@@ -104,11 +104,11 @@ class Running:
 
     def cpu_s(self) -> float:
         """CPU time of its processes up to now."""
-        return sum(time.clock_gettime((~process.pid << 3) | _CPU_CLOCK) for process in self._processes())
+        return sum(time.clock_gettime((~process.pid << 3) | _CPU_CLOCK) for process in self.processes())
 
     def memory_mib(self) -> float:
         """What they hold now; of what they share, each its part."""
-        return float(sum(process.memory_full_info().pss for process in self._processes())) / 2**20
+        return float(sum(process.memory_full_info().pss for process in self.processes())) / 2**20
 
     @property
     def ended(self) -> bool:
@@ -119,6 +119,7 @@ class Running:
         """What it printed last."""
         return self.log.read_text(errors="replace")[-1500:]
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """The one that was started, and its children."""
         first = psutil.Process(self._process.pid)
         return [first, *first.children(recursive=True)]

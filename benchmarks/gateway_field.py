@@ -37,7 +37,7 @@ class Scale:
 
     rounds: int = 7
     turn_s: float = 1.5
-    paced_streams: Sequence[int] = (50, 100, 200, 400, 800, 1_200, 1_600, 2_000, 3_000)
+    paced_streams: Sequence[int] = (100, 300, 1_000, 2_000, 3_000)
     paced_tokens: int = 100
     prompt_tokens: int = 100_000
 
@@ -108,11 +108,13 @@ class Field:
 
     Args:
         runners: In the order of the tables; the first is the upstream itself.
+        upstream: Behind all of them.
         scale: How much they get to do.
     """
 
-    def __init__(self, runners: Sequence[Runner], scale: Scale) -> None:
+    def __init__(self, runners: Sequence[Runner], upstream: CannedUpstream, scale: Scale) -> None:
         self.runners = runners
+        self.upstream = upstream
         self.scale = scale
 
     @property
@@ -186,7 +188,7 @@ async def everybody(
                     print(f"{contender.name} did not start:\n{failed[contender.name]}", flush=True)
             os.sched_setaffinity(0, cores[1:] or cores)
             try:
-                yield Field(runners, scale)
+                yield Field(runners, upstream, scale)
             finally:
                 os.sched_setaffinity(0, cores)
 

@@ -27,7 +27,8 @@ from benchmarks.gateway_bars import hold
 from benchmarks.gateway_field import Scale, everybody
 from benchmarks.gateway_parts import PARTS
 from benchmarks.gateway_set import CONTENDERS
-from benchmarks.report import Report
+from benchmarks.gateways_plot import plot
+from benchmarks.report import RESULTS, Report
 from benchmarks.rival_results import kept_figures
 from maitred.app.garbage import collect_seldom
 
@@ -60,6 +61,8 @@ def main() -> int:
     with TemporaryDirectory(prefix="maitred-") as folder:
         uvloop.run(run(contenders, Path(folder), scale, arguments.only, report))
     hold(report)
+    if name == "gateways" and not arguments.quick:
+        plot(report.figures["parts"], RESULTS / "gateways.svg")
     return report.finish()
 
 

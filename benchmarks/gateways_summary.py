@@ -1,0 +1,51 @@
+"""The README's figures beside other gateways: a row for each that has been measured."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.report import RESULTS
+
+_NAMES = {"litellm": "LiteLLM", "portkey": "Portkey", "nginx": "nginx", "bare": "uvicorn and aiohttp alone"}
+_COLUMNS: Mapping[str, tuple[str, Callable[[Mapping[str, float]], str]]] = {
+    "requests/s": ("whole", lambda one: f"{one['per_s']:,.0f}"),
+    "CPU per request": ("whole", lambda one: f"{one['cpu_us'] / 1e3:.2f} ms"),
+    "streams of 64/s": ("streams", lambda one: f"{one['per_s']:,.0f}"),
+    "added, one caller": ("latency", lambda one: f"{one['c1_added_p50_ms']:.2f} / {one['c1_added_p99_ms']:.2f} ms"),
+    "paced streams held": ("paced", lambda one: f"{one['held']:,.0f}"),
+    "unknown keys/s": ("flood", lambda one: f"{one['rejects_per_s']:,.0f}"),
+    "idle": ("idle", lambda one: f"{one['memory_mib']:.0f} MiB"),
+}
+
+
+def render() -> str:
+    """The table, as Markdown."""
+    result = json.loads((RESULTS / "gateways.json").read_text())
+    figures = result["figures"]
+    lines = [
+        f"**Beside other gateways** — `{result['command']}`: each alone on one core, before one upstream that answers "
+        "at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others with a key "
+        "at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 tokens a second, "
+        "and is held when none is lost and their p99 is at most 20 ms late.",
+        "",
+        f"| gateway | {' | '.join(_COLUMNS)} |",
+        f"|---|{'--:|' * len(_COLUMNS)}",
+    ]
+    for name in ("maitred", *_NAMES):
+        if name in figures["how"]:
+            cells = (_cell(figures["parts"], part, name, shown) for part, shown in _COLUMNS.values())
+            lines.append(f"| {_label(name, figures['how'][name])} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "![Gateways side by side](benchmarks/results/gateways.svg)", ""])
+
+
+def _label(name: str, how: str) -> str:
+    """With the release, which what it says of itself begins with."""
+    if name not in _NAMES:
+        return name
+    release = next((word for word in how.partition(",")[0].split() if word[0].isdigit()), "")
+    return f"{_NAMES[name]} {release}".strip()
+
+
+def _cell(parts: Mapping[str, Any], part: str, name: str, shown: Callable[[Mapping[str, float]], str]) -> str:
+    one = parts.get(part, {"gateways": {}})["gateways"].get(name)
+    return shown(one) if one else "–"
