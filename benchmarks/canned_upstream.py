@@ -69,6 +69,11 @@ class CannedUpstream:
         for connection in list(self._opened):
             connection.transport.abort()
 
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return len(self._opened)
+
     def pace(self, connection: "_Connection", due_s: float) -> None:
         """Has a connection go on with its stream at this time of the loop."""
         slot = math.ceil(due_s / _SLOT_S)
