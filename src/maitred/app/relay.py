@@ -232,8 +232,10 @@ class Relay:
             if part.finish is not None:
                 self._finishes[part.index] = part.finish
             if part.text or part.extra or part.scores:
-                shown.append(Part(part.index, part.text, None, part.scores, part.extra, continued=self._joint))
-                self._joint = False
+                if part.finish is not None or self._joint:
+                    part = Part(part.index, part.text, None, part.scores, part.extra, continued=self._joint)
+                    self._joint = False
+                shown.append(part)
                 if (last_s := self._last_s.get(part.index)) is not None:
                     tally.gaps_s.append(now_s - last_s)
                 self._last_s[part.index] = now_s

@@ -125,7 +125,7 @@ class TokenScore(msgspec.Struct, frozen=True):
     """Characters of the choice's text before this token."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """What was added to one choice since its last part; exactly the last part of a choice has `finish`."""
 
     index: int

@@ -39,7 +39,7 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Of the span on whose behalf it is sent, for the replica's own spans; None: nobody traces."""
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """What has come since the last batch."""
 
     parts: list[Part]

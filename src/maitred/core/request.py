@@ -168,7 +168,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     """...and what had to be computed again for it."""
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one engine step added to one choice of one request.
 
     A choice is a series of deltas; exactly the last has `finish`. The deltas of a request are in order of time, those

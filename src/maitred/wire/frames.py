@@ -103,7 +103,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """All that its prefix cache holds; None: it has none."""
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request's choice."""
 
     request_id: str
