@@ -70,26 +70,25 @@ class Admission:
         on_soft_budget: OnSoftBudget = _say_nothing,
     ) -> None:
         self.leases = Leases(counters, config.lease_s)
-        self.default_output_tokens = config.default_output_tokens
         self._limits = limits
-        self._prices = PriceList(config.prices)
-        self._plans = Plans(limits, self._prices)
+        self.adopt(config)
         self._counters = counters
-        self._config = config
         self._clock = clock
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._turns = Turns()
         self._books = Books(ledger, self.leases, clock, self._soft)
 
-    def under(self, config: AdmissionConfig) -> "Admission":
-        """One that goes by other settings, with the same counters, leases and turns. Who was let in stays as it is."""
-        other = copy.copy(self)
-        other._config = config
-        other.default_output_tokens = config.default_output_tokens
-        other._prices = PriceList(config.prices)
-        other._plans = Plans(self._limits, other._prices)
-        return other
+    def adopt(self, config: AdmissionConfig) -> None:
+        """Goes by these settings from now on. Who was let in stays as it is."""
+        self._config = config
+        self.default_output_tokens = config.default_output_tokens
+        self._prices = PriceList(config.prices)
+        self._plans = Plans(self._limits, self._prices)
+
+    def as_now(self) -> "Admission":
+        """One that goes by the settings of now for good, with the same counters, leases and turns."""
+        return copy.copy(self)
 
     def admit(self, work: Work) -> "Admitted":
         """A context in which the request may run; leaving it settles what nobody has settled.

@@ -3,6 +3,7 @@
 They take no place inside and work while the server drains; a probe must see what is going on.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -57,7 +58,8 @@ class ServiceRoutes:
         self._render_metrics = render_metrics
         self._stores_up = stores_up
         self._check_stores = check_stores
-        self._description = b""
+        self._described: Iterable[Route] = ()
+        self._description: bytes | None = None
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
@@ -78,8 +80,8 @@ class ServiceRoutes:
         ]
 
     def describe(self, routes: Iterable[Route]) -> None:
-        """Fixes what `/openapi.json` answers; called once, when all routes are known."""
-        self._description = describe(routes)
+        """Says what `/openapi.json` describes; called once, when all routes are known."""
+        self._described = routes
 
     async def live(self, call: Call) -> None:
         """Alive: the event loop turns."""
@@ -114,5 +116,7 @@ class ServiceRoutes:
         await call.respond(body, content_type=content_type.encode())
 
     async def openapi(self, call: Call) -> None:
-        """The API's description of itself."""
+        """The API's description of itself, which takes some tenths of a second to write and few ask for."""
+        if self._description is None:
+            self._description = await asyncio.to_thread(describe, self._described)
         await call.respond(self._description)

@@ -73,7 +73,7 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
     """Makes it, once the parts have been told."""
     config, ground, clock = draft.config, parts.ground, parts.clock
     stores, access, metrics = ground.stores, ground.access, parts.metrics
-    admission = parts.admission.under(config.admission)
+    admission = parts.admission.as_now()
     dispatchers = dict(parts.queues.all)
     pipeline = Pipeline(
         draft.router,

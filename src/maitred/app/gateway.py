@@ -44,6 +44,7 @@ from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
 from maitred.core.clock import Clock
+from maitred.core.rollout import RolloutState
 from maitred.fleet.engines import Engine
 from maitred.observe.metrics import Metrics
 from maitred.observe.recent import Recent
@@ -90,12 +91,9 @@ class Gateway:
         ground = parts.ground
         served = await ground.upstreams.prepare(config.models, config.health)
         draft = draft_of(config, served, parts.roster, ground.local, parts.live, parts.metrics.requests)
-        await ground.upstreams.look(served)
-        states = None
-        if config.routing.rollouts != before.routing.rollouts:
-            states = await parts.rollouts.declare(config.routing.rollouts)
-        if (config.tenants, config.identity) != (before.tenants, before.identity):
-            await ground.access.declare(config)
+        async with running(ground.upstreams.look(served), "first looks") as looked:
+            states = await self._declared(before, config)
+            await asyncio.wait([looked])
 
         ground.upstreams.adopt(served, config.models, config.health)
         parts.adopt(before, config)
@@ -104,6 +102,15 @@ class Gateway:
         self.application.succeed(regime_of(draft, parts))
         for listener in self._listeners:
             listener(config)
+
+    async def _declared(self, before: Config, config: Config) -> Sequence[RolloutState] | None:
+        """Puts what is declared into the store, as far as it has changed; what is decided of rollouts then."""
+        states = None
+        if config.routing.rollouts != before.routing.rollouts:
+            states = await self._parts.rollouts.declare(config.routing.rollouts)
+        if (config.tenants, config.identity) != (before.tenants, before.identity):
+            await self._parts.ground.access.declare(config)
+        return states
 
     def _retire(self, living: Sequence[Regime]) -> None:
         self._parts.queues.retire(name for regime in living for name in regime.models)

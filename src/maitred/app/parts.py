@@ -37,7 +37,7 @@ class Parts:
         clock: The time.
         roster: What engines of ours serve.
         gate: Who is inside.
-        admission: What is reserved and owed; each regime has one of its own prices, `Admission.under`.
+        admission: What is reserved and owed; each regime has one of its own prices, see `Admission.as_now`.
         queues: Who waits, and who runs where.
         retry_budget: Who may come back.
         live, rollouts, trials: New versions that are tried.
@@ -83,6 +83,7 @@ class Parts:
             engine.link.unread_tokens = server.unread_tokens
         access.refresher.adopt(identity.refresh_s, identity.max_stale_s)
         access.identity.adopt(ANONYMOUS if server.serves_anyone else None)
+        self.admission.adopt(config.admission)
         self.ground.grammars.adopt(config.admission.grammars)
         self.answers.adopt(config.idempotency)
         self.stories.adopt(config.explain.requests)

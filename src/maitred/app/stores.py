@@ -118,11 +118,11 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
 
 
 @asynccontextmanager
-async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
     """A task in the background for as long as the block lasts. If it fails, the end of the block raises that."""
     task = asyncio.create_task(work, name=name)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait([task])

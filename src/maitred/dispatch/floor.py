@@ -77,17 +77,19 @@ class Floor:
     ) -> list[AnyPost]:
         """Goes by these settings from now on: who waits goes on waiting, and who runs goes on running.
 
-        A replica that is not named any more gets nothing new; what runs there ends there. Where the line or the parts
-        are others, everybody moves into new rooms, and the accounts of who was served how much begin anew.
+        A replica that is not named any more gets nothing new; what runs there ends there. One with the same duty is
+        the same, and keeps its account, however it is spoken to. Where the line or the parts are others, everybody
+        moves into new rooms, and the accounts of who was served how much begin anew.
 
         Returns:
-            The posts whose replica is another one than before.
+            The posts whose replica is another object than before.
         """
-        known = {station.post.name: station for station in self.stations}
-        new = [post for post in posts if post.name not in known or known[post.name].post.replica is not post.replica]
-        for post in posts:
-            known.setdefault(post.name, Station(post)).post = post
-        self.stations[:] = [known[post.name] for post in posts]
+        heard = {id(station.post.replica) for station in self.stations}
+        known = {id(station.post.duty): station for station in self.stations}
+        self.stations[:] = [known.get(id(post.duty)) or Station(post) for post in posts]
+        for station, post in zip(self.stations, posts, strict=True):
+            station.post = post
+        new = [post for post in posts if id(post.replica) not in heard]
         before, self._config = self._config, config
         self.outlook.outputs.adopt(config.output_quantile, config.unknown_output_share)
         self.reports = Reports(config.reports)

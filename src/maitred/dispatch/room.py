@@ -61,7 +61,7 @@ class Room:
         return cast("Ticket | None", self.line.head(now_s))
 
     def take_over(self, ticket: Ticket, now_s: float) -> None:
-        """A request that waits, or runs, in another room is one of this room's from now on."""
+        """One that waits, or runs, in another room is of this room from now on; those that run come first."""
         before = ticket.room
         ticket.room, ticket.locality = self, self.locality(ticket.errand)
         if ticket in before.tenants.get(ticket.tenant.id, ()):
@@ -71,8 +71,7 @@ class Room:
             if returned:
                 self.returned[ticket] = None
         else:
-            self.line.add(ticket, now_s)
-            self.line.take(ticket, now_s)
+            self.line.pass_through(ticket, now_s)
 
     def take(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and runs."""
