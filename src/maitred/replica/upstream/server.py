@@ -93,6 +93,8 @@ class Upstream:
         self._grapevine = Grapevine(config.probe_every_s)
         self.open_streams = 0
         self.model = config.model or model
+        self._fixed_headers = self._headers()
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s, connect=None)
         self._declared_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
@@ -250,10 +252,10 @@ class Upstream:
                 method,
                 url,
                 data=data,
-                headers={**self._headers(), **(headers or {})},
+                headers={**self._fixed_headers, **(headers or {})},
                 ssl=self._tls,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_s, connect=None),
+                timeout=self._timeout,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # The library's text has host, port and the system's reason, and never a header.
