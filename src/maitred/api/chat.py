@@ -104,7 +104,7 @@ class ChatShape:
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
         self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
-        self._stencils = Stencils(lambda index, text: self._written(Part(index, text)))
+        self._stencils = Stencils()
 
     def opening(self) -> bytes:
         """Every choice begins with who speaks."""
@@ -113,8 +113,8 @@ class ChatShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event for new text, and one of its own for the end of a choice."""
-        text = self._stencils.event
-        return b"".join([text(part.index, part.text) if part.plain else self._written(part) for part in parts])
+        event, full = self._stencils.event, self._text
+        return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -140,6 +140,9 @@ class ChatShape:
                 usage=UsageBody.of(usage),
             )
         )
+
+    def _text(self, index: int, text: str) -> bytes:
+        return self._written(Part(index, text))
 
     def _written(self, part: Part) -> bytes:
         return b"".join(self._event(choice, part) for choice in self._chunks_of(part))

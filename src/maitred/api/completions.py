@@ -89,7 +89,7 @@ class CompletionShape:
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
-        self._stencils = Stencils(lambda index, text: self._written(Part(index, text)))
+        self._stencils = Stencils()
 
     def opening(self) -> bytes:
         """Text completions have no roles."""
@@ -97,8 +97,8 @@ class CompletionShape:
 
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
-        text = self._stencils.event
-        return b"".join([text(part.index, part.text) if part.plain else self._written(part) for part in parts])
+        event, full = self._stencils.event, self._text
+        return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:
         """The usage, if asked for, in a chunk without choices."""
@@ -117,6 +117,9 @@ class CompletionShape:
             for index, choice in enumerate(choices)
         ]
         return encode(self._completion(entries, UsageBody.of(usage)))
+
+    def _text(self, index: int, text: str) -> bytes:
+        return self._written(Part(index, text))
 
     def _written(self, part: Part) -> bytes:
         usage = None if self._include_usage else UNSET

@@ -164,7 +164,7 @@ class EngineStream:
         if self._running:
             self._running.clear()
             self._send_cancel(self.wire_id, None)
-        self._pending = []
+        self._pending, self._hear = [], None
         # A read after this would look like a complete answer if it just ended.
         self._failure = self._failure or Bug("A token stream was read after its context was left.")
         self._rouse()

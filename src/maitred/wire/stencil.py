@@ -33,21 +33,23 @@ class Stencil:
 
 
 class Stencils:
-    """One for each choice of an answer, cut when it is needed.
+    """One for each choice of an answer, cut when it is needed."""
 
-    Args:
-        event: Writes in full an event that adds text to a choice.
-    """
+    __slots__ = ("_cut",)
 
-    __slots__ = ("_cut", "_event")
-
-    def __init__(self, event: Callable[[int, str], bytes]) -> None:
-        self._event = event
+    def __init__(self) -> None:
         self._cut: dict[int, Stencil] = {}
 
-    def event(self, index: int, text: str) -> bytes:
-        """The event that adds this text to this choice."""
+    def event(self, index: int, text: str, full: Callable[[int, str], bytes]) -> bytes:
+        """The event that adds text to a choice.
+
+        Args:
+            index: The choice.
+            text: The text.
+            full: Writes such an event in full; the same each time. It is not kept: nothing but the garbage collector
+                would free whoever is kept by what it keeps.
+        """
         stencil = self._cut.get(index)
         if stencil is None:
-            stencil = self._cut[index] = Stencil(partial(self._event, index))
+            stencil = self._cut[index] = Stencil(partial(full, index))
         return stencil.event(text)
