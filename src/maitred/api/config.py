@@ -27,6 +27,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "or firewall that decides who may."
         ),
     ] = None
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that speak HTTP. 1: one process does everything. With more, a further one, the "
+            "controller, decides for all of them; see [workers](workers.md).",
+            extra={"unit": "processes"},
+        ),
+    ] = 1
     max_in_flight: Annotated[
         int,
         Meta(

@@ -75,9 +75,10 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
     stores, access, metrics = ground.stores, ground.access, parts.metrics
     admission = parts.admission.as_now()
     dispatchers = dict(parts.queues.all)
+    control = LocalControl(dispatchers, admission, clock)
     pipeline = Pipeline(
         draft.router,
-        LocalControl(dispatchers, admission, clock),
+        control,
         draft.ladders,
         clock,
         max_choices=config.model.max_choices,
@@ -91,18 +92,19 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
         config.console, access.identity, parts.sessions, OwnUse(stores.usage, admission, clock)
     )
     traces = ground.traces
+    watching = [*metrics.observers, RequestLog(), parts.stories, parts.recent, *([] if traces is None else [traces])]
     edge = build(
         config.server,
         pipeline,
         identity,
         parts.gate,
-        [*metrics.observers, RequestLog(), parts.stories, parts.recent, *([] if traces is None else [traces])],
+        watching,
         metrics.render,
         clock,
         embedding=Embedder(draft.router, dispatchers, admission, clock),
         feedback=FeedbackRoutes(stores.feedback, metrics.feedback.given).routes(),
         admin=administration(
-            *(stores.directory, stores.usage, admission.budgets, access.refresher.load, parts.replicas, parts.rollouts),
+            *(stores.directory, stores.usage, admission.budgets, parts.desk.load, parts.replicas, parts.rollouts),
             *(parts.sleepers.loadables, parts.sleepers, parts.pins, parts.stories),
             *(parts.live_state, parts.reloader, access.identity.holds, clock),
         ),
@@ -113,4 +115,4 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.begin,
     )
-    return Regime(config, edge, draft.served, [*draft.posts])
+    return Regime(config, edge, draft.served, [*draft.posts], control, watching)

@@ -4,13 +4,14 @@ The pipeline asks it once for each request, and then only tells it what comes. S
 text is: with one process they are (`LocalControl`), and asking them is a call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
+from maitred.admission.grant import Grant
 from maitred.admission.work import Work
 from maitred.core.answer import Outcome, Standing
 from maitred.core.clock import Clock
@@ -21,6 +22,7 @@ from maitred.core.story import ChapterName, Story
 from maitred.core.tenancy import Principal
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import AnyPost, Errand
+from maitred.dispatch.seat import Seat
 from maitred.dispatch.spare import Spare
 
 
@@ -166,6 +168,11 @@ class LocalControl:
         self._clock = clock
 
     @property
+    def pools(self) -> Collection[str]:
+        """The models that have a queue."""
+        return self._dispatchers.keys()
+
+    @property
     def default_output_tokens(self) -> int | None:
         """See `Control.default_output_tokens`."""
         return self._admission.default_output_tokens
@@ -184,7 +191,7 @@ class LocalControl:
 
     async def admit(
         self, pool: str, errand: Errand, work: Work, story: Story, running: AsyncExitStack
-    ) -> tuple[AnyGrant, AnySeat]:
+    ) -> tuple[Grant, Seat]:
         """See `Control.admit`."""
         with story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
             grant = await running.enter_async_context(self._admission.admit(work))

@@ -40,6 +40,7 @@ from maitred.app.roster import roster_of
 from maitred.app.sleepers import Sleepers
 from maitred.app.stores import recall_rates, running
 from maitred.app.trials import Trials
+from maitred.app.workers.desk import Desk
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
@@ -51,6 +52,7 @@ from maitred.observe.recent import Recent
 from maitred.observe.rounds import Rounds
 from maitred.observe.stories import Stories
 from maitred.routing.rollout.live import LiveRollouts
+from maitred.wire.desk import Welcome
 
 
 class Gateway:
@@ -64,12 +66,15 @@ class Gateway:
         application: Takes requests.
         gate: Who is inside.
         roster: What engines of ours serve.
+        desk: Where API workers ask, if there are any.
     """
 
     def __init__(self, parts: Parts, first: Regime) -> None:
         self.application = Reception(first, self._retire)
         self.gate = parts.gate
         self.roster = parts.roster
+        self.desk = parts.desk
+        self.desk.adopt(first.control, first.observers)
         self._parts = parts
         self._listeners: list[Callable[[Config], None]] = []
 
@@ -99,7 +104,9 @@ class Gateway:
         parts.adopt(before, config)
         parts.queues.adopt(config, draft.posts, draft.ladders)
         parts.rollouts.adopt(draft.router.names, states)
-        self.application.succeed(regime_of(draft, parts))
+        regime = regime_of(draft, parts)
+        self.application.succeed(regime)
+        self.desk.adopt(regime.control, regime.observers)
         for listener in self._listeners:
             listener(config)
 
@@ -202,9 +209,19 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
             answers=MemoryAnswers(config.idempotency, clock),
             sessions=Sessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
+            desk=Desk(
+                gate,
+                stores.directory,
+                access.refresher,
+                lambda: Welcome(
+                    access.directory.version, frozenset(live), ground.upstreams.windows(), roster.addresses(local)
+                ),
+                clock,
+            ),
         )
         gateway = Gateway(parts, regime_of(draft, parts))
         access.refresher.watch(lambda: gate.recheck(access.identity.holds))
+        access.refresher.watch(parts.desk.look)
         for work, name in (
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),

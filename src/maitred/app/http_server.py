@@ -8,8 +8,10 @@ nobody is inside any more. Hence the signals are ours, and uvicorn's handlers st
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -20,6 +22,7 @@ from maitred.app.http_protocol import STALL_GRACE_S, BoundedHttp
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LAST_WORDS_S = 2
 """For error events to go out, once answers have been ended; a client that does not read must not hold us up."""
+_LAST_REQUESTS_S = 1.0
 _IDLE_S = 75
 """Idle connections stay open a little longer than common proxies keep theirs (60 s), so that the proxy closes first."""
 _BACKLOG = 4096
@@ -32,12 +35,16 @@ class HttpServer(uvicorn.Server):
     Args:
         application: What is served, by ASGI.
         stall_grace_s: How long a client may go without reading what is sent to it.
+        path: A Unix socket to listen at, where `serve` is given none.
     """
 
-    def __init__(self, application: Application, *, stall_grace_s: float = STALL_GRACE_S) -> None:
+    def __init__(
+        self, application: Application, *, stall_grace_s: float = STALL_GRACE_S, path: Path | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
+                uds=None if path is None else str(path),
                 loop="none",
                 http=_protocol(stall_grace_s),
                 ws="none",
@@ -61,6 +68,18 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves the signals alone."""
         yield
+
+    async def retire(self, grace_s: float) -> None:
+        """Accepts no more connections, since others do at the same address; those that it has may finish.
+
+        Args:
+            grace_s: What answers under way get.
+        """
+        for each in self.servers:
+            each.close()
+        await asyncio.sleep(_LAST_REQUESTS_S)  # who has just been accepted has not sent anything yet
+        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self.stop()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Closes the listener and every connection; answers still under way get a moment unless `at_once`."""

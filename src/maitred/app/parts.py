@@ -16,6 +16,7 @@ from maitred.app.rollouts import Rollouts
 from maitred.app.roster import Roster
 from maitred.app.sleepers import Sleepers
 from maitred.app.trials import Trials
+from maitred.app.workers.desk import Desk
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
@@ -47,6 +48,7 @@ class Parts:
         answers: Kept for repeats.
         sessions: Of the console.
         reloader: Changes the configuration.
+        desk: Where API workers ask, if there are any.
     """
 
     ground: Ground
@@ -70,6 +72,7 @@ class Parts:
     answers: MemoryAnswers
     sessions: Sessions
     reloader: Reloader
+    desk: Desk
 
     def adopt(self, before: Config, config: Config) -> None:
         """They go by these settings from now on; queues, upstreams and rollouts are told with the regime."""

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from maitred.api.call import Receive, Scope, Send
 from maitred.api.edge import Edge
+from maitred.app.control import LocalControl
 from maitred.app.upstreams import Served
 from maitred.config.tree import Config
+from maitred.core.answer import Observer
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +29,8 @@ class Regime:
         edge: Takes requests.
         served: What servers of others run under it.
         models: The names of all that have a queue under it.
+        control: Decides on requests.
+        observers: Told of every one that has ended.
         requests: How many began under it and have not ended.
     """
 
@@ -34,6 +38,8 @@ class Regime:
     edge: Edge
     served: Served
     models: Sequence[str]
+    control: LocalControl
+    observers: Sequence[Observer]
     requests: int = 0
 
 

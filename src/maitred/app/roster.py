@@ -47,6 +47,10 @@ class Roster:
             links.setdefault(model, []).append(engine.link)
         return links
 
+    def addresses(self, local: LocalModel | None) -> dict[str, str]:
+        """Where the engines of the model that is always there listen, by name."""
+        return {} if local is None else {name: str(engine.link.address) for name, engine in local.engines.items()}
+
     def states(self) -> Engines:
         """How our own engines are."""
         return {where: _state_of(engine) for where, engine in self.engines.items()}

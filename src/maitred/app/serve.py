@@ -23,13 +23,19 @@ from maitred.app.ground import Ground, open_ground
 from maitred.app.http_server import HttpServer
 from maitred.app.reload import Read, Reloader
 from maitred.app.shutdown import Shutdown
+from maitred.app.workers.house import House
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import Engines
 
 
 async def serve(
-    loaded: LoadedConfig, read: Read, listener: socket.socket, engines: Engines | None, clock: Clock
+    loaded: LoadedConfig,
+    read: Read,
+    listener: socket.socket,
+    engines: Engines | None,
+    clock: Clock,
+    house: House | None = None,
 ) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
@@ -39,6 +45,7 @@ async def serve(
         listener: Bound.
         engines: Of the `model` section, which have begun to start; None where only others run any model.
         clock: For everything.
+        house: Where API workers find this process, which is their controller then; None: it has no workers.
 
     Returns:
         The exit code: 0 after a drain, also if it had to cut answers short.
@@ -53,21 +60,31 @@ async def serve(
         open_ground(config, engines, clock, partial(show_key, console)) as ground,
         open_gateway(config, ground, reloader, clock) as gateway,
     ):
-        server = HttpServer(gateway.application, stall_grace_s=config.server.stall_grace_s)
+        server = HttpServer(
+            gateway.application,
+            stall_grace_s=config.server.stall_grace_s,
+            path=None if house is None else house.edge,
+        )
         shutdown = Shutdown(gateway.gate, config.server.drain_grace_s)
         gateway.watch(lambda config: server.adopt(config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.adopt(config.server.drain_grace_s))
         with shutdown.on_signals(), reloader.on_signals():
-            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+            sockets = [listener] if house is None else None
+            serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
             serving.add_done_callback(lambda _: shutdown.request())
             loading = "".join(f"; {escape(name)} is being loaded" for name in gateway.roster.starting)
             console.print(f"Listening at {url_of(listener)}{loading}.", highlight=False)
             if config.console.enabled:
                 console.print(f"The console is at {url_of(listener)}/console.", highlight=False)
             try:
+                if house is not None:
+                    await gateway.desk.open(house.desk)
+                    gateway.watch(lambda config: house.changed())
+                    house.ready()
                 await _tell_when_ready(console, url_of(listener), ground, shutdown)
                 await shutdown.requested()
                 await shutdown.drain()
+                await gateway.desk.close()
             finally:
                 server.stop(at_once=shutdown.insisted)
                 await asyncio.wait([serving])

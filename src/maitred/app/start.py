@@ -11,13 +11,18 @@ engines nevertheless: who may not serve from this folder must not take an accele
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
 import uvloop
 
 from maitred.app.address import bind
 from maitred.app.engines import make_engines
+from maitred.app.workers.house import House, open_house
+from maitred.app.workers.supervisor import CONTROLLER, Supervisor
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
@@ -25,6 +30,8 @@ from maitred.observe.logs import set_up
 from maitred.store.tenure import tenures
 
 Read = Callable[[], LoadedConfig]
+_BACKLOG = 4096
+"""Connections that the kernel takes while every worker is busy."""
 
 
 def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | None = None) -> int:
@@ -43,22 +50,53 @@ def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | No
         ReplicaUnavailable: The engine did not start; the message has its last words.
     """
     set_up(loaded.config.log)
+    read = read or (lambda: loaded)
+    with bind(loaded.config.server) as listener:
+        if loaded.config.server.workers > 1:
+            return _several(loaded, command, read, listener)
+        return _looped(_start(loaded, command, read, listener))
+
+
+def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener: socket.socket) -> int:
+    """A controller and its workers, each in a process of its own."""
+    in_force = loaded
+
+    def read_again() -> None:
+        nonlocal in_force
+        in_force = read()
+
+    def control() -> int:
+        return _looped(_start(in_force, command, read, listener, house))
+
+    def work(number: int) -> int:
+        from maitred.app.workers.worker import work
+
+        return _looped(work(in_force.config, number, listener, house, SystemClock()))
+
+    listener.listen(_BACKLOG)
+    with open_house() as house:
+        workers = {number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)}
+        return Supervisor({CONTROLLER: control, **workers}, read_again).run()
+
+
+def _looped(work: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_start(loaded, command, read or (lambda: loaded)))
+        return runner.run(work)
 
 
-async def _start(loaded: LoadedConfig, command: Command | None, read: Read) -> int:
+async def _start(
+    loaded: LoadedConfig, command: Command | None, read: Read, listener: socket.socket, house: House | None = None
+) -> int:
     config = loaded.config
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(bind(config.server))
         await stack.enter_async_context(tenures(config.store, alone=config.counters.url is None))
         engines = None
         if config.has_engine:
             engines = await stack.enter_async_context(await make_engines(config, command, clock))
         # In a thread, because the loop has processes to start and to listen to meanwhile.
         serve = await asyncio.to_thread(_gateway)
-        return await serve(loaded, read, listener, engines, clock)
+        return await serve(loaded, read, listener, engines, clock, house)
 
 
 def _gateway() -> Callable[..., Awaitable[int]]:

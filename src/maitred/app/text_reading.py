@@ -22,17 +22,16 @@ _SURELY = 0.5
 """So much of an estimate is there however it is counted."""
 
 
-class Sketch(Sequence[int]):
-    """Stands for the tokens of a prompt that nobody here can name: as many, and alike where texts begin alike.
+class Beginning(Sequence[int]):
+    """A prompt of which only the beginning can be looked at.
 
     Args:
-        head: How the text begins.
-        tokens: How many there are.
+        head: What stands there.
+        tokens: How many there are in all.
     """
 
-    def __init__(self, head: str, tokens: int) -> None:
-        data = head[:_HEAD_CHARACTERS].encode("utf-8", "surrogatepass")
-        self._pieces = memoryview(data + bytes(-len(data) % 4)).cast("I").tolist()
+    def __init__(self, head: Sequence[int], tokens: int) -> None:
+        self.head = head
         self._tokens = tokens
 
     def __len__(self) -> int:
@@ -42,10 +41,23 @@ class Sketch(Sequence[int]):
     def __getitem__(self, place: int) -> int: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
 
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        return self._pieces[place]
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        return self.head[place]
+
+
+class Sketch(Beginning):
+    """Stands for the tokens of a prompt that nobody here can name: as many, and alike where texts begin alike.
+
+    Args:
+        head: How the text begins.
+        tokens: How many there are.
+    """
+
+    def __init__(self, head: str, tokens: int) -> None:
+        data = head[:_HEAD_CHARACTERS].encode("utf-8", "surrogatepass")
+        super().__init__(memoryview(data + bytes(-len(data) % 4)).cast("I").tolist(), tokens)
 
 
 @dataclass(frozen=True, slots=True)

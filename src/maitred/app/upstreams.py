@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from maitred.replica.upstream.server import Upstream
+    from maitred.replica.upstream.standing import Standing
 
 _KEEP_OPEN_S = 3.0
 """Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
@@ -96,6 +97,15 @@ class Upstreams:
     def posts(self) -> dict[str, list[AnyPost]]:
         """For dispatch."""
         return self.served.posts()
+
+    def windows(self) -> dict[str, int]:
+        """How long prompt and answer may be together, by the word of a model's servers."""
+        return {
+            name: server.window_tokens
+            for name, servers in self.served.servers.items()
+            for server in servers
+            if server.window_tokens is not None
+        }
 
     async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> Served:
         """What they would run.
@@ -196,9 +206,17 @@ class Upstreams:
 
 @asynccontextmanager
 async def open_upstreams(
-    models: Mapping[str, TextModelConfig], health: HealthConfig = _HEALTH
+    models: Mapping[str, TextModelConfig],
+    health: HealthConfig = _HEALTH,
+    *,
+    standing: "Callable[[Upstream], Standing] | None" = None,
 ) -> AsyncIterator[Upstreams]:
     """The models of the configuration. Somebody begins to look at their servers.
+
+    Args:
+        models: Those that have upstreams are opened.
+        health: When one of their servers gets fewer requests or none.
+        standing: Where another process decides that and looks after them: what stands for it here.
 
     Raises:
         ConfigInvalid: A URL, a file of certificates or a tokenizer cannot be used.
@@ -208,7 +226,13 @@ async def open_upstreams(
         Chores(_probing, lambda server: f"probe of {server.name}") as probes,
     ):
         upstreams = Upstreams(probes, stack)
-        upstreams.adopt(await upstreams.prepare(models, health), models, health)
+        served = await upstreams.prepare(models, health)
+        if standing is None:
+            upstreams.adopt(served, models, health)
+        else:
+            upstreams.served = served
+            for server in served.all():
+                server.standing = standing(server)
         yield upstreams
 
 

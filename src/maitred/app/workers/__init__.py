@@ -1,0 +1,1 @@
+"""`maitred serve --workers`: several processes that speak HTTP, and one that decides."""

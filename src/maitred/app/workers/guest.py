@@ -1,0 +1,262 @@
+"""One request of a worker's, as the controller sees it: what `Pipeline` does around an answer, without the answer.
+
+It runs as a task that holds what the request holds, in the same contexts and in the same order as in one process. So
+whatever ends it, also the death of the worker, gives everything back in the same way.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from maitred.admission.grant import Grant
+from maitred.admission.work import Work
+from maitred.api.gate import Gate, Visit
+from maitred.api.interrupt import ClientLeft
+from maitred.app.control import LocalControl
+from maitred.app.text_reading import Beginning
+from maitred.core.answer import Tally
+from maitred.core.clock import Clock
+from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable
+from maitred.core.story import Chapter
+from maitred.core.tenancy import ANONYMOUS
+from maitred.dispatch.errand import AnyPost, Errand
+from maitred.dispatch.seat import Seat
+from maitred.replica.health.breaker import Attempt, Outcome
+from maitred.wire.desk import (
+    Asks,
+    FailedThere,
+    Leaves,
+    Met,
+    Refused,
+    Released,
+    Seated,
+    Settled,
+    Settles,
+    Took,
+    ToWorker,
+    WrittenPrompt,
+)
+from maitred.wire.written_errors import read_error, write_error
+
+if TYPE_CHECKING:
+    from maitred.replica.upstream.server import Upstream
+
+_OUTCOMES = {Met.SUCCESS: Outcome.SUCCESS, Met.FAILURE: Outcome.FAILURE, Met.AWAY: Outcome.FAILURE}
+Order = FailedThere | Settles | Leaves
+
+
+class Guest:
+    """Made for every `Asks`.
+
+    Args:
+        asks: What the worker asks.
+        control: Decides.
+        gate: Counts it among those who are inside.
+        clock: For its story.
+        tell: Sends the worker something.
+    """
+
+    def __init__(
+        self, asks: Asks, control: LocalControl, gate: Gate, clock: Clock, tell: Callable[[ToWorker], None]
+    ) -> None:
+        self._asks = asks
+        # There is one whom nobody can shut out, and who is known by being that object.
+        self._principal = ANONYMOUS if asks.principal == ANONYMOUS else asks.principal
+        self._control = control
+        self._gate = gate
+        self._clock = clock
+        self._tell = tell
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
+        self._visit: Visit | None = None
+        self._seat: Seat | None = None
+        self._released = False
+        """Whether it reads orders."""
+        self._gone = False
+        self._attempt: tuple[Upstream, Attempt] | None = None
+        self.tally = Tally(
+            asks.request_id,
+            asks.arrived_s,
+            asks.route,
+            self._principal,
+            asks.model,
+            priority=asks.flow.priority,
+            prompt_tokens=sum(prompt.tokens for prompt in asks.prompts),
+        )
+
+    @property
+    def chapters(self) -> list[Chapter]:
+        """What is told of it here."""
+        return self.tally.story.chapters
+
+    # --- what the worker says ---
+
+    def took(self, took: Took) -> None:
+        """Tokens came."""
+        tally = self.tally
+        tally.cached_tokens += took.cached_tokens
+        tally.completion_tokens += took.output_tokens
+        if self._seat is None:
+            return
+        if took.first:
+            tally.first_token_s = self._clock.monotonic_s()
+            self._seat.first_token()
+            if self._attempt is not None:
+                upstream, attempt = self._attempt
+                upstream.standing.answered(attempt)
+        self._seat.took(
+            prompt_tokens=took.prompt_tokens, cached_tokens=took.cached_tokens, output_tokens=took.output_tokens
+        )
+
+    def heard(self) -> None:
+        """Its engine says that it has the next of its prompts, so that its reports count it."""
+        if self._seat is not None:
+            self._seat.submitted()
+
+    def order(self, order: Order) -> None:
+        """It is to be settled, to wait for another replica, or to end."""
+        if self._released or not isinstance(order, Leaves):
+            self._orders.put_nowait(order)
+        elif self._visit is None:
+            self._gone = True
+        else:
+            self._visit.interrupt(ClientLeft() if order.error is None else read_error(order.error))
+
+    # --- its way ---
+
+    async def run(self) -> None:
+        """From the question to the end. Raises nothing but what cancels it."""
+        number = self._asks.number
+        if self._gone:
+            return
+        try:
+            async with self._gate.enter(self._principal) as self._visit:
+                await self._serve()
+        except ClientLeft:
+            pass
+        except MaitredError as error:
+            self._tell(Refused(number, write_error(error), self.tally.standing))
+        except Exception:
+            self._tell(Refused(number, write_error(Bug()), self.tally.standing))
+            raise
+
+    async def _serve(self) -> None:
+        asks, tally = self._asks, self.tally
+        if asks.pool not in self._control.pools:
+            raise ReplicaUnavailable(retry_after_s=1.0)  # the worker knows a configuration that is over
+        errand = self._errand()
+        tally.forecast = place = self._control.check(asks.pool, errand)
+        async with AsyncExitStack() as running:
+            grant, seat = await self._control.admit(asks.pool, errand, self._work(), tally.story, running)
+            running.callback(self._end_attempt, Met.NEITHER)
+            self._seat = seat
+            self._tell(
+                Seated(
+                    *(asks.number, grant.lease, grant.max_tokens, grant.clamped, tally.standing, place),
+                    seat.expected_tokens,
+                )
+            )
+            while await self._at_a_replica(grant, seat):
+                pass
+
+    async def _at_a_replica(self, grant: Grant, seat: Seat) -> bool:
+        """Waits for its turn, and for what becomes of it there; returns whether it waits for another turn."""
+        number = self._asks.number
+        self._released = False
+        post = await seat.granted()
+        self._released = True
+        try:
+            self._begin_attempt(post)
+        except ReplicaUnavailable:
+            if seat.again(prompts=range(len(self._asks.prompts))):
+                return True
+            raise
+        grant.served_by(post.name)
+        self._tell(Released(number, post.name, seat.waited_ms, seat.elsewhere))
+        while True:
+            order = await self._orders.get()
+            match order:
+                case FailedThere():
+                    self._end_attempt(order.met)
+                    if not seat.again(prompts=order.prompts, answer_by_s=order.answer_by_s, rest_s=order.rest_s):
+                        raise ReplicaUnavailable
+                    return True
+                case Settles():
+                    self._note(order)
+                    self._end_attempt(Met.SUCCESS)
+                    try:
+                        await grant.settle(order.usage, order.outcome)
+                    except MaitredError as error:
+                        self._tell(Settled(number, write_error(error)))
+                    else:
+                        self._tell(Settled(number))
+                case Leaves():
+                    self._note(order)
+                    self._end_attempt(order.met)
+                    if order.cancelled:
+                        raise ClientLeft
+                    if order.error is not None:
+                        raise read_error(order.error)
+                    return False
+
+    def _note(self, order: Settles | Leaves) -> None:
+        """What the worker knows better: it has seen every token."""
+        tally, usage = self.tally, order.usage
+        tally.prompt_tokens, tally.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        tally.completion_tokens, tally.first_token_s = usage.completion_tokens, order.first_token_s
+
+    def _begin_attempt(self, post: AnyPost) -> None:
+        if post.exact:
+            return  # an engine of ours: it says itself how it does
+        upstream: Upstream = post.replica
+        self._attempt = upstream, upstream.standing.begin()
+        upstream.open_streams += 1
+
+    def _end_attempt(self, met: Met) -> None:
+        if self._attempt is None:
+            return
+        (upstream, attempt), self._attempt = self._attempt, None
+        upstream.open_streams -= 1
+        upstream.standing.ended(attempt, _OUTCOMES.get(met, Outcome.NEITHER))
+        if met is Met.AWAY:
+            upstream.standing.missed("a worker could not reach it")
+
+    # --- as others see it ---
+
+    def _errand(self) -> Errand:
+        asks = self._asks
+        return Errand(
+            id=asks.request_id,
+            principal_org=self._principal.tenants[-1],
+            flow=asks.flow,
+            prompt_tokens=sum(prompt.tokens for prompt in asks.prompts),
+            prompts=[_prompt_of(written) for written in asks.prompts],
+            max_tokens=asks.length,
+            choices=asks.choices,
+            arrived_s=asks.arrived_s,
+            deadline_s=asks.deadline_s,
+            session=asks.session,
+            story=self.tally.story,
+        )
+
+    def _work(self) -> Work:
+        asks = self._asks
+        return Work(
+            principal=self._principal,
+            request_id=asks.request_id,
+            route=asks.route,
+            model=asks.model,
+            prompt_tokens=self.tally.prompt_tokens,
+            longest_prompt=max(prompt.tokens for prompt in asks.prompts),
+            max_tokens=asks.max_tokens,
+            min_tokens=asks.min_tokens,
+            window_left=asks.window_left,
+            choices=asks.choices,
+            max_tokens_param=asks.max_tokens_param,
+            prompt_param=asks.prompt_param,
+            tally=self.tally,
+        )
+
+
+def _prompt_of(written: WrittenPrompt) -> Sequence[int]:
+    return written.ids if len(written.ids) == written.tokens else Beginning(written.ids, written.tokens)

@@ -1,0 +1,161 @@
+"""The worker's end of the line to the controller: what is asked, and who waits for which answer.
+
+A line that ends is connected again, for as long as it takes. Whoever asks meanwhile waits for a moment and is then told
+when to come back; whoever has been answered before goes on.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from maitred.app.workers.line import Line
+from maitred.core.directory import DirectoryChanges
+from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
+from maitred.wire.desk import Hello, News, Peeked, Reads, ToWorker, Welcome
+from maitred.wire.written_errors import read_error
+
+AWAY = "The process of this gateway that decides on requests is being started again. Try again shortly."
+_PATIENCE_S = 2.0
+"""For a controller that is away: a start of one takes about as long."""
+_RETRY_AFTER_S = 2.0
+_RECONNECT_S = 0.05
+
+
+class Caller(Protocol):
+    """A request that is told something from time to time."""
+
+    def hear(self, message: ToWorker) -> None:
+        """The controller has said something of it."""
+        ...
+
+    def cut(self) -> None:
+        """The controller is gone."""
+        ...
+
+
+class Hotline:
+    """The line.
+
+    Args:
+        worker: The number of this worker.
+        pid: Its process id.
+        path: Where the controller listens.
+        welcomed: Told of every welcome.
+    """
+
+    def __init__(self, worker: int, pid: int, path: Path, welcomed: Callable[[Welcome], None]) -> None:
+        self._hello = Hello(worker, pid)
+        self._path = path
+        self._welcomed = welcomed
+        self._line: Line[ToWorker] | None = None
+        self._up = asyncio.Event()
+        self._over = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._callers: dict[int, Caller] = {}
+        self._answers: dict[int, asyncio.Future[ToWorker]] = {}
+
+    @property
+    def up(self) -> bool:
+        """Whether the controller is there."""
+        return self._up.is_set()
+
+    async def run(self) -> None:
+        """Keeps it connected; until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                _, line = await loop.create_unix_connection(
+                    lambda: Line(ToWorker, self._heard, self._ended), str(self._path)
+                )
+            except OSError:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            self._over.clear()
+            self._line = line
+            line.tell(self._hello)
+            try:
+                await self._over.wait()
+            finally:
+                line.close()
+
+    async def ready(self) -> None:
+        """Waits for a controller that is away, for a moment.
+
+        Raises:
+            Unavailable: It stays away.
+        """
+        if self._up.is_set():
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._up.wait()
+        except TimeoutError:
+            raise Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S) from None
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Says something; nobody hears it while the controller is away."""
+        if self._line is not None and self._up.is_set():
+            self._line.tell(message)
+
+    def enter(self, caller: Caller) -> int:
+        """A number for a request, under which it hears what is said of it."""
+        number = next(self._numbers)
+        self._callers[number] = caller
+        return number
+
+    def leave(self, number: int) -> None:
+        """It hears nothing any more."""
+        self._callers.pop(number, None)
+
+    async def ask(self, question: Callable[[int], msgspec.Struct]) -> ToWorker:
+        """Asks something that is answered at once.
+
+        Raises:
+            Unavailable: The controller is away.
+        """
+        await self.ready()
+        number = next(self._numbers)
+        answer: asyncio.Future[ToWorker] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self.tell(question(number))
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    async def changes(self, since: int) -> DirectoryChanges:
+        """See `maitred.core.directory.DirectorySource`."""
+        try:
+            news = await self.ask(lambda number: Reads(number, since))
+        except Unavailable as away:
+            raise StoreUnavailable(away.message, retry_after_s=away.retry_after_s) from None
+        assert isinstance(news, News)
+        if news.changes is None:
+            raise MaitredError if news.error is None else read_error(news.error)
+        return news.changes
+
+    def _heard(self, message: ToWorker) -> None:
+        match message:
+            case Welcome():
+                self._up.set()
+                self._welcomed(message)
+            case News() | Peeked():
+                answer = self._answers.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case _:
+                if (caller := self._callers.get(message.number)) is not None:
+                    caller.hear(message)
+
+    def _ended(self) -> None:
+        self._up.clear()
+        self._over.set()
+        for caller in list(self._callers.values()):
+            caller.cut()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S))

@@ -1,0 +1,211 @@
+"""The process that starts all others of a gateway, and starts them again.
+
+::
+
+    supervisor -- controller      everything that is decided, kept and told
+               -- worker 1..N     HTTP, text; each accepts connections from the one listening socket
+
+It decides nothing and holds nothing but the listening socket, so there is nothing in it that could fail. It has one
+thread and no event loop, which is why it may fork at any time: what it starts has the configuration in memory as it was
+read once, and shares what was imported.
+
+A worker that dies is started again; its connections are lost and nothing else. The controller too: meanwhile workers go
+on with the answers that they have begun. One that cannot even begin ends the whole, with its exit code.
+
+SIGTERM and SIGINT are handed on to all: everybody drains. SIGUSR2 replaces the workers, one after the other: the next
+is there before the one before it stops accepting, and that one ends when its last answer has. SIGHUP is the
+controller's, which reads the configuration again; where that changes anything, workers are replaced by such as begin
+with it.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from maitred.app.workers.house import CHANGED, READY, RETIRE
+from maitred.core.backoff import Ceiling
+from maitred.core.errors import CallerError, MaitredError
+from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
+
+CONTROLLER = 0
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_HEARD = {*_STOPS, signal.SIGCHLD, signal.SIGUSR2, signal.SIGHUP, READY, CHANGED}
+_AGAIN = Ceiling(first_s=0.1, most_s=5.0)
+"""Before a process is started again that has died, after so many early deaths in a row."""
+_EARLY_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Runs until it is told to stop and everybody has.
+
+    Args:
+        parts: What to run: the controller under 0, workers under their numbers. Each returns an exit code, in a process
+            of its own.
+        read_again: Reads the configuration that parts begin with from then on.
+    """
+
+    def __init__(self, parts: Mapping[int, Callable[[], int]], read_again: Callable[[], None]) -> None:
+        self._parts = parts
+        self._read_again = read_again
+        self._running: dict[int, int] = {}
+        """Process id -> its part."""
+        self._ready: set[int] = set()
+        self._leaving: set[int] = set()
+        """Processes that were told to end, or to make room for others."""
+        self._due: dict[int, float] = {}
+        """Part -> when it is started again."""
+        self._deaths: dict[int, int] = {}
+        self._born_s: dict[int, float] = {}
+        self._rolling: deque[int] = deque()
+        """Processes that are to be replaced, the next one first."""
+        self._stopping = False
+        self._code = 0
+        self._lifeline = os.pipe()
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        self._start(CONTROLLER)
+        while self._running or (self._due and not self._stopping):
+            heard = signal.sigtimedwait(_HEARD, self._until_due_s())
+            if heard is not None:
+                self._heard(heard.si_signo, heard.si_pid)
+            self._start_due()
+        return self._code
+
+    def _heard(self, number: int, pid: int) -> None:
+        if number in _STOPS:
+            self._stop(number)
+        elif number == READY:
+            self._is_ready(pid)
+        elif number == signal.SIGHUP:
+            for each, part in self._running.items():
+                if part == CONTROLLER:
+                    os.kill(each, number)
+        elif number == CHANGED:
+            try:
+                self._read_again()
+            except MaitredError as error:
+                _log.error("Workers begin with the configuration as it was: %s", error.message)
+            self._replace()
+        elif number == signal.SIGUSR2:
+            self._replace()
+        else:
+            self._bury()
+
+    def _is_ready(self, pid: int) -> None:
+        part = self._running.get(pid)
+        if part is None:
+            return
+        self._ready.add(pid)
+        if part == CONTROLLER:
+            for worker in self._parts:
+                if worker not in self._running.values() and worker not in self._due:
+                    self._start(worker)
+        elif self._rolling and self._running.get(self._rolling[0]) == part:
+            self._dismiss(self._rolling.popleft())
+
+    def _replace(self) -> None:
+        """Every worker is to be replaced."""
+        here = [pid for pid, part in self._running.items() if part and pid not in self._leaving]
+        self._rolling.extend(pid for pid in here if pid not in self._rolling)
+        self._roll()
+
+    def _roll(self) -> None:
+        """Starts the successor of the next worker that is to be replaced, if none is under way."""
+        while self._rolling and self._rolling[0] not in self._running:
+            self._rolling.popleft()
+        if self._rolling and not self._leaving and not self._stopping:
+            self._start(self._running[self._rolling[0]])
+
+    def _dismiss(self, pid: int) -> None:
+        self._leaving.add(pid)
+        os.kill(pid, RETIRE)
+
+    def _stop(self, number: int) -> None:
+        self._stopping = True
+        self._rolling.clear()
+        for pid in self._running:
+            self._leaving.add(pid)
+            os.kill(pid, number)
+
+    def _bury(self) -> None:
+        """Takes note of every process that has ended."""
+        while self._running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            self._ended(pid, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, pid: int, code: int) -> None:
+        part, ready = self._running.pop(pid), pid in self._ready
+        self._ready.discard(pid)
+        if pid in self._leaving:
+            self._leaving.discard(pid)
+            self._roll()
+            if part == CONTROLLER:
+                self._code = max(0, code)
+            return
+        if part == CONTROLLER and not ready and part not in self._deaths:
+            self._code = code if code > 0 else 1
+            self._stop(signal.SIGTERM)
+            return
+        if pid in self._rolling:
+            self._rolling.remove(pid)
+        lived_s = time.monotonic() - self._born_s.pop(pid)
+        self._deaths[part] = self._deaths.get(part, 0) + 1 if lived_s < _EARLY_S else 1
+        wait_s = _AGAIN.after(self._deaths[part])
+        _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _name(part), pid, code, wait_s)
+        self._due[part] = time.monotonic() + wait_s
+
+    def _until_due_s(self) -> float:
+        soonest_s = min(self._due.values(), default=None)
+        return 60.0 if soonest_s is None else max(0.0, soonest_s - time.monotonic())
+
+    def _start_due(self) -> None:
+        if self._stopping:
+            return
+        for part in [part for part, due_s in self._due.items() if due_s <= time.monotonic()]:
+            del self._due[part]
+            self._start(part)
+
+    def _start(self, part: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self._running[pid] = part
+            self._born_s[pid] = time.monotonic()
+            return
+        code = 1
+        try:
+            self._become_child()
+            code = self._parts[part]()
+        except MaitredError as error:
+            sys.stderr.write(f"{error.message}\n")
+            code = 2 if isinstance(error, CallerError) else 1
+        except BaseException:  # the end of a process: there is nobody above who could be told
+            _log.exception("%s failed.", _name(part))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _become_child(self) -> None:
+        """Ends with its supervisor, and hears signals by itself: Ctrl-C in a terminal is the supervisor's."""
+        os.setpgid(0, 0)
+        reading, writing = self._lifeline
+        os.dup2(reading, 0)
+        os.close(reading)
+        os.close(writing)
+        follow_parent({LIFELINE_VARIABLE: "1"})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def _name(part: int) -> str:
+    return "The controller" if part == CONTROLLER else f"Worker {part}"
