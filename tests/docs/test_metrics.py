@@ -1,6 +1,7 @@
 """Every metric is in docs/metrics.md, and nothing else is."""
 
 import asyncio
+import os
 import re
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def rendered():
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
         lambda: ReloadState({"applied": 1}),
+        workers=lambda: [(1, os.getpid())],
         slos={"prompt": SLO},
         clock=clock,
     )

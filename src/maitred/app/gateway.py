@@ -158,6 +158,15 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
         )
         replicas = Replicas(queues.all, clock)
         live = LiveRollouts()
+        desk = Desk(
+            gate,
+            stores.directory,
+            access.refresher,
+            lambda: Welcome(
+                access.directory.version, frozenset(live), ground.upstreams.windows(), roster.addresses(local)
+            ),
+            clock,
+        )
         metrics = Metrics(
             lambda: gate.inside,
             roster.states,
@@ -169,6 +178,7 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
             lambda: rollouts.state(trials.shadows.ends),
             lambda: reloader.state,
             tasks=lambda: len(asyncio.all_tasks()),
+            workers=lambda: desk.workers,
             config=config.metrics,
             slos=config.slos,
             clock=clock,
@@ -209,15 +219,7 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
             answers=MemoryAnswers(config.idempotency, clock),
             sessions=Sessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
-            desk=Desk(
-                gate,
-                stores.directory,
-                access.refresher,
-                lambda: Welcome(
-                    access.directory.version, frozenset(live), ground.upstreams.windows(), roster.addresses(local)
-                ),
-                clock,
-            ),
+            desk=desk,
         )
         gateway = Gateway(parts, regime_of(draft, parts))
         access.refresher.watch(lambda: gate.recheck(access.identity.holds))

@@ -27,6 +27,8 @@ Examples:
 
     maitred serve --profile team
 
+    maitred serve --workers 2
+
     maitred serve ./model --replicas 3
 
     maitred serve ./model --engine tcp:10.0.0.1:9100 --engine tcp:10.0.0.2:9100
@@ -42,6 +44,12 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
     port: Annotated[str | None, typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.")] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", metavar="COUNT", help="Processes that speak HTTP, beside one that decides. Default: 1."
+        ),
+    ] = None,
     served_name: Annotated[
         str | None, typer.Option("--served-name", metavar="NAME", help="The name that clients put into `model`.")
     ] = None,
@@ -94,6 +102,7 @@ def serve(
             "model.engines": ("--engine", f"[{', '.join(engine)}]" if engine else None),
             "server.host": ("--host", host),
             "server.port": ("--port", port),
+            "server.workers": ("--workers", workers),
             "server.allow_unauthenticated": ("--allow-unauthenticated", "true" if allow_unauthenticated else None),
             "engine.device": ("--device", device),
             "engine.dtype": ("--dtype", dtype),

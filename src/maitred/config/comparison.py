@@ -21,6 +21,7 @@ _OPENS = "it is opened when the server starts"
 RESTART: Mapping[str, str] = {
     "server.host": "the address is bound when the server starts",
     "server.port": "the address is bound when the server starts",
+    "server.workers": "the processes are started with the server",
     "model": "its engines and its tokenizer are started with the server",
     "engine": _STARTS,
     "engine_link": _STARTS,

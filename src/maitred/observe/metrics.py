@@ -1,6 +1,6 @@
 """All Prometheus metrics of a gateway, in one registry. Each is described for people in ``docs/metrics.md``."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,7 @@ from maitred.observe.steps import StepMetrics
 from maitred.observe.tenants import TenantMetrics
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.vllm_names import vllm_names
+from maitred.observe.workers import Workers
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
@@ -42,6 +43,7 @@ class Metrics:
         engines, accounts, queues, upstreams, residency, replicas, rollouts, reloads: Where things stand; asked at each
             scrape.
         tasks: Tasks of the event loop.
+        workers: Numbers and process ids of API workers.
         config: What is shown.
         slos: What is promised, by name.
         clock: For the windows of these.
@@ -68,6 +70,7 @@ class Metrics:
         reloads: Callable[[], ReloadState] = ReloadState,
         *,
         tasks: Callable[[], int] = lambda: 0,
+        workers: Callable[[], Sequence[tuple[int, int]]] = tuple,
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
         clock: Clock = SystemClock(),  # noqa: B008 - stateless
@@ -96,6 +99,7 @@ class Metrics:
         self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**resources(), "tasks": tasks()})
         self._registry.register(self.growth)
         self._registry.register(CpuWaits())
+        self._registry.register(Workers(workers))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 
