@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from maitred.app.start import run
-from maitred.config.loader import load
+from maitred.config.loader import LoadedConfig, load
 
 
 def main() -> int:
@@ -23,7 +23,10 @@ def main() -> int:
         engine = [sys.executable, "-m", "maitred.testing.scripted_engine"]
         return [*engine, "--listen", address, "--script", arguments.script]
 
-    return run(load(arguments.config, os.environ, overrides), command)
+    def read() -> LoadedConfig:
+        return load(arguments.config, os.environ, overrides)
+
+    return run(read(), command, read=read)
 
 
 if __name__ == "__main__":

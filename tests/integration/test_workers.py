@@ -26,7 +26,7 @@ POOR_USD = 0.01
 
 
 @contextmanager
-def gateway(tmp_path, upstream_url, **server):
+def gateway(tmp_path, upstream_url, script='{"step_s": 0.02}', **server):
     settings = {
         "server": {"workers": 2, "drain_grace_s": 10, **server},
         "model": {"path": str(BUNDLED_MODEL)},
@@ -42,7 +42,7 @@ def gateway(tmp_path, upstream_url, **server):
     file.write_text(yaml.safe_dump(settings))
     keys = {"USER_KEY": USER, "POOR_KEY": POOR, "ADMIN_KEY": ADMIN}
     with serving(
-        *("--script", '{"step_s": 0.02}', "--config", str(file)),
+        *("--script", script, "--config", str(file)),
         environment={"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **keys},
         program=("-m", "tests.scripted_gateway"),
     ) as running:
@@ -298,3 +298,27 @@ def test_sigterm_lets_answers_finish(tmp_path, upstream):
             text += "".join(pieces)
         assert text.endswith("data: [DONE]\n\n")
         assert server.process.wait(20) == 0
+
+
+async def test_a_reload_reaches_every_worker(tmp_path, upstream):
+    with gateway(tmp_path, upstream.url) as server:
+        file = tmp_path / "maitred.yaml"
+        settings = yaml.safe_load(file.read_text())
+        settings["models"]["other"] = {"upstreams": [{"url": f"{upstream.url}/v1", "model": "scripted"}]}
+        file.write_text(yaml.safe_dump(settings))
+        async with caller(server) as http:
+            _, before = processes(server)
+            stream = Stream(http, max_tokens=100)
+            await stream.begun.wait()
+            server.process.send_signal(signal.SIGHUP)
+            old = {worker.pid for worker in before}
+            await wait_until(lambda: not old & {worker.pid for worker in processes(server)[1]}, timeout_s=30)
+            answers = [await chat(http, "other", max_tokens=2) for _ in range(8)]
+            await stream.task
+        assert {answer.status_code for answer in answers} == {200}
+        assert stream.whole
+
+
+def test_an_engine_that_does_not_start_ends_all(tmp_path, upstream):
+    with pytest.raises(RuntimeError, match="The engine did not start"), gateway(tmp_path, upstream.url, script="no"):
+        pass

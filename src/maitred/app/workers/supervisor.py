@@ -10,7 +10,8 @@ thread and no event loop, which is why it may fork at any time: what it starts h
 read once, and shares what was imported.
 
 A worker that dies is started again; its connections are lost and nothing else. The controller too: meanwhile workers go
-on with the answers that they have begun. One that cannot even begin ends the whole, with its exit code.
+on with the answers that they have begun. One that gives up by itself the first time, such as for an engine that does
+not start, ends the whole with its exit code.
 
 SIGTERM and SIGINT are handed on to all: everybody drains. SIGUSR2 replaces the workers, one after the other: the next
 is there before the one before it stops accepting, and that one ends when its last answer has. SIGHUP is the
@@ -54,7 +55,6 @@ class Supervisor:
         self._read_again = read_again
         self._running: dict[int, int] = {}
         """Process id -> its part."""
-        self._ready: set[int] = set()
         self._leaving: set[int] = set()
         """Processes that were told to end, or to make room for others."""
         self._due: dict[int, float] = {}
@@ -102,7 +102,6 @@ class Supervisor:
         part = self._running.get(pid)
         if part is None:
             return
-        self._ready.add(pid)
         if part == CONTROLLER:
             for worker in self._parts:
                 if worker not in self._running.values() and worker not in self._due:
@@ -143,16 +142,15 @@ class Supervisor:
             self._ended(pid, os.waitstatus_to_exitcode(status))
 
     def _ended(self, pid: int, code: int) -> None:
-        part, ready = self._running.pop(pid), pid in self._ready
-        self._ready.discard(pid)
+        part = self._running.pop(pid)
         if pid in self._leaving:
             self._leaving.discard(pid)
             self._roll()
             if part == CONTROLLER:
                 self._code = max(0, code)
             return
-        if part == CONTROLLER and not ready and part not in self._deaths:
-            self._code = code if code > 0 else 1
+        if part == CONTROLLER and code > 0 and part not in self._deaths:
+            self._code = code  # it has said why, and would say it again
             self._stop(signal.SIGTERM)
             return
         if pid in self._rolling:
