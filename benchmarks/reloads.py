@@ -135,6 +135,10 @@ async def play(server: ServerProcess, file: Path, urls: list[str], count: int, e
     }
     broken = [record for of_crowd in records.values() for record in of_crowd if not is_whole(record)]
     report.figures["broken"] = [msgspec.to_builtins(record, enc_hook=str) for record in broken[:5]]
+    if broken:
+        report.figures["log"] = [
+            line for line in (await asyncio.to_thread(server.log.read_text)).splitlines() if " INFO " not in line
+        ]
     report.require("reloads", len(times_s), at_least=count)
     report.require("configurations with faults that were refused", refused, at_least=count // REFUSALS_IN)
     report.require("streams dropped", sum(dropped(records, stream=True)), at_most=0)

@@ -82,14 +82,13 @@ class Floor:
         moves into new rooms, and the accounts of who was served how much begin anew.
 
         Returns:
-            The posts whose replica is another object than before.
+            The posts that are new.
         """
-        heard = {id(station.post.replica) for station in self.stations}
         known = {id(station.post.duty): station for station in self.stations}
         self.stations[:] = [known.get(id(post.duty)) or Station(post) for post in posts]
         for station, post in zip(self.stations, posts, strict=True):
             station.post = post
-        new = [post for post in posts if id(post.replica) not in heard]
+        new = [post for post in posts if id(post.duty) not in known]
         before, self._config = self._config, config
         self.outlook.outputs.adopt(config.output_quantile, config.unknown_output_share)
         self.reports = Reports(config.reports)

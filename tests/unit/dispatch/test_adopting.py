@@ -88,6 +88,13 @@ async def test_the_same_replica_in_other_words_keeps_its_account():
     desk.assert_empty()
 
 
+async def test_of_the_same_server_news_are_heard_once_however_often_it_is_told():
+    desk = Desk()
+    for _ in range(3):
+        desk.dispatcher.adopt([in_other_words(desk.floor.stations[0].post, desk.replica)], PLAIN, None)
+    assert len(desk.replica._listeners) == 1
+
+
 async def test_a_lower_bound_refuses_who_comes_and_keeps_who_waits():
     desk = Desk()
     guests = [Guest(desk, number) for number in range(8)]
