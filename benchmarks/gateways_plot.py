@@ -26,22 +26,25 @@ def plot(parts: Mapping[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    panels = [panel for panel in PANELS if panel[0] in parts]
+    panels = {label: _values(parts.get(part), key) for part, key, label in PANELS}
+    panels = {label: values for label, values in panels.items() if values}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(2.6 * len(panels), 2.4), squeeze=False)
-    for axis, (part, key, label) in zip(axes[0], panels, strict=True):
-        values = {name: one[key] for name, one in parts[part]["gateways"].items() if one.get(key, 0) > 0}
-        values.pop("direct", None)
-        names = list(reversed(values))
-        colours = [_OURS if name == "maitred" else _OTHERS for name in names]
-        bars = axis.barh(names, [values[name] for name in names], color=colours)
-        axis.bar_label(
-            bars, [f"{values[name]:,.3g}" if values[name] < 100 else f"{values[name]:,.0f}" for name in names]
-        )
+    for axis, (label, values) in zip(axes[0], panels.items(), strict=True):
+        colours = [_OURS if name == "maitred" else _OTHERS for name in values]
+        bars = axis.barh(list(values), list(values.values()), color=colours)
+        axis.bar_label(bars, [f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in values.values()], fontsize=8)
         axis.set_xscale("log")
-        axis.margins(x=0.4)
+        axis.set_xlim(min(values.values()) / 3, max(values.values()) * 8)
         axis.set_title(label, fontsize=9)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def _values(part: Mapping[str, Any] | None, key: str) -> dict[str, float]:
+    """Of the gateways that have one, from below."""
+    gateways = part["gateways"] if part else {}
+    values = {name: one[key] for name, one in gateways.items() if name != "direct" and one.get(key, 0) > 0}
+    return dict(reversed(values.items()))

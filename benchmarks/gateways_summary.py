@@ -18,13 +18,15 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[Mapping[str, float]], str]]] = {
 }
 
 
-def render() -> str:
-    """The table, as Markdown."""
-    result = json.loads((RESULTS / "gateways.json").read_text())
-    figures = result["figures"]
+def render() -> list[str]:
+    """The table and the plot, as Markdown; nothing before all of them were measured once."""
+    path = RESULTS / "gateways.json"
+    if not path.exists():
+        return []
+    figures = json.loads(path.read_text())["figures"]
     lines = [
-        f"**Beside other gateways** — `{result['command']}`: each alone on one core, before one upstream that answers "
-        "at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others with a key "
+        "**Beside other gateways** — `python -m benchmarks.gateways`: each alone on one core, before one upstream that "
+        "answers at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others with a key "
         "at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 tokens a second, "
         "and is held when none is lost and their p99 is at most 20 ms late.",
         "",
@@ -35,7 +37,7 @@ def render() -> str:
         if name in figures["how"]:
             cells = (_cell(figures["parts"], part, name, shown) for part, shown in _COLUMNS.values())
             lines.append(f"| {_label(name, figures['how'][name])} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "![Gateways side by side](benchmarks/results/gateways.svg)", ""])
+    return [*lines, "", "![Gateways side by side](benchmarks/results/gateways.svg)", ""]
 
 
 def _label(name: str, how: str) -> str:

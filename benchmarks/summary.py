@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fair_summary, rival_summary, routing_summary
+from benchmarks import fair_summary, gateways_summary, rival_summary, routing_summary
 from benchmarks.report import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
@@ -29,8 +29,9 @@ def render() -> str:
     fair, routing = fair_summary.render(), routing_summary.render()
     return "\n".join(
         [
-            *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render(), routing),
-            *(_accounts(), _retries(), _tester()),
+            *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
+            *gateways_summary.render(),
+            *(routing, _accounts(), _retries(), _tester()),
         ]
     )
 
