@@ -60,6 +60,10 @@ class Runner:
         """CPU time up to now; of the upstream none is counted."""
         return self.gateway.cpu_s() if self.gateway else 0.0
 
+    def memory_mib(self) -> float:
+        """What it holds now; of the upstream none is counted."""
+        return self.gateway.memory_mib() if self.gateway else 0.0
+
     def request(
         self, model: str = INSTANT, *, tokens: int = WHOLE_TOKENS, stream: bool = False, key: str = KEY, text: str = ""
     ) -> bytes:

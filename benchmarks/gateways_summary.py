@@ -26,9 +26,9 @@ def render() -> list[str]:
     figures = json.loads(path.read_text())["figures"]
     lines = [
         "**Beside other gateways** — `python -m benchmarks.gateways`: each alone on one core, before one upstream that "
-        "answers at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others with a key "
-        "at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 tokens a second, "
-        "and is held when none is lost and their p99 is at most 20 ms late.",
+        "answers at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others "
+        "with a key at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 "
+        "tokens a second, and is held when none is lost and their p99 is at most 20 ms later than directly.",
         "",
         f"| gateway | {' | '.join(_COLUMNS)} |",
         f"|---|{'--:|' * len(_COLUMNS)}",
