@@ -41,6 +41,16 @@ def test_it_does_not_grow_on_what_was_not_asked():
     assert window.size == 50
 
 
+def test_milliseconds_that_a_busy_gateway_adds_are_no_queue():
+    window = Window()
+    for _ in range(20):
+        window.first_token(0.0002, window.size)
+    before = window.size
+    for _ in range(200):
+        window.first_token(0.015, window.size)
+    assert window.size > 2 * before
+
+
 def test_a_refusal_halves_it_down_to_one():
     window = Window(first=8)
     window.refused()

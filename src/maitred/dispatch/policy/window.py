@@ -17,6 +17,8 @@ import math
 
 TOLERANCE = 1.5
 """A TTFT of so many times the least one is still no sign of a queue: prompts differ, and a batch costs something."""
+_LEAST_TTFT_S = 0.02
+"""What is faster counts as this: such times differ by how busy our own event loop is, and say nothing of a queue."""
 _SMOOTHING = 0.2
 _PROBE_EVERY = 300
 """Answers between two looks at the least TTFT."""
@@ -31,7 +33,7 @@ class Window:
         most: Never more.
     """
 
-    def __init__(self, first: float = 8.0, least: float = 1.0, most: float = 1024.0) -> None:
+    def __init__(self, first: float = 8.0, least: float = 1.0, most: float = 8192.0) -> None:
         self._size = min(max(first, least), most)
         self._least = least
         self._most = most
@@ -53,7 +55,7 @@ class Window:
             ttft_s: After it was sent to the replica; divide by the length of the prompt if these differ much.
             outstanding: Requests at the replica, this one included.
         """
-        ttft_s = max(ttft_s, 1e-4)
+        ttft_s = max(ttft_s, _LEAST_TTFT_S)
         if self._probing:
             self._probe(ttft_s)
             return
