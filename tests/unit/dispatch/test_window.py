@@ -27,6 +27,59 @@ def test_it_settles_where_the_server_begins_to_queue():
     assert max(sizes) < 96
 
 
+def held_by_streams_without_end(window, server, rounds):
+    """How many a server has after so many times its TTFT, when as many wait as it can get and no stream ends."""
+    held = 0
+    for _ in range(rounds):
+        new, held = window.size - held, window.size
+        for _ in range(min(new, server.places - (held - new))):
+            window.first_token(server.ttft_s(0), held)
+    return held
+
+
+def test_it_sends_twice_as_many_after_every_ttft_until_something_queues():
+    assert held_by_streams_without_end(Window(first=8), Server(10**6), rounds=8) > 1_000
+
+
+def test_a_start_overshoots_by_no_more_than_one_doubling():
+    assert held_by_streams_without_end(Window(first=8), Server(40), rounds=20) <= 2 * 40 + 8
+
+
+def test_one_late_answer_does_not_end_the_start_and_two_do():
+    grown = []
+    for late in (1, 2):
+        window = Window(first=8)
+        for ttft_s in (0.1, *[0.3] * late, *[0.1] * 10):
+            window.first_token(ttft_s, window.size)
+        grown.append(window.size)
+    assert grown[0] > 1.5 * grown[1]
+
+
+def test_where_nothing_is_late_it_is_never_narrowed_to_probe():
+    window = Window()
+    sizes = [(window.first_token(0.1, window.size), window.size)[1] for _ in range(5000)]
+    assert sizes == sorted(sizes)
+
+
+def test_a_probe_hears_only_those_who_had_half_the_company():
+    window = Window(first=64)
+    window.first_token(0.1, 64)
+    full = window.size
+    while window.size > 0.6 * full:
+        full = window.size
+        window.first_token(0.2, full)
+    for _ in range(100):
+        window.first_token(0.25, full)  # sent before
+    assert window.size <= full / 2 + 1
+    for _ in range(8):
+        window.first_token(0.15, window.size)
+    widened = window.size
+    assert widened > full / 2 + 1
+    for _ in range(50):
+        window.first_token(0.2, window.size)
+    assert window.size > widened  # with 0.1 for the least, 0.2 were late
+
+
 def test_it_follows_when_the_server_becomes_smaller():
     window = Window()
     before = play(window, Server(64))[-1]

@@ -7,10 +7,14 @@ limits of Netflix' concurrency-limits do::
 
     window <- window * clamp(tolerance * least / ttft, 1/2, 1) + sqrt(window)
 
-smoothed, and grown only while it is what limits. What the least is may change with the load, and cannot be seen while
-something queues. So from time to time the window is halved for as many answers as it holds, and the least of these is
-the new one (as BBR probes for the round trip). A refusal (429, 503) or an error halves the window at once: additive
-increase, multiplicative decrease.
+smoothed, and grown only while it is what limits. Until the first sign of a queue each first token is worth two requests
+more, so twice as many are sent after every TTFT (TCP's slow start): a stream lasts much longer than its TTFT, and a
+window that grew with the ends of streams would leave a large server idle for minutes.
+
+What the least is may change with the load, and cannot be seen while something queues. So after many late answers the
+window is halved, and the least of the first answers beside half as many others is the new one (as BBR probes for the
+round trip). Where nothing is late there is nothing to find out. A refusal (429, 503) or an error halves the window at
+once: additive increase, multiplicative decrease.
 """
 
 import math
@@ -20,8 +24,15 @@ TOLERANCE = 1.5
 _LEAST_TTFT_S = 0.02
 """What is faster counts as this: such times differ by how busy our own event loop is, and say nothing of a queue."""
 _SMOOTHING = 0.2
-_PROBE_EVERY = 300
-"""Answers between two looks at the least TTFT."""
+_START = 2.0
+"""Requests more for each first token."""
+_LATE_IN_A_ROW = 2
+"""What ends the start. One alone may have had a long prompt."""
+_PROBE_AFTER = 300
+"""Late answers between two looks at the least TTFT; ten times as many as the window holds, if that is more."""
+_PROBE_WINDOWS = 10
+_PROBED = 8
+"""Answers of a probe."""
 
 
 class Window:
@@ -38,9 +49,11 @@ class Window:
         self._least = least
         self._most = most
         self._fastest_s = math.inf
-        self._until_probe = _PROBE_EVERY
+        self._starting = True
+        self._late_in_a_row = 0
+        self._until_probe = _PROBE_AFTER
         self._probing = 0
-        """Answers that the probe still takes; the first of them were sent before it."""
+        """Answers that the probe still takes."""
         self._probed_s = math.inf
 
     @property
@@ -57,28 +70,39 @@ class Window:
         """
         ttft_s = max(ttft_s, _LEAST_TTFT_S)
         if self._probing:
-            self._probe(ttft_s)
+            if outstanding <= self.size:  # the window was full when it was halved
+                self._probe(ttft_s)
             return
         self._fastest_s = min(self._fastest_s, ttft_s)
-        self._until_probe -= 1
-        if self._until_probe <= 0:
-            self._probing = max(4, int(self._size))
-            self._probed_s = math.inf
         gradient = min(1.0, max(0.5, TOLERANCE * self._fastest_s / ttft_s))
-        wanted = self._size * gradient + math.sqrt(self._size)
-        if wanted > self._size and outstanding < self._size / 2:
+        self._note(late=gradient < 1.0)
+        step = self._size * (gradient - 1.0) + math.sqrt(self._size)
+        if step > 0.0 and outstanding < self._size / 2:
             return  # it does not show what more would do
-        self._size = self._within(self._size + _SMOOTHING * (wanted - self._size))
+        change = _SMOOTHING * step
+        if self._starting and not self._late_in_a_row:
+            change = max(_START, change)
+        self._size = self._within(self._size + change)
+
+    def _note(self, *, late: bool) -> None:
+        """What a first token says of a queue over there."""
+        self._late_in_a_row = self._late_in_a_row + 1 if late else 0
+        if self._late_in_a_row == _LATE_IN_A_ROW:
+            self._starting = False
+        self._until_probe -= late
+        if self._until_probe <= 0:
+            self._probing, self._probed_s = _PROBED, math.inf
 
     def _probe(self, ttft_s: float) -> None:
         self._probing -= 1
         self._probed_s = min(self._probed_s, ttft_s)
         if not self._probing:
             self._fastest_s = self._probed_s
-            self._until_probe = _PROBE_EVERY
+            self._until_probe = max(_PROBE_AFTER, _PROBE_WINDOWS * int(self._size))
 
     def refused(self) -> None:
         """The replica had no room, or failed."""
+        self._starting = False
         self._size = self._within(self._size / 2)
 
     def _within(self, size: float) -> float:
