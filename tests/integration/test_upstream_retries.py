@@ -122,6 +122,16 @@ async def test_a_server_that_keeps_failing_is_left_alone():
             assert first.weight < 1.0
 
 
+@pytest.mark.parametrize("behaviour", AFTER, ids=name)
+async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
+    with scripted_openai(behaviour) as broken:
+        async with upstream_gateway("", model=servers(broken.url), retries=0) as system:
+            for _ in range(12):
+                assert (await system.chat()).status_code in (502, 503)
+            assert system.model.replicas[0].standing.breaker is not BreakerState.CLOSED
+            assert system.upstream.open_streams == 0
+
+
 async def test_retries_come_from_the_tenants_budget():
     broken = Script(ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=FaultKind.CLOSE, share=1.0)])
     with scripted_openai(broken) as server:

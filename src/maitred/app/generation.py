@@ -180,8 +180,7 @@ class Generation:
             ReplicaUnavailable: The same, and nothing has.
         """
         assert self._transcript is not None
-        self._tally.story.fail(ChapterName.ATTEMPT, self._clock.monotonic_s(), failure)
-        await self._at_replica.aclose()
+        await self._at_replica.__aexit__(type(failure), failure, failure.__traceback__)
         self._attempt = None
         if not self._seat.again(prompts=self._transcript.prompts, answer_by_s=self._transcript.answer_by_s):
             if isinstance(failure, ReplicaUnavailable) and self._tally.first_token_s is not None:

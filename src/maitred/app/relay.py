@@ -168,8 +168,8 @@ class Relay:
             ReplicaLost: The failure, where there is nothing left to try.
             ReplicaUnavailable: The same, and nobody has seen anything.
         """
-        self._tally.story.fail(ChapterName.ATTEMPT, self._clock.monotonic_s(), failure)
-        await self._at_server.aclose()
+        # The server's breaker counts what an attempt ends with.
+        await self._at_server.__aexit__(type(failure), failure, failure.__traceback__)
         self._batches = None
         told = failure
         if self._tally.first_token_s is not None and self._held is None:

@@ -103,11 +103,6 @@ class Story:
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""
         return Telling(self.begin(name, now(), **facts), now)
 
-    def fail(self, name: ChapterName, now_s: float, failure: BaseException) -> None:
-        """The latest chapter of that name that has not ended ends with a failure."""
-        if (chapter := self.running(name)) is not None:
-            chapter.end(now_s, code_of(failure))
-
     def running(self, name: ChapterName) -> Chapter | None:
         """The latest of that name that has not ended."""
         return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)

@@ -38,10 +38,10 @@ def test_of_several_attempts_the_latest_that_runs_is_meant():
     second = story.begin(ChapterName.ATTEMPT, 2.0)
     second.end(3.0)
     assert story.running(ChapterName.ATTEMPT) is first
-    story.fail(ChapterName.ATTEMPT, 4.0, ReplicaLost())
-    assert (first.ended_s, first.error) == (4.0, "replica_lost")
-    story.fail(ChapterName.ATTEMPT, 5.0, ReplicaLost())
-    assert (first.ended_s, second.error) == (4.0, ""), "what has ended stays as it is"
+    first.end(4.0, "replica_lost")
+    first.end(5.0)
+    assert (first.ended_s, first.error) == (4.0, "replica_lost"), "what has ended stays as it is"
+    assert story.running(ChapterName.ATTEMPT) is None
 
 
 def test_it_does_not_grow_without_end():
