@@ -4,7 +4,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -97,7 +97,7 @@ def test_start_up_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_serve_hands_its_flags_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[LoadedConfig] = []
     gateway = ModuleType("maitred.app.start")
-    gateway.run = lambda loaded: given.append(loaded) or 3  # type: ignore[attr-defined]
+    gateway.run = lambda loaded, read: given.append(loaded) or 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.app.start", gateway)
     flags = "--host ::1 --port 0 --served-name tiny --device cpu --dtype fp32 --threads 2 --kv-memory 64MiB"
     more = "--max-sequences 4 --log-level debug --set engine.step_tokens=99 --set server.port=5"
@@ -124,7 +124,7 @@ def test_all_wrong_flags_are_named_in_one_run() -> None:
 
 def test_permission_to_serve_other_machines_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = ModuleType("maitred.app.start")
-    gateway.run = lambda loaded: 0  # type: ignore[attr-defined]
+    gateway.run = lambda loaded, read: 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.app.start", gateway)
     assert run("serve", "--host", "0.0.0.0", "--allow-unauthenticated").exit_code == 0
 
@@ -191,7 +191,7 @@ def test_config_show_says_where_values_came_from() -> None:
 def test_a_bug_keeps_its_exit_code_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = ModuleType("maitred.app.start")
 
-    def fail(loaded: LoadedConfig) -> int:
+    def fail(loaded: LoadedConfig, read: Callable[[], LoadedConfig]) -> int:
         raise Bug("It broke.")
 
     gateway.run = fail  # type: ignore[attr-defined]
