@@ -71,6 +71,14 @@ def decoded(kind, body, strict):
         return None
 
 
+def sent_of(value):
+    """What was sent, field by field."""
+    if isinstance(value, msgspec.Struct):
+        pairs = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: sent_of(entry) for name, entry in pairs if entry is not None}
+    return [sent_of(entry) for entry in value] if isinstance(value, list) else value
+
+
 def check_sendable(error):
     assert error.message.endswith((".", "?"))
     assert len(error.message) < 500
@@ -98,6 +106,7 @@ def test_any_fields(kind, data, strict):
         # The engine gets it over the wire.
         msgspec.msgpack.encode(params)
         assert all(request.stops)
+        assert request.sent == sent_of(request)
     if isinstance(request, ChatRequest | TokenizeRequest):
         assert all(isinstance(turn["content"], str) for turn in request.conversation())
     if isinstance(request, CompletionRequest):

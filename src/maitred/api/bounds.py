@@ -3,7 +3,8 @@
 import math
 from typing import TypedDict
 
-from maitred.api.flags import GetHeader, flag_in
+from maitred.api.flags import flag_in
+from maitred.api.headers import Headers
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
 
@@ -20,7 +21,7 @@ class Bounds(TypedDict):
     most_usd: float | None
 
 
-def bounds_in(header: GetHeader) -> Bounds:
+def bounds_in(header: Headers) -> Bounds:
     """What the headers allow.
 
     Raises:

@@ -16,6 +16,7 @@ from maitred.api.account import account_headers
 from maitred.api.connection import Watch, connection_of
 from maitred.api.dialect import OPENAI, Dialect
 from maitred.api.errors import Header, clamped_headers, headers_of
+from maitred.api.headers import Headers
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
@@ -56,6 +57,7 @@ class Call:
     Attributes:
         path: Decoded, without the query.
         method: Upper case.
+        header: What its headers say.
         tally: What is known of this request so far.
         parameter: The part of the path that its route leaves open.
         dialect: Of the API that was called.
@@ -81,23 +83,18 @@ class Call:
         self.sent_s = 0.0
         self.on_left: Callable[[], None] | None = None
         self.progress = Progress.NOTHING_SENT
-        # Of several with one name, the first counts. A dozen are asked for in the course of a request.
-        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.header = Headers(scope["headers"])
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
-        self._explain = (self.header(b"x-maitred-explain") or "").strip().lower() in ("true", "1")
+        explain = self.header(b"x-maitred-explain")
+        self._explain = explain is not None and explain.strip().lower() in ("true", "1")
         self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
 
     @property
     def principal(self) -> Principal:
         """Who calls."""
         return self.tally.principal or ANONYMOUS
-
-    def header(self, name: bytes) -> str | None:
-        """The first value of a header (name in lower case)."""
-        value = self._headers.get(name)
-        return None if value is None else value.decode("latin-1")
 
     @property
     def query(self) -> list[tuple[str, str]]:

@@ -71,7 +71,10 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
     collected = [WholeChoice() for _ in range(choices)]
     async for parts in answer:
         for part in parts:
-            collected[part.index].add(part)
+            if part.finish is None and part.scores is None and part.extra is None:
+                collected[part.index].text.append(part.text)  # as most of an answer is
+            else:
+                collected[part.index].add(part)
     await call.respond(shape.whole(collected, call.tally.usage))
 
 

@@ -1,17 +1,13 @@
 """Headers that say yes or no."""
 
-from collections.abc import Callable
-
+from maitred.api.headers import Headers
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.faults import shown
-
-GetHeader = Callable[[bytes], str | None]
-"""The first value of a header, by its name in lower case."""
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def wish_in(header: GetHeader, name: str) -> bool | None:
+def wish_in(header: Headers, name: str) -> bool | None:
     """What the header says; None where it is not there.
 
     Raises:
@@ -20,7 +16,7 @@ def wish_in(header: GetHeader, name: str) -> bool | None:
     return None if header(name.encode()) is None else flag_in(header, name)
 
 
-def flag_in(header: GetHeader, name: str) -> bool:
+def flag_in(header: Headers, name: str) -> bool:
     """Whether the header says yes; one that is not there says no.
 
     Raises:

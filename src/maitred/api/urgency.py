@@ -8,8 +8,9 @@ import math
 
 import msgspec
 
-from maitred.api.bounds import bounds_in
-from maitred.api.flags import GetHeader, flag_in, wish_in
+from maitred.api.bounds import LOCAL_ONLY, MOST_USD, REGION, bounds_in
+from maitred.api.flags import flag_in, wish_in
+from maitred.api.headers import Headers
 from maitred.core.answer import Ask
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
@@ -29,9 +30,11 @@ RETRY_COUNT = b"x-stainless-retry-count"
 _LONGEST_MS = 7 * 24 * 3600 * 1000
 _PRIORITY = PRIORITY.encode()
 _CLASSES = {str(name): name for name in PriorityClass}
+_NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCAL_ONLY, REGION, MOST_USD)
+_ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
 
 
-def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
+def with_urgency(ask: Ask, header: Headers, *, retries: int = 0) -> Ask:
     """What is asked, with what the headers say of its urgency, its session and its bounds.
 
     Args:
@@ -42,6 +45,8 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
     Raises:
         InvalidRequest: A header makes no sense; `param` names it.
     """
+    if not header.have_any(_ALL):
+        return ask if not retries else msgspec.structs.replace(ask, retries=retries)
     priority = _priority_in(header)
     return msgspec.structs.replace(
         ask,
@@ -58,16 +63,19 @@ def with_urgency(ask: Ask, header: GetHeader, *, retries: int = 0) -> Ask:
     )
 
 
-def retries_in(header: GetHeader) -> int:
+def retries_in(header: Headers) -> int:
     """How often the client says that it has sent this before; 0 where it says nothing that can be read.
 
     The header is not ours, and whoever sends nonsense in it has not asked us for anything.
     """
-    value = (header(RETRY_COUNT) or "").strip()
+    value = header(RETRY_COUNT)
+    if value is None or value == "0":
+        return 0
+    value = value.strip()
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
 
 
-def _priority_in(header: GetHeader) -> int | None:
+def _priority_in(header: Headers) -> int | None:
     value = header(_PRIORITY)
     if value is None:
         return None
@@ -83,7 +91,7 @@ def _priority_in(header: GetHeader) -> int | None:
     )
 
 
-def _seconds_in(header: GetHeader, name: str) -> float | None:
+def _seconds_in(header: Headers, name: str) -> float | None:
     value = header(name.encode())
     if value is None:
         return None

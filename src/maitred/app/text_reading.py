@@ -4,7 +4,7 @@ Where the model's tokenizer has been put here, tokens are counted with it. Other
 which has one, has the last word: only what cannot fit however it is counted is refused here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -77,7 +77,7 @@ class TextReading:
     model: TextModel
     card: ModelCard
     ask: Ask
-    fields: dict[str, Any]
+    fields: Mapping[str, Any]
     prompts: Sequence[Sequence[int]]
     rooms: Sequence[int]
     estimated: float | None

@@ -5,7 +5,7 @@ Whatever stands in between never learns which API was called. A `Tally` goes alo
 see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -99,7 +99,7 @@ class Ask(msgspec.Struct, frozen=True):
     """Fields that ask for more than text, such as ``tools`` or ``response_format``; only some replicas know them."""
     tools: Callable[[], ToolRules | None] | None = None
     """Reads the tools that it brings, and raises `InvalidRequest` if they cannot be had; None: its API has none."""
-    written: Callable[[], dict[str, Any]] | None = None
+    written: Callable[[], Mapping[str, Any]] | None = None
     """The whole request in the words of OpenAI's API, without what the caller left out: for replicas that are asked
     in these. None: its API cannot say it so."""
     constraint: Callable[[], Constraint | None] | None = None

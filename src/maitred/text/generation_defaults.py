@@ -10,7 +10,7 @@ from msgspec import Meta
 from maitred.core.errors import ConfigInvalid
 from maitred.core.request import SamplingParams
 
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULTED = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
 """Fields that a file can say, under the same names in requests, in files and in `SamplingParams`."""
 
 _PLAIN = SamplingParams(max_tokens=0, seed=0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from maitred.api.headers import Headers
 from maitred.api.urgency import retries_in, with_urgency
 from maitred.core.answer import Ask
 from maitred.core.errors import InvalidRequest
@@ -9,9 +10,9 @@ from maitred.core.request import SamplingParams
 
 
 def read(priority=None, **headers):
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    given = Headers([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
     ask = Ask("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
-    return with_urgency(ask, lambda name: given.get(name.decode()), retries=2)
+    return with_urgency(ask, given, retries=2)
 
 
 def test_a_request_that_says_nothing_asks_for_nothing():
@@ -68,10 +69,31 @@ def test_nonsense_for_a_flag_is_refused():
 
 @pytest.mark.parametrize(("value", "retries"), [(None, 0), ("0", 0), ("2", 2), ("x", 0), ("-1", 0), ("9" * 5000, 0)])
 def test_the_count_of_a_client_is_taken_only_where_it_can_be_read(value, retries):
-    assert retries_in(lambda name: value if name == b"x-stainless-retry-count" else None) == retries
+    sent = [] if value is None else [(b"x-stainless-retry-count", value.encode())]
+    assert retries_in(Headers(sent)) == retries
 
 
 def test_a_session_is_named_by_the_header():
     assert read().session is None
     assert read(x_session_id="s-1").session == "s-1"
     assert read(x_session_id="").session is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-maitred-priority", "3"),
+        ("x-maitred-ttft-ms", "5"),
+        ("x-maitred-itl-ms", "5"),
+        ("x-maitred-deadline-ms", "5"),
+        ("x-maitred-partial", "true"),
+        ("x-maitred-no-degradation", "true"),
+        ("x-maitred-escalate", "false"),
+        ("x-maitred-local-only", "true"),
+        ("x-maitred-region", "eu"),
+        ("x-maitred-max-cost-usd", "1"),
+        ("x-session-id", "s"),
+    ],
+)
+def test_each_header_alone_is_heard(name, value):
+    assert read(**{name: value}) != read()

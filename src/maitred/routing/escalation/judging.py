@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -79,7 +79,7 @@ def mean_logprob(said: Said) -> float | None:
     return math.fsum(max(logprob, -100.0) for logprob in said.logprobs) / len(said.logprobs)
 
 
-def schema_in(fields: dict[str, Any]) -> object | None:
+def schema_in(fields: Mapping[str, Any]) -> object | None:
     """The JSON schema that a request in the words of OpenAI's API asks its answer to follow; None: none."""
     wanted = fields.get("response_format") or {}
     match wanted.get("type"):

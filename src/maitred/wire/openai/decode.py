@@ -11,6 +11,7 @@ from maitred.wire.openai.requests import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    GenerationRequest,
     Message,
     StreamOptions,
     TokenizeRequest,
@@ -71,6 +72,8 @@ def decode_detokenize(body: bytes, *, strict: bool) -> DetokenizeRequest:
 def _decoded(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
     try:
         request = decoder.decode(body)
+        if isinstance(request, GenerationRequest):
+            request.sent  # noqa: B018 - what is nested too deeply for that is a fault of the request, too
         if strict:
             _refuse_unknown(msgspec.json.decode(body), type(request))
     except UNREADABLE as error:

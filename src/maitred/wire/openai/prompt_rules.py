@@ -8,6 +8,8 @@ from maitred.wire.openai.faults import shown
 from maitred.wire.openai.requests import ContentPart, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_SPEAKERS = frozenset(ROLES) - {"tool"}
+"""Whose messages need no more than a text."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 1_048_576
 """In one list. No window is as long, and looking at every number of a longer list would hold up everybody else."""
@@ -18,7 +20,8 @@ def check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for position, message in enumerate(messages):
-        _check_message(f"messages[{position}]", message)
+        if message.content.__class__ is not str or message.role not in _SPEAKERS:
+            _check_message(f"messages[{position}]", message)
 
 
 def check_prompt(prompt: str | Sequence[str | int | Sequence[int]], path: str = "prompt") -> None:

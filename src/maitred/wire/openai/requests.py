@@ -11,6 +11,7 @@ promise, while a hint such as `reasoning_effort` may go unheard.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -55,14 +56,14 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-class ImageUrl(msgspec.Struct, frozen=True):
+class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a picture is, or the picture itself as a ``data:`` URL."""
 
     url: str
     detail: str | None = None
 
 
-class ContentPart(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of a message. Only `text` parts pass the rules."""
 
     type: str
@@ -70,7 +71,7 @@ class ContentPart(msgspec.Struct, frozen=True):
     image_url: ImageUrl | None = None
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: str
@@ -92,12 +93,13 @@ class Message(msgspec.Struct, frozen=True):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it: plain text, and the arguments of tool calls as objects."""
-        fields: dict[str, Any] = {"role": self.role, "content": self.text()}
+        content = self.content
+        fields: dict[str, Any] = {"role": self.role, "content": content if content.__class__ is str else self.text()}
         if self.name is not None:
             fields["name"] = self.name
         if self.tool_call_id is not None:
             fields["tool_call_id"] = self.tool_call_id
-        calls = list(self.tool_calls or ())
+        calls = [] if self.tool_calls is None else [*self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(_id_of(self.function_call.name), self.function_call))
         if self.role == "function":
@@ -122,14 +124,14 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a stream is sent."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """What chat and text completions have in common."""
 
     model: str
@@ -161,6 +163,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
+
+    @cached_property
+    def sent(self) -> Mapping[str, Any]:
+        """What was sent, as plain JSON values in the order above: nothing that was left out, and no null.
+
+        Rules and conversions go by these few, where the structs have some fifty fields.
+        """
+        sent: dict[str, Any] = msgspec.to_builtins(self)
+        return sent
 
     @property
     def choices(self) -> int:
@@ -235,8 +246,11 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def template_arguments(self) -> dict[str, Any]:
         """What a chat template is told beside the conversation; those that do not know a name pass over it."""
-        named = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
-        told = {name: value for name, value in named.items() if value is not None}
+        told: dict[str, Any] = {}
+        if self.enable_thinking is not None:
+            told["enable_thinking"] = self.enable_thinking
+        if self.reasoning_effort is not None:
+            told["reasoning_effort"] = self.reasoning_effort
         return told | (self.chat_template_kwargs or {})
 
 

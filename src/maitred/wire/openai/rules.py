@@ -93,6 +93,7 @@ _MORE_THAN_TEXT: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
 }
 """Field -> the values that ask for nothing (beside null). Whether the rest can be had depends on the model."""
+_MORE_FIELDS = frozenset(_MORE_THAN_TEXT)
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -100,8 +101,8 @@ def check_chat(request: ChatRequest) -> None:
     _check_generation(request)
     check_messages(request.messages)
     check_template_arguments(request.chat_template_kwargs, request.enable_thinking)
-    limits = {request.max_tokens, request.max_completion_tokens} - {None}
-    if len(limits) > 1:
+    twice = request.max_tokens is not None and request.max_completion_tokens is not None
+    if twice and request.max_tokens != request.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest(
@@ -153,11 +154,10 @@ def check_embedding(request: EmbeddingRequest) -> None:
 
 def needs_of(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     """The fields that ask for more than text."""
-    return tuple(
-        field
-        for field, harmless in _MORE_THAN_TEXT.items()
-        if (value := getattr(request, field, None)) is not None and value not in harmless
-    )
+    sent = request.sent
+    if _MORE_FIELDS.isdisjoint(sent):
+        return ()
+    return tuple(field for field, harmless in _MORE_THAN_TEXT.items() if field in sent and sent[field] not in harmless)
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
@@ -195,19 +195,23 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> N
 def _check_generation(request: ChatRequest | CompletionRequest) -> None:
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
-    for field, allowed in _RANGES.items():
-        allowed.check(field, getattr(request, field, None))
+    for field, value in request.sent.items():
+        if field in _RANGES:
+            _RANGES[field].check(field, value)
     if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
         raise InvalidRequest(
             f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {shown(request.service_tier)}.",
             param="service_tier",
         )
-    _check_stops(request.stop)
-    _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
-    check_token_ids("stop_token_ids", request.stop_token_ids or ())
-    _check_count("logit_bias", request.logit_bias, MAX_BIASED_TOKENS)
-    for key, bias in (request.logit_bias or {}).items():
-        _check_bias(key, bias)
+    if request.stop is not None:
+        _check_stops(request.stop)
+    if request.stop_token_ids is not None:
+        _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
+        check_token_ids("stop_token_ids", request.stop_token_ids)
+    if request.logit_bias is not None:
+        _check_count("logit_bias", request.logit_bias, MAX_BIASED_TOKENS)
+        for key, bias in request.logit_bias.items():
+            _check_bias(key, bias)
     if request.min_tokens is not None and request.token_limit is not None and request.min_tokens > request.token_limit:
         raise InvalidRequest(
             f"min_tokens ({request.min_tokens}) must not exceed {request.token_limit_param} ({request.token_limit}).",
@@ -219,14 +223,12 @@ def _check_generation(request: ChatRequest | CompletionRequest) -> None:
         )
 
 
-def _check_count(field: str, entries: Sized | None, most: int) -> None:
-    if entries is not None and len(entries) > most:
+def _check_count(field: str, entries: Sized, most: int) -> None:
+    if len(entries) > most:
         raise InvalidRequest(f"{field} must have at most {most} entries; got {len(entries)}.", param=field)
 
 
-def _check_stops(stop: str | Sequence[str] | None) -> None:
-    if stop is None:
-        return
+def _check_stops(stop: str | Sequence[str]) -> None:
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop must hold at most {MAX_STOPS} strings; got {len(stops)}.", param="stop")

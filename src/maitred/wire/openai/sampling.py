@@ -1,7 +1,5 @@
 """OpenAI's sampling fields as the engine's."""
 
-from collections.abc import Iterable
-
 from maitred.core.request import SamplingParams
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
@@ -20,12 +18,12 @@ def sampling_of(request: ChatRequest | CompletionRequest, *, max_tokens: int, se
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         # Clients write "all" as 0 or as -1.
-        top_k=max(request.top_k or 0, 0),
+        top_k=0 if request.top_k is None or request.top_k < 0 else request.top_k,
         min_p=request.min_p or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+        logit_bias={int(token): bias for token, bias in request.logit_bias.items()} if request.logit_bias else {},
         top_logprobs=_top_logprobs(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=request.ignore_eos is True,
@@ -34,9 +32,9 @@ def sampling_of(request: ChatRequest | CompletionRequest, *, max_tokens: int, se
     )
 
 
-def left_open(request: ChatRequest | CompletionRequest, fields: Iterable[str]) -> frozenset[str]:
+def left_open(request: ChatRequest | CompletionRequest, fields: frozenset[str]) -> frozenset[str]:
     """Those of some fields that the request does not name."""
-    return frozenset(field for field in fields if getattr(request, field) is None)
+    return fields.difference(request.sent)
 
 
 def _top_logprobs(request: ChatRequest | CompletionRequest) -> int | None:

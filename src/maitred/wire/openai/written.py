@@ -7,26 +7,18 @@ behind, and so can a default spelled out.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 
-def written(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+def written(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
     """The fields of a decoded request, as plain JSON values."""
-    fields: dict[str, Any] = {
-        name: _plain(value) for name in request.__struct_fields__ if (value := getattr(request, name)) is not None
-    }
-    if isinstance(request, ChatRequest) and (thinks := fields.pop("enable_thinking", None)) is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks, **fields.get("chat_template_kwargs", {})}
+    sent = request.sent
+    if "enable_thinking" not in sent:
+        return sent
+    fields = {**sent}
+    thinks = fields.pop("enable_thinking")
+    fields["chat_template_kwargs"] = {"enable_thinking": thinks, **fields.get("chat_template_kwargs", {})}
     return fields
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        pairs = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return {name: _plain(entry) for name, entry in pairs if entry is not None}
-    return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -62,4 +62,4 @@ def test_log_probabilities_of_the_chosen_token_alone():
 def test_what_a_request_does_not_name_is_left_open():
     data = {"model": "m", "prompt": "x", "temperature": 0, "top_k": None}
     request = decode_completion(json.dumps(data).encode(), strict=True)
-    assert left_open(request, ("temperature", "top_k", "top_p")) == {"top_k", "top_p"}
+    assert left_open(request, frozenset({"temperature", "top_k", "top_p"})) == {"top_k", "top_p"}
