@@ -5,6 +5,7 @@ when the status line goes out. Here a handler sees three things: the body, one w
 stream.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum, auto
@@ -19,7 +20,7 @@ from maitred.api.errors import Header, clamped_headers, headers_of
 from maitred.api.headers import Headers
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
-from maitred.core.errors import BodyTooLarge, InvalidRequest, MaitredError
+from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError
 from maitred.core.ids import request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
 
@@ -112,13 +113,27 @@ class Call:
                 "percent-encoded UTF-8."
             ) from error
 
-    async def read_body(self, limit_bytes: int) -> None:
+    async def read_body(self, limit_bytes: int, timeout_s: float) -> None:
         """Reads the whole body; chunked or not, no more than the limit is ever held.
 
         Raises:
             BodyTooLarge: It is longer than `limit_bytes`.
+            BodyTooSlow: It takes longer than `timeout_s`.
             ClientLeft: The connection closed before the body was complete.
         """
+        # Most have come whole before they begin.
+        body = self.connection.take_body()
+        if body is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    body = await self._received(limit_bytes)
+            except TimeoutError:
+                raise BodyTooSlow from None
+        elif len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+        self.body = body
+
+    async def _received(self, limit_bytes: int) -> bytes:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
             raise _too_large(limit_bytes)
@@ -134,8 +149,7 @@ class Call:
                 raise _too_large(limit_bytes)
             chunks.append(chunk)
             if not message.get("more_body", False):
-                self.body = b"".join(chunks)
-                return
+                return b"".join(chunks)
 
     def watched(self, block: Interruptible) -> Watch:
         """Ends the block that makes the answer when the client leaves, unless that goes on without it."""
@@ -154,7 +168,11 @@ class Call:
         """Answers at once."""
         head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
         self.progress = Progress.SENDING
-        await self._start(status, head)
+        head = self._head(status, head)
+        if len(body) <= _PIECE_BYTES and self.connection.answer(status, head, body):
+            self.progress = Progress.COMPLETE
+            return
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
         rest = memoryview(b"" if self.method == "HEAD" else body)
         while len(rest) > _PIECE_BYTES:
             await self._send({"type": "http.response.body", "body": bytes(rest[:_PIECE_BYTES]), "more_body": True})
@@ -183,7 +201,11 @@ class Call:
         """
         if self.progress is Progress.NOTHING_SENT:
             self.progress = Progress.STREAMING
-            await self._start(200, _EVENT_STREAM)
+            head = self._head(200, _EVENT_STREAM)
+            if self.connection.begin(200, head, events):
+                self.sent_s = time.monotonic()
+                return
+            await self._send({"type": "http.response.start", "status": 200, "headers": head})
         if self.ready and events:
             self.write(events)
             return
@@ -207,14 +229,19 @@ class Call:
 
     async def finish(self, events: bytes = b"") -> None:
         """Ends a stream as complete."""
-        await self.stream(events + self.dialect.done)
+        events += self.dialect.done
+        if self.ready:
+            self.progress = Progress.COMPLETE
+            self.connection.end(events)
+            return
+        await self.stream(events)
         self.progress = Progress.COMPLETE
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _start(self, status: int, headers: Sequence[Header]) -> None:
+    def _head(self, status: int, headers: Sequence[Header]) -> list[Header]:
         self.status = status
         tally = self.tally
-        head = [
+        return [
             *headers,
             *self.answer_headers,
             (b"x-request-id", tally.request_id.encode("ascii")),
@@ -222,7 +249,6 @@ class Call:
             *clamped_headers(tally.clamped_max_tokens),
             *account_headers(tally, explain=self._explain),
         ]
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

@@ -4,9 +4,10 @@ The HTTP server's protocol implements it and puts itself into the scope's `exten
 an answer with an `Unknown` one, which never stalls and is never lost.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+Header = tuple[bytes, bytes]
 EXTENSION = "maitred.connection"
 """The key under `extensions`."""
 
@@ -25,11 +26,6 @@ class Connection(Protocol):
         ...
 
     @property
-    def complete(self) -> bool:
-        """Whether all of the request has come: reading it does not suspend."""
-        ...
-
-    @property
     def stalled(self) -> bool:
         """Whether it was cut because its client had stopped reading."""
         ...
@@ -39,8 +35,30 @@ class Connection(Protocol):
         """Whether a stream has begun and can go on at once, without ASGI's `send`."""
         ...
 
+    def take_body(self) -> bytes | None:
+        """The body of the request, if all of it has come; None: it is to be read by ASGI's `receive`."""
+        ...
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """Sends a whole answer, if that can be done at once; False: nothing was sent, and `send` has to do it.
+
+        Args:
+            status: Of HTTP.
+            headers: With names in lower case; one of them is the length of the body.
+            body: Not larger than what a connection may hold unsent.
+        """
+        ...
+
+    def begin(self, status: int, headers: Sequence[Header], piece: bytes) -> bool:
+        """Sends the head of a stream and its first piece, which may be empty; returns as `answer` does."""
+        ...
+
     def write(self, piece: bytes) -> None:
         """Sends a piece of a stream, not empty, as `send` would. Only while it is `ready`."""
+        ...
+
+    def end(self, piece: bytes) -> None:
+        """Sends the last piece of a stream, which may be empty, and ends it as complete. Only while it is `ready`."""
         ...
 
     def linger(self) -> None:
@@ -52,13 +70,27 @@ class Unknown:
     """Of a server that tells nothing of it. Implements `Connection`."""
 
     writable = True
-    complete = False
     stalled = False
     ready = False
     lost = False
     on_lost: Callable[[], None] | None = None
 
+    def take_body(self) -> None:
+        """See `Connection`."""
+
+    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+        """See `Connection`."""
+        return False
+
+    def begin(self, status: int, headers: Sequence[Header], piece: bytes) -> bool:
+        """See `Connection`."""
+        return False
+
     def write(self, piece: bytes) -> None:
+        """See `Connection`."""
+        raise NotImplementedError
+
+    def end(self, piece: bytes) -> None:
         """See `Connection`."""
         raise NotImplementedError
 

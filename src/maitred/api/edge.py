@@ -152,14 +152,6 @@ class Edge:
         # Nor does it stop halfway because it has ended the very key that it came with.
         administers = route.needs is KeyScope.ADMIN
         async with self._gate.enter(None if administers else call.tally.principal, even_if_full=administers) as block:
-            # Most have come whole before they begin; to set and stop a clock would be work for nothing.
-            if call.connection.complete:
-                await call.read_body(self._max_body_bytes)
-            else:
-                try:
-                    async with asyncio.timeout(self._body_timeout_s):
-                        await call.read_body(self._max_body_bytes)
-                except TimeoutError:
-                    raise BodyTooSlow from None
+            await call.read_body(self._max_body_bytes, self._body_timeout_s)
             with call.watched(block):
                 await route.handler(call)

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from maitred.api.connection import EXTENSION
+from maitred.app.http_direct import DirectHttp
 from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -42,8 +42,8 @@ _NOT_HTTP = b'{"error":{"message":"This is not HTTP/1.1. If it is TLS, use http:
 _NOT_HTTP += b'"type":"invalid_request_error","param":null,"code":"invalid_request"}}'
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol, which hangs up on heads that are too long or too slow, and on clients that do not read.
+class BoundedHttp(DirectHttp):
+    """A protocol which hangs up on heads that are too long or too slow, and on clients that do not read.
 
     Implements `maitred.api.connection.Connection`.
 
@@ -60,7 +60,6 @@ class BoundedHttp(HttpToolsProtocol):
     _ended_another = False
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
-    _running: RequestResponseCycle | None = None
     lost = False
     on_lost: Callable[[], None] | None = None
 
@@ -146,28 +145,6 @@ class BoundedHttp(HttpToolsProtocol):
 
     # --- what is not read ---
 
-    @property
-    def writable(self) -> bool:
-        """See `maitred.api.connection.Connection`."""
-        return not self.flow.write_paused
-
-    @property
-    def complete(self) -> bool:
-        """See `maitred.api.connection.Connection`."""
-        return self._running is not None and not self._running.more_body
-
-    @property
-    def ready(self) -> bool:
-        """See `maitred.api.connection.Connection`."""
-        running = self._running
-        if running is None or running.disconnected or running.response_complete or self.flow.write_paused:
-            return False
-        return bool(running.chunked_encoding)  # uvicorn decides that with the head
-
-    def write(self, piece: bytes) -> None:
-        """See `maitred.api.connection.Connection`."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-
     def pause_writing(self) -> None:
         """The transport holds as much as it may."""
         super().pause_writing()
@@ -214,10 +191,6 @@ class BoundedHttp(HttpToolsProtocol):
             b"content-length: %d\r\n\r\n%b" % (status, new_request_id().encode("ascii"), len(body), body)
         )
         self.transport.close()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _read_on(self) -> None:
         if len(self.pipeline) <= _MOST_PIPELINED:

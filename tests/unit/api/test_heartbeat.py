@@ -1,10 +1,9 @@
 """Signs of life on a silent stream."""
 
 import asyncio
-from types import SimpleNamespace
 
 from maitred.api.call import Call
-from maitred.api.connection import EXTENSION
+from maitred.api.connection import EXTENSION, Unknown
 from maitred.api.heartbeat import Heartbeat
 from maitred.core.place import Place
 
@@ -13,7 +12,8 @@ class Client:
     """One who reads a stream, and what it has got so far."""
 
     def __init__(self, *, writable=True):
-        self.connection = SimpleNamespace(writable=writable, stalled=False, linger=lambda: None, ready=False)
+        self.connection = Unknown()
+        self.connection.writable = writable
         scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: self.connection}}
         self.call = Call(scope, None, self.send, 0.0)
         self.messages = []
