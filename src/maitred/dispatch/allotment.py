@@ -86,6 +86,10 @@ class Allotment:
             return self._choice.of(ticket, open_ones, now_s)
         return WaitCause.SLOTS if slots else WaitCause.KV_FULL
 
+    def ample(self, cost: Cost, ready: Sequence[Station]) -> bool:
+        """Whether there is surely room at a single replica, whoever asks: beside all headroom, and not as a guest."""
+        return len(ready) == 1 == len(self.quotas.all) and ready[0].credits.has(cost, self.headroom)
+
     def spare_for(self, ticket: Ticket, others: Sequence[Station], now_s: float) -> Station | None:
         """A further replica for a request that has one, of what is free beyond the headroom; None: none has room."""
         if len(self.quotas.all) > 1 and not ticket.cost.within(self.quotas.room(ticket.room.quota, total_of(others))):

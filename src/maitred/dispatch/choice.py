@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from maitred.core.balance import Candidate, Inquiry, Placement
-from maitred.core.ports import StepTimes
 from maitred.dispatch.errand import Errand
-from maitred.dispatch.outlook import Outlook
+from maitred.dispatch.outlook import UNMEASURED, Outlook
 from maitred.dispatch.reports import Reports, Word
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Ticket
 
-_UNMEASURED = StepTimes()
 _UNKNOWN_ROOM_TOKENS = 131_072
 """Of a cache that nothing is said of."""
 _UNKNOWN_OUTPUT_TOKENS = 64.0
@@ -73,7 +71,7 @@ class Choice:
         account = station.credits
         load = station.load
         wait_s = prefill_s = None
-        if load.times != _UNMEASURED:
+        if load.times != UNMEASURED:
             wait_s = self._outlook.prefill_at(station, 0, now_s)
             prefill_s = max(0.0, self._outlook.prefill_at(station, prompt_tokens - held_tokens, now_s) - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))

@@ -32,6 +32,8 @@ class Counts:
     def __init__(self) -> None:
         self.queue_s: dict[tuple[str, str], Buckets] = {}
         """Class and cause -> how long requests waited for it before they were released."""
+        self._at_once: dict[PriorityClass, Buckets] = {}
+        """Of these, those of requests that did not wait."""
         self.refusals: dict[str, int] = {}
         """By the code of the error, whether before or after they waited."""
         self.left_waiting = 0
@@ -43,12 +45,20 @@ class Counts:
 
     def released(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
         """A request has got its place."""
-        for cause, milliseconds in (waited_ms or {NO_CAUSE: 0.0}).items():
-            key = priority.value, cause
-            buckets = self.queue_s.get(key)
-            if buckets is None:
-                buckets = self.queue_s[key] = Buckets()
-            buckets.add(milliseconds / 1e3)
+        if not waited_ms:
+            if (at_once := self._at_once.get(priority)) is None:
+                at_once = self._at_once[priority] = self._buckets(priority, NO_CAUSE)
+            at_once.counts[0] += 1
+            return
+        for cause, milliseconds in waited_ms.items():
+            self._buckets(priority, cause).add(milliseconds / 1e3)
+
+    def _buckets(self, priority: PriorityClass, cause: str) -> Buckets:
+        key = priority.value, cause
+        buckets = self.queue_s.get(key)
+        if buckets is None:
+            buckets = self.queue_s[key] = Buckets()
+        return buckets
 
     def refused(self, reason: str) -> None:
         """A request was turned away."""

@@ -8,8 +8,6 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from maitred.core.balance import Placement
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
@@ -20,7 +18,7 @@ from maitred.dispatch.crowd import Crowd, crowd_of
 from maitred.dispatch.errand import AnyPost, Errand, Post
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.gatekeeper import Gatekeeper
-from maitred.dispatch.passage import Passage
+from maitred.dispatch.passage import Passage, walked_in
 from maitred.dispatch.policy.hedging import Hedging
 from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
@@ -104,7 +102,8 @@ class Dispatcher:
         """
         now_s = self._clock.monotonic_s()
         place = self._gatekeeper.check(errand, now_s)
-        return replace(place, ttft_s=place.ttft_s + max(0.0, now_s - errand.arrived_s))
+        passed_s = now_s - errand.arrived_s
+        return Place(place.position, place.wait_s, place.ttft_s + passed_s) if passed_s > 0.0 else place
 
     def seat(self, errand: Errand) -> Seat:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
@@ -178,8 +177,7 @@ class Dispatcher:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
         if self.floor.walk_in(ticket, now_s):
-            seat.passage = Passage(ticket, now_s)
-            seat.passage.over(now_s)
+            walked_in(ticket, now_s)
             self._after_turn()
             return
         ready = self.floor.join(ticket, now_s)
@@ -206,11 +204,15 @@ class Dispatcher:
     def leave(self, seat: Seat, error: BaseException | None) -> None:
         """See `Seat`."""
         ticket, now_s = seat.ticket, self._clock.monotonic_s()
-        if self._forget(ticket) is not None:
+        if ticket in self._seats:
+            self._forget(ticket)
             seat.passage.left(now_s, "moved" if seat.moved else "cancelled" if error is None else code_of(error))
-        lost = isinstance(error, ReplicaLost | ReplicaUnavailable)
+        lost = error is not None and isinstance(error, ReplicaLost | ReplicaUnavailable)
         self.floor.leave(ticket, now_s, finished=error is None, lost=lost, moved=seat.moved)
-        self._ask_for_turn()
+        if self._seats:
+            self._ask_for_turn()
+        else:
+            self._turn(now_s)
 
     def first_token(self, ticket: Ticket) -> None:
         """See `Seat`."""

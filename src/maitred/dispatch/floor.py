@@ -69,6 +69,10 @@ class Floor:
         self.counts = Counts()
         self._config = config
         self._rooms = dict(zip(self.allotment.quotas.all, self.rooms, strict=True))
+        self._ready: list[Station] = []
+        """As of the last look."""
+        self._slack = False
+        """Whether it is noted already that nobody waits."""
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
 
@@ -122,28 +126,35 @@ class Floor:
     @property
     def waiting(self) -> int:
         """Requests in all lines."""
-        return sum(map(len, self.rooms))
+        waiting = 0
+        for room in self.rooms:
+            waiting += len(room.line)
+        return waiting
 
     def refresh(self, now_s: float) -> list[Station]:
         """Looks at the replicas; returns those that are ready."""
+        ready = []
         for station in self.stations:
             load = station.load
             station.refresh(now_s)
             if station.load is not load:
                 self.forecaster.changed()
-        return [station for station in self.stations if station.ready]
+            if station.ready:
+                ready.append(station)
+        if ready != self._ready:
+            self._ready = ready
+            self.forecaster.changed()
+        return ready
 
     def ticket(self, errand: Errand) -> Ticket:
         """A ticket that has not joined."""
         if (asked := self.forecaster.asked_about(errand)) is not None and asked.state is State.NEW:
             return asked
         room = self._rooms[self.allotment.quotas.of(errand.flow.path)]
-        outputs = self.outlook.outputs
-        expected = outputs.predict(errand.principal_org, errand.max_tokens)
+        expected, mean = self.outlook.outputs.lengths(errand.principal_org, errand.max_tokens)
         block_tokens = self.stations[0].block_tokens
         choices = max(1, errand.choices // max(1, len(errand.prompts)))
         costs = [cost_of(len(prompt), choices, expected, block_tokens) for prompt in errand.prompts]
-        mean = outputs.expect(errand.principal_org, errand.max_tokens)
         service = self.weights.prompt * errand.prompt_tokens + self.weights.output * mean * errand.choices
         deadline_s = errand.deadline_s
         if deadline_s is None and (ttft_s := self._config.first_token_within_s(errand.flow)) is not None:
@@ -153,6 +164,8 @@ class Floor:
     def place(self, forecast: Forecast, now_s: float) -> Place:
         """A forecast as it is told to callers."""
         place = self.outlook.place(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
+        if not forecast.cold_s:
+            return place
         return replace(place, wait_s=place.wait_s + forecast.cold_s, ttft_s=place.ttft_s + forecast.cold_s)
 
     # --- what happens ---
@@ -163,20 +176,29 @@ class Floor:
         Returns:
             Whether it was. If not, nothing has changed, but that its tenant was seen.
         """
-        if self.waiting or not (ready := self.refresh(now_s)):
+        if self.waiting:
+            return False
+        ready = self.forecaster.seen_for(ticket, now_s) or self.refresh(now_s)
+        if not ready:
             return False
         allotment, quota = self.allotment, ticket.room.quota
         allotment.holdings.saw(ticket.tenant, now_s)
-        above_share = allotment.above_share(ticket, quota, ready, now_s)
-        station = allotment.station_for(ticket, quota, ready, now_s, above_share=above_share)
+        if allotment.ample(ticket.cost, ready):
+            station: Station | WaitCause = ready[0]
+        else:
+            above_share = allotment.above_share(ticket, quota, ready, now_s)
+            station = allotment.station_for(ticket, quota, ready, now_s, above_share=above_share)
         if isinstance(station, WaitCause) or self._too_late(ticket, station, now_s):
             return False
         self._foretell(ticket, ready, now_s)
+        if len(ready) > 1:
+            ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
         ticket.joined_s = now_s
         self.forecaster.joined(ticket.flow, now_s)
-        ticket.room.pass_through(ticket, now_s)
+        ticket.room.line.pass_through(ticket, now_s)
         self._run(ticket, station, quota, now_s)
-        self._nobody_waits(now_s)
+        if not self._slack:
+            self._nobody_waits(now_s)
         return True
 
     def join(self, ticket: Ticket, now_s: float) -> list[Station]:
@@ -273,8 +295,10 @@ class Floor:
         """
         changed: list[Ticket] = []
         if not self.waiting:
-            self._nobody_waits(now_s)
+            if not self._slack:
+                self._nobody_waits(now_s)
             return changed
+        self._slack = False
         if ready is None:
             ready = self.refresh(now_s)
         self._expire(changed, now_s)
@@ -340,12 +364,12 @@ class Floor:
             cached_tokens: Of these, found in the cache.
             output_tokens: New ones.
         """
-        if ticket.state is not State.RELEASED:
+        grip = ticket.grip
+        if ticket.state is not State.RELEASED or grip is None:
             return
-        assert ticket.grip is not None
-        if not ticket.grip.begun:
-            ticket.begun = ticket.grip.begun = True
-            ticket.grip.station.credits.answered(ticket.grip.hold)
+        if not grip.begun:
+            ticket.begun = grip.begun = True
+            grip.station.credits.answered(grip.hold)
         ticket.told_prompt_tokens += prompt_tokens
         ticket.output_tokens += output_tokens
         weights = self.weights
@@ -377,6 +401,7 @@ class Floor:
                 self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
             else:
                 ticket.room.take(ticket, now_s)
+                ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
                 self._run(ticket, station, quota, now_s)
             changed.append(ticket)
         return None
@@ -385,6 +410,7 @@ class Floor:
         for room in self.rooms:
             room.waits.now(now_s, None)
         self.outlook.slack()
+        self._slack = True
 
     def _foretell(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> None:
         """Notes what is predicted for it when it comes."""
@@ -401,7 +427,6 @@ class Floor:
 
     def _run(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:
         """It runs at a replica from now on."""
-        ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
         ticket.state = State.RELEASED
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s)

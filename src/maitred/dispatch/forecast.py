@@ -71,13 +71,23 @@ class Forecaster:
     def changed(self) -> None:
         """Something joined, left, was released or advanced."""
         self._left = self._told = None
-        self._contests.clear()
+        if self._contests:
+            self._contests.clear()
 
     def joined(self, flow: Flow, now_s: float) -> None:
         """A request of a flow has begun to wait."""
         self._joins.saw(flow, now_s)
         self._told = None
-        self._contests.clear()
+        if self._contests:
+            self._contests.clear()
+
+    def seen_for(self, ticket: Ticket, now_s: float) -> Sequence[Station] | None:
+        """The replicas that were ready when it was asked what would become of this ticket, just now.
+
+        None: that was not asked, or something has changed since.
+        """
+        told = self._told
+        return told.ready if told is not None and told.ticket is ticket and now_s - told.now_s <= _SAME_S else None
 
     def of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
         """What is ahead of it, when it is released, and how long its prefill takes then."""
@@ -100,6 +110,8 @@ class Forecaster:
         if not ready:
             return self._cold(ticket, ahead, now_s)
         allotment = self._allotment
+        if not ahead.entries and allotment.ample(ticket.cost, ready):
+            return Forecast(ahead, AT_ONCE, self._outlook.prefill_s(ticket, ready[0], 0, now_s))
         above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
         free = allotment.free(ticket, ready, above_share=above)
         wait = AT_ONCE

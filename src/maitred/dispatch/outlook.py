@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from maitred.core.place import Place
+from maitred.core.ports import StepTimes
 from maitred.core.request import WaitCause
 from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
@@ -15,6 +16,8 @@ from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import State, Ticket
 from maitred.fairness.entry import Ahead
 
+UNMEASURED = StepTimes()
+"""Of a replica that has not told yet how long its steps take, or never tells."""
 _GOLDEN = 0.6180339887
 """Multiples of it, modulo 1, are spread evenly however many there are."""
 Left = tuple[list[tuple[float, str]], list[tuple[float, str]]]
@@ -65,7 +68,8 @@ class Outlook:
         """Which part of prompts that was."""
         self._blocks = _Mean(1.0)
         """Per place."""
-        self._typical = self._learnt()
+        self._learnt: Typical | None = None
+        """What is typical; None: something was learnt since somebody asked."""
 
     def per_s(self, stations: Sequence[Station]) -> float | None:
         """Service per second of all that are ready together."""
@@ -193,10 +197,13 @@ class Outlook:
         """Of a request."""
         return self._typical.service(self.weights)
 
-    def _learnt(self) -> Typical:
+    @property
+    def _typical(self) -> Typical:
         """A request as most are, by all that ended until now."""
-        mean = self.outputs.mean
-        return Typical(self._prompt.value, 64.0 if mean is None else mean)
+        if self._learnt is None:
+            mean = self.outputs.mean
+            self._learnt = Typical(self._prompt.value, 64.0 if mean is None else mean)
+        return self._learnt
 
     def _places(self, station: Station) -> int:
         total = station.total
@@ -218,6 +225,8 @@ class Outlook:
         return self._prefill_of(tokens, station, 0, now_s)
 
     def _prefill_of(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
+        if station.load.times == UNMEASURED:
+            return 0.0
         fresh, under_way = self._fresh.value, station.under_way
         sent = station.credits.uncounted.minus(under_way)
         return prefill_of(
@@ -231,8 +240,9 @@ class Outlook:
 
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:
         """What is said to the caller."""
-        wait_s *= self._wait.factor(now_s)
-        return Place(position, wait_s, wait_s + self.corrected_prefill_s(prefill_s, now_s))
+        if wait_s:
+            wait_s *= self._wait.factor(now_s)
+        return Place(position, wait_s, wait_s + self.corrected_prefill_s(prefill_s, now_s) if prefill_s else wait_s)
 
     def cautious_s(self, place: Place) -> float:
         """A predicted time to the first token with what is added because a wait is not certain."""
@@ -246,7 +256,7 @@ class Outlook:
 
     def released(self, ticket: Ticket) -> None:
         """A request was given places."""
-        self._blocks.saw(ticket.cost.blocks / max(1, ticket.cost.slots))
+        self._blocks.saw(ticket.cost.blocks / (ticket.cost.slots or 1))
 
     def waited(self, ticket: Ticket, now_s: float) -> None:
         """A request has been released, or has given up waiting, which it would have had to do for longer."""
@@ -260,25 +270,26 @@ class Outlook:
 
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """The first token of a released request came."""
-        if ticket.predicted is None or _was_cold(ticket):
+        predicted = ticket.predicted
+        if predicted is None or not (ticket.prefill_s > 0 or predicted.ttft_s > 0) or _was_cold(ticket):
             return
         if ticket.prefill_s > 0:
             self._prefill.compare(ticket.prefill_s, now_s - ticket.released_s, now_s)
-        if ticket.predicted.ttft_s > 0:
-            self.calibration.compare(ticket.predicted.ttft_s, now_s - ticket.joined_s)
+        if predicted.ttft_s > 0:
+            self.calibration.compare(predicted.ttft_s, now_s - ticket.joined_s)
 
     def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, as far as it was not found in the cache."""
         self._prompt.saw(prompt_tokens - cached_tokens)
         self._fresh.saw(1.0 - cached_tokens / prompt_tokens)
-        self._typical = self._learnt()
+        self._learnt = None
 
     def finished(self, ticket: Ticket) -> None:
         """A request came to its end by itself."""
         errand = ticket.errand
         if ticket.output_tokens or not errand.max_tokens:
             self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)
-            self._typical = self._learnt()
+            self._learnt = None
 
 
 def _was_cold(ticket: Ticket) -> bool:

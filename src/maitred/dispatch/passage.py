@@ -31,19 +31,30 @@ class Passage:
             str(cause): round(spent_ms - before_ms.get(cause, 0.0), 3) for cause, spent_ms in ticket.waited_ms.items()
         }
         self._chapter.end(now_s, "" if ticket.failure is None else ticket.failure.code, waited_ms=waited_ms)
-        if ticket.grip is None:
-            return
-        ticket.errand.story.note(
-            ChapterName.ROUTING,
-            now_s,
-            replica=ticket.grip.station.post.name,
-            candidates=[_facts_of(candidate) for candidate in ticket.candidates],
-        )
-        ticket.candidates = ()
+        _note_choice(ticket, now_s)
 
     def left(self, now_s: float, why: str) -> None:
         """It does not wait any more, and was not released."""
         self._chapter.end(now_s, why)
+
+
+def walked_in(ticket: Ticket, now_s: float) -> None:
+    """Tells of one that was released in the moment in which it came."""
+    facts = {"class": ticket.flow.priority, "tenant": ticket.tenant.id, "waited_ms": {}}
+    ticket.errand.story.note(ChapterName.QUEUE, now_s, **facts)
+    _note_choice(ticket, now_s)
+
+
+def _note_choice(ticket: Ticket, now_s: float) -> None:
+    if ticket.grip is None:
+        return
+    ticket.errand.story.note(
+        ChapterName.ROUTING,
+        now_s,
+        replica=ticket.grip.station.post.name,
+        candidates=[_facts_of(candidate) for candidate in ticket.candidates] if ticket.candidates else [],
+    )
+    ticket.candidates = ()
 
 
 def _facts_of(candidate: Candidate) -> dict[str, Any]:

@@ -78,10 +78,6 @@ class Room:
         self.line.take(ticket, now_s)
         self._left(ticket, now_s)
 
-    def pass_through(self, ticket: Ticket, now_s: float) -> None:
-        """It runs without having waited, where nobody waits."""
-        self.line.pass_through(ticket, now_s)
-
     def remove(self, ticket: Ticket, now_s: float) -> None:
         """It waits no more, and has not run."""
         self.line.remove(ticket)

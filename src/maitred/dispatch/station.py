@@ -25,7 +25,6 @@ class Station:
         retry_after_s: When it will, as far as it says so.
         outage: Why it does not, by its own word; None while it does.
         load: Its last report.
-        weight: How much of the load it should have beside the others.
         step_began_s: When that came, and with it the step began that is under way; or when something came to an idle
             replica.
         under_way: What was sent before then, is in no report, and so is in that step.
@@ -38,7 +37,6 @@ class Station:
         self.retry_after_s: float | None = None
         self.outage: ReplicaUnavailable | None = None
         self.load = LoadReport()
-        self.weight = 1.0
         self.step_began_s = 0.0
         self.under_way = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
@@ -56,11 +54,11 @@ class Station:
             self.ready, self.retry_after_s, self.outage = False, unavailable.retry_after_s, unavailable
             return
         self.outage = None
-        self.ready, self.retry_after_s = now_s >= self._rests_until_s, max(0.0, self._rests_until_s - now_s)
+        rests_s = self._rests_until_s - now_s
+        self.ready, self.retry_after_s = rests_s <= 0.0, rests_s if rests_s > 0.0 else 0.0
         if not self.post.duty.serving:
             self.outage = ReplicaUnavailable(_OFF_DUTY, retry_after_s=_OFF_DUTY_RETRY_S)
             self.ready, self.retry_after_s = False, _OFF_DUTY_RETRY_S
-        self.weight = replica.weight
         load = replica.load()
         new = load is not self.load
         self.load = load
@@ -73,6 +71,12 @@ class Station:
             self.credits.estimate(card.max_sequences)
         if new:
             self.step_began_s, self.under_way = now_s, self.credits.uncounted
+
+    @property
+    def weight(self) -> float:
+        """How much of the load it should have beside the others."""
+        weight: float = self.post.replica.weight
+        return weight
 
     @property
     def comes_in_s(self) -> float | None:

@@ -17,7 +17,6 @@ from enum import Enum, auto
 
 from maitred.core.balance import Candidate
 from maitred.core.errors import MaitredError
-from maitred.core.flow import Share
 from maitred.core.place import Place
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.policy.credits import Cost, Hold, sum_of
@@ -79,6 +78,7 @@ class Ticket(Entry[None]):
         "returns",
         "room",
         "state",
+        "tenant",
         "told_prompt_tokens",
         "waited",
         "waited_ms",
@@ -103,6 +103,8 @@ class Ticket(Entry[None]):
             locality=room.locality(errand),
         )
         self.errand = errand
+        self.tenant = errand.flow.path[0]
+        """The organisation, with its weight."""
         self.room = room
         self._costs = costs
         self.costs = costs
@@ -137,8 +139,3 @@ class Ticket(Entry[None]):
         """It needs places for these of its prompts only."""
         self.costs = [self._costs[number] for number in prompts]
         self.cost = sum_of(self.costs)
-
-    @property
-    def tenant(self) -> Share:
-        """The organisation, with its weight."""
-        return self.flow.path[0]

@@ -53,9 +53,11 @@ SECONDS_PER_SERVICE = 0.001
 class Runs:
     """What one flow runs, by the leaf that it was taken from: several when some of it had aged."""
 
-    __slots__ = ("leaves", "only", "streams", "total")
+    __slots__ = ("leaves", "only", "rates", "streams", "total")
 
-    def __init__(self, leaf: Node) -> None:
+    def __init__(self, leaf: Node, flow: Flow) -> None:
+        self.rates = [1.0 / share.weight for share in reversed(flow.path)]
+        """Of each level, by the flow's own weights, from the leaf up."""
         self.leaves = {leaf: 0}
         self.only: Node | None = leaf
         """The leaf, if there is but one."""
@@ -65,7 +67,10 @@ class Runs:
 
     def count(self, leaf: Node, runs: int) -> None:
         """So many more of a leaf; negative: fewer."""
-        if self.streams and (self.only is not leaf or self.total + runs == 0):
+        total = self.total + runs
+        if total and self.only is leaf:
+            self.total = self.leaves[leaf] = total
+        elif self.streams and (self.only is not leaf or self.total + runs == 0):
             self._stream(-self.streams)
             self._count(leaf, runs)
             self._stream(self.streams)
@@ -140,19 +145,26 @@ class FairLine(Generic[T]):
 
     def pass_through(self, entry: Entry[T], now_s: float) -> None:
         """Joins, and is taken in the same moment, where nobody waits whom it could meet."""
-        self._numbers += 1
-        entry.number = self._numbers
-        entry.rank = entry.flow.priority.rank
-        leaf = entry.place = self._leaf(entry.flow, entry.rank)
-        self._numbers += 1
-        leaf.pass_through(self._numbers)
+        flow = entry.flow
+        entry.number = self._numbers + 1
+        entry.rank = flow.priority.rank
+        runs = self._runs.get(flow)
+        if runs is None or (leaf := runs.only) is None or leaf.path[-1] is not self._classes[entry.rank]:
+            self._numbers += 1
+            leaf = self._leaf(flow, entry.rank)
+            self._numbers += 1
+            leaf.pass_through(self._numbers)
+        else:
+            self._numbers += 3
+            leaf.pass_through(self._numbers, runs.rates)
+        entry.place = leaf
         self._runs_now(entry, leaf, now_s)
 
     def _runs_now(self, entry: Entry[T], leaf: Node, now_s: float) -> None:
         leaf.path[-1].taken_s = now_s
         runs = self._runs.get(entry.flow)
         if runs is None:
-            runs = self._runs[entry.flow] = Runs(leaf)
+            runs = self._runs[entry.flow] = Runs(leaf, entry.flow)
         runs.count(leaf, 1)
         if self._locality is not None:
             self._locality.took(entry)

@@ -25,7 +25,9 @@ Nodes are forgotten as soon as the lift makes their counter irrelevant: when the
 where they would be lifted to. A node that neither waits nor runs has no children.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heapreplace
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
@@ -262,12 +264,26 @@ class Node:
             if node.among.parent is not None:
                 node.turn = turn
 
-    def pass_through(self, turn: int) -> None:
-        """An entry of this leaf runs without having waited; nothing waits anywhere. As `join`, `start` and `leave`."""
-        for node in self.path:
+    def pass_through(self, turn: int, rates: Sequence[float] = ()) -> None:
+        """An entry of this leaf runs without having waited; nothing waits anywhere. As `join`, `start` and `leave`.
+
+        Args:
+            turn: See the class.
+            rates: Of the nodes from here up to below the class, from now on; none: as they are.
+        """
+        for node, rate in zip_longest(self.path, rates):
             among = node.among
-            node.lift(among.level())
-            among.floor = max(among.floor, node.counter)
+            # `lift` to the `level`, which is that of whoever waited last, and `settle`; spelt out.
+            counter = node.counter if node._streams else node._booked
+            last = among.last
+            if last is not None and (reached := last.counter if last._streams else last._booked) > counter:
+                counter = reached
+            if among.floor > counter:
+                counter = among.floor
+            among.floor = node._booked = counter
+            node._since = node._ticks.now
+            if rate is not None:
+                node.rate = rate
             if among.parent is not None:
                 node.turn = turn
             if node.running == 0:

@@ -52,6 +52,38 @@ class Cost(NamedTuple):
 
 
 NOTHING = Cost(0, 0)
+
+
+class Sum:
+    """Of costs that come and go."""
+
+    __slots__ = ("blocks", "prompt_tokens", "slots")
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.blocks = 0
+        self.prompt_tokens = 0
+
+    def add(self, cost: Cost) -> None:
+        """One more."""
+        slots, blocks, prompt_tokens = cost
+        self.slots += slots
+        self.blocks += blocks
+        self.prompt_tokens += prompt_tokens
+
+    def less(self, cost: Cost) -> None:
+        """One less."""
+        slots, blocks, prompt_tokens = cost
+        self.slots -= slots
+        self.blocks -= blocks
+        self.prompt_tokens -= prompt_tokens
+
+    @property
+    def cost(self) -> Cost:
+        """As it is now."""
+        return Cost(self.slots, self.blocks, self.prompt_tokens)
+
+
 PLENTY = 1 << 40
 """Blocks of a replica that does not count any."""
 
@@ -90,9 +122,9 @@ class Credits:
         self._guest_places = 0
         self._takes_guests = False
         self._total = NOTHING
-        self._uncounted = NOTHING
+        self._uncounted = Sum()
         self._sent: deque[tuple[Hold, Cost]] = deque()
-        self._outstanding = NOTHING
+        self._outstanding = Sum()
         self._held = 0
         self._unanswered_tokens = 0
         self._busy = False
@@ -100,7 +132,15 @@ class Credits:
     @property
     def free(self) -> Cost:
         """What can be released now; below zero when the engine needs more than was thought."""
-        return self._report.minus(self._uncounted)
+        return self._report.minus(self._uncounted.cost)
+
+    def has(self, cost: Cost, kept: float) -> bool:
+        """Whether there is room for it beside a part of everything that is kept; when in doubt, there is not."""
+        report, total, uncounted = self._report, self._total, self._uncounted
+        return (
+            cost.slots + 1 + kept * total.slots <= report.slots - uncounted.slots
+            and cost.blocks + 1 + kept * total.blocks <= report.blocks - uncounted.blocks
+        )
 
     @property
     def guest_places(self) -> int:
@@ -120,7 +160,7 @@ class Credits:
     @property
     def uncounted(self) -> Cost:
         """What was released and is in no report yet."""
-        return self._uncounted
+        return self._uncounted.cost
 
     @property
     def held(self) -> int:
@@ -135,7 +175,7 @@ class Credits:
     @property
     def outstanding(self) -> Cost:
         """All that was released and has not left, whoever counts it."""
-        return self._outstanding
+        return self._outstanding.cost
 
     @property
     def idle(self) -> bool:
@@ -166,10 +206,14 @@ class Credits:
 
     def estimate(self, slots: int) -> None:
         """There is no report that could be gone by: the replica has so many places, less what was released to it."""
-        self._sent.clear()
+        if self._sent:
+            self._sent.clear()
+        left = slots - self._outstanding.slots + self._uncounted.slots
+        if self._heard is None and self._total.slots == slots and self._report.slots == left:
+            return  # as it was estimated before
         self._heard = None
         self._total = Cost(slots, PLENTY)
-        self._report = Cost(slots - self._outstanding.slots + self._uncounted.slots, PLENTY)
+        self._report = Cost(left, PLENTY)
         self._guest_places = 0
         self._busy = False
 
@@ -177,8 +221,8 @@ class Credits:
         """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
         hold = Hold(costs)
         self._held += 1
-        self._outstanding = self._outstanding.plus(hold.cost)
-        self._uncounted = self._uncounted.plus(hold.uncounted)
+        self._outstanding.add(hold.cost)
+        self._uncounted.add(hold.cost)
         self._unanswered_tokens += hold.unanswered_tokens
         return hold
 
@@ -200,8 +244,8 @@ class Credits:
         hold._left = True
         self._held -= 1
         self._begun(hold)
-        self._outstanding = self._outstanding.minus(hold.cost)
-        self._uncounted = self._uncounted.minus(hold.uncounted)
+        self._outstanding.less(hold.cost)
+        self._uncounted.less(hold.uncounted)
         hold.uncounted = NOTHING
 
     def _begun(self, hold: Hold) -> None:
@@ -213,7 +257,7 @@ class Credits:
         """The engine counts it from now on."""
         if not hold._left:
             hold.uncounted = hold.uncounted.minus(cost)
-            self._uncounted = self._uncounted.minus(cost)
+            self._uncounted.less(cost)
 
 
 def sum_of(costs: Sequence[Cost]) -> Cost:

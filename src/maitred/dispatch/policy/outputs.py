@@ -14,49 +14,73 @@ from collections.abc import Sequence
 
 _ENOUGH = 8
 """Answers of a tenant from which on it is judged by them alone."""
+_RESORT = 16
+"""Beyond so many new values it is not looked for the place of each."""
 
 
 class _Recent:
-    """The last values, in order of time and in order of size."""
+    """The last values in order of time; they are put in order of size when somebody looks."""
 
-    __slots__ = ("_by_size", "_by_time", "_most", "_squares", "_sum", "spread")
+    __slots__ = ("_by_size", "_most", "_news", "_squares", "_sum", "count", "values")
 
     def __init__(self, most: int) -> None:
+        self.values: deque[float] = deque(maxlen=most)
+        self.count = 0
         self._most = most
-        self._by_time: deque[float] = deque()
         self._by_size: list[float] = []
+        """As of the last look."""
+        self._news: list[tuple[float, float | None]] | None = None
+        """What has come since then, each with the one that went; None: too many to look for the place of each."""
         self._sum = 0.0
         self._squares = 0.0
-        self.spread = 0.0
-        """Standard deviation over mean."""
-
-    def __len__(self) -> int:
-        return len(self._by_time)
 
     @property
     def mean(self) -> float:
-        return self._sum / len(self._by_time)
+        return self._sum / self.count
 
     def add(self, value: float) -> None:
-        if len(self._by_time) == self._most:
-            oldest = self._by_time.popleft()
-            del self._by_size[bisect_left(self._by_size, oldest)]
+        values, oldest = self.values, None
+        if self.count == self._most:
+            oldest = values[0]
             self._sum -= oldest
             self._squares -= oldest * oldest
-        self._by_time.append(value)
-        insort(self._by_size, value)
+        else:
+            self.count += 1
+        values.append(value)
         self._sum += value
         self._squares += value * value
-        mean = self.mean
-        variance = max(0.0, self._squares / len(self._by_time) - mean * mean)
-        self.spread = math.sqrt(variance) / mean if mean else 0.0
+        if (news := self._news) is not None:
+            news.append((value, oldest))
+            if len(news) > _RESORT:
+                self._news = None
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over mean."""
+        mean = self._sum / self.count
+        variance = self._squares / self.count - mean * mean
+        return math.sqrt(variance) / mean if mean and variance > 0.0 else 0.0
 
     def quantiles(self, shares: Sequence[float], *, beyond: float = 0.0) -> list[float]:
         """Of those that are larger than `beyond`; nothing if none is."""
-        values = self._by_size
+        values = self._sorted()
         first = bisect_right(values, beyond)
         count = len(values) - first
         return [values[first + min(int(share * count), count - 1)] for share in shares] if count else []
+
+    def _sorted(self) -> list[float]:
+        by_size, news = self._by_size, self._news
+        if news is None:
+            by_size, self._news = sorted(self.values), []
+            self._by_size = by_size
+            return by_size
+        for value, oldest in news:
+            if oldest != value:
+                if oldest is not None:
+                    del by_size[bisect_left(by_size, oldest)]
+                insort(by_size, value)
+        news.clear()
+        return by_size
 
 
 class _History:
@@ -67,10 +91,6 @@ class _History:
     def __init__(self, most: int) -> None:
         self.tokens = _Recent(most)
         self.parts = _Recent(most)
-
-    def add(self, tokens: int, max_tokens: int) -> None:
-        self.tokens.add(tokens)
-        self.parts.add(tokens / max(1, max_tokens))
 
     def best(self, max_tokens: int) -> tuple[_Recent, float]:
         """What varies less, and the tokens that one of it stands for."""
@@ -111,24 +131,23 @@ class OutputLengths:
     @property
     def mean(self) -> float | None:
         """Of the last answers of all; None before there was one."""
-        return self._all.tokens.mean if len(self._all.tokens) else None
+        tokens = self._all.tokens
+        return tokens.mean if tokens.count else None
 
-    def predict(self, tenant: str, max_tokens: int) -> int:
-        """Tokens of one choice, from 1 to `max_tokens`: room for most. 0 where nothing is generated."""
+    def lengths(self, tenant: str, max_tokens: int) -> tuple[int, float]:
+        """What is predicted for one choice, up to `max_tokens`: room for most, and the mean.
+
+        The first, in whole tokens and at least 1 where anything may be generated, is what room is taken for; the second
+        is for how long the work will take.
+        """
         known = self._known(tenant)
         if known is None:
-            return min(max_tokens, max(1, int(max_tokens * self._unknown_share)))
+            part = max_tokens * self._unknown_share
+            return min(max_tokens, max(1, int(part))), min(float(max_tokens), max(1.0, part))
         recent, unit = known.best(max_tokens)
         lengths = recent.quantiles([self._quantile])
-        return min(max(1, math.ceil(lengths[0] * unit - 1e-6) if lengths else 0), max_tokens)
-
-    def expect(self, tenant: str, max_tokens: int) -> float:
-        """The mean length instead of a safe one: for how long the work will take, not for the room that it needs."""
-        known = self._known(tenant)
-        if known is None:
-            return min(float(max_tokens), max(1.0, max_tokens * self._unknown_share))
-        recent, unit = known.best(max_tokens)
-        return min(max(1.0, recent.mean * unit), float(max_tokens))
+        most = max(1, math.ceil(lengths[0] * unit - 1e-6)) if lengths else 1
+        return min(most, max_tokens), min(max(1.0, recent.mean * unit), float(max_tokens))
 
     def left(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
         """What is still to come of an answer that has so many tokens: as of some of those that got as far.
@@ -160,11 +179,13 @@ class OutputLengths:
             history = self._tenants[tenant] = _History(self._answers)
         else:
             self._tenants.move_to_end(tenant)
-        history.add(tokens, max_tokens)
-        self._all.add(tokens, max_tokens)
+        part = tokens / (max_tokens or 1)
+        for each in (history, self._all):
+            each.tokens.add(tokens)
+            each.parts.add(part)
 
     def _known(self, tenant: str) -> _History | None:
         history = self._tenants.get(tenant)
-        if history is not None and len(history.tokens) >= _ENOUGH:
+        if history is not None and history.tokens.count >= _ENOUGH:
             return history
-        return self._all if len(self._all.tokens) else None
+        return self._all if self._all.tokens.count else None

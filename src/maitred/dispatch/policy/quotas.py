@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from maitred.core.flow import PriorityClass, Share
-from maitred.dispatch.policy.credits import NOTHING, Cost
+from maitred.dispatch.policy.credits import Cost, Sum
 from maitred.fairness.places import gives_way
 
 _REMEMBER_S = 60.0
@@ -26,21 +26,26 @@ class Quota:
         overflows: Whether its tenants may use what the common part has idle.
     """
 
-    __slots__ = ("name", "overflows", "share", "used")
+    __slots__ = ("_used", "name", "overflows", "share")
 
     def __init__(self, name: str, share: float, *, overflows: bool = False) -> None:
         self.name = name
         self.share = share
         self.overflows = overflows
-        self.used = NOTHING
+        self._used = Sum()
+
+    @property
+    def used(self) -> Cost:
+        """By what runs."""
+        return self._used.cost
 
     def take(self, cost: Cost) -> None:
         """Something of it runs."""
-        self.used = self.used.plus(cost)
+        self._used.add(cost)
 
     def give(self, cost: Cost) -> None:
         """It has ended."""
-        self.used = self.used.minus(cost)
+        self._used.less(cost)
 
 
 COMMON = "common"
@@ -101,16 +106,13 @@ def _ceil(total: Cost, share: float) -> Cost:
 class _Held:
     """What one tenant holds."""
 
-    __slots__ = ("by_rank", "weight")
+    __slots__ = ("by_rank", "slots", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
+        self.slots = 0
         self.by_rank = [0] * len(PriorityClass)
-        """Slots, by the rank of the class."""
-
-    @property
-    def slots(self) -> int:
-        return sum(self.by_rank)
+        """Of these, by the rank of the class."""
 
 
 class Holdings:
@@ -125,6 +127,8 @@ class Holdings:
         self._seen: dict[str, tuple[float, float]] = {}
         """Tenant -> when it was seen last, and its weight; in order of time."""
         self._weight = 0.0
+        self._forget_s = inf
+        """Nobody is to be forgotten before."""
 
     def __len__(self) -> int:
         """Tenants that are remembered."""
@@ -140,7 +144,10 @@ class Holdings:
         known = self._seen.pop(tenant.id, None)
         self._weight += tenant.weight - (known[1] if known is not None else 0.0)
         self._seen[tenant.id] = (now_s, tenant.weight)
-        self._forget(now_s)
+        if self._forget_s == inf:
+            self._forget_s = now_s + _REMEMBER_S
+        elif self._forget_s <= now_s:
+            self._forget(now_s)
 
     def take(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
         """It holds more."""
@@ -148,11 +155,13 @@ class Holdings:
         if held is None:
             held = self._held[tenant.id] = _Held(tenant.weight)
         held.by_rank[priority.rank] += slots
+        held.slots += slots
 
     def give(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
         """It holds less."""
         held = self._held[tenant.id]
         held.by_rank[priority.rank] -= slots
+        held.slots -= slots
         if not held.slots:
             del self._held[tenant.id]
 
@@ -185,9 +194,12 @@ class Holdings:
         return total_slots * tenant.weight / self._weight if len(self._seen) > 1 else inf
 
     def _forget(self, now_s: float) -> None:
+        if now_s < self._forget_s:
+            return
         while self._seen:
             tenant, (seen_s, weight) = next(iter(self._seen.items()))
             if now_s - seen_s < _REMEMBER_S:
+                self._forget_s = seen_s + _REMEMBER_S
                 return
             if tenant in self._held:
                 # It is here as long as something of it runs.
@@ -196,4 +208,4 @@ class Holdings:
                 continue
             del self._seen[tenant]
             self._weight -= weight
-        self._weight = 0.0
+        self._weight, self._forget_s = 0.0, inf
