@@ -236,6 +236,23 @@ async def test_orphans_are_written_once(store_config, tmp_path):
     assert list(folder.iterdir()) == []
 
 
+async def test_what_outlives_its_process_is_carried_over_and_recorded_once(store_config, tmp_path):
+    folder, runs, ended = tmp_path / "journal", usage_event(900), usage_event(901)
+    orphan(folder, [ended], begun=[runs, usage_event(902)])
+    async with opened(store_config, folder) as (database, ledger):
+        assert await ledger.replay(running={runs.id, ended.id}) == 2
+        assert ledger.carried == {runs.id}
+        assert ids(await stored(database)) == [ended.id, "u-000902"]
+        await ledger.close()  # as if it died, too: what it has carried over is in its own journal
+    async with opened(store_config, folder) as (database, ledger):
+        assert await ledger.replay(running={runs.id}) == 0
+        ledger.record(runs)
+        await ledger.flush()
+        rows = await stored(database)
+        assert [row["outcome"] for row in rows if row["id"] == runs.id] == ["finished"]
+    assert list(folder.iterdir()) == []
+
+
 async def test_a_death_between_commit_and_removal_changes_nothing(store_config, tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     orphan(folder, [usage_event(number) for number in range(10)])

@@ -77,10 +77,10 @@ async def caller(server, key=USER):
 
 
 def processes(server):
-    """The controller and the workers, by their process ids: the first of them was there before the others."""
+    """The controller and the workers."""
     children = psutil.Process(server.process.pid).children()
-    controller, *workers = sorted(children, key=lambda child: (child.create_time(), child.pid))
-    return controller, workers
+    (controller,) = [child for child in children if child.name() == "mtd-controller"]
+    return controller, [child for child in children if child.name().startswith("mtd-worker")]
 
 
 async def wait_until(condition, timeout_s=15.0):
@@ -262,25 +262,86 @@ async def test_workers_are_replaced_without_a_lost_stream(server, client):
     assert all(stream.whole for stream in streams)
 
 
-async def test_the_death_of_the_controller_ends_no_stream_from_elsewhere(server, client):
+async def settled(server, model):
+    """Requests of a model in the ledger, by outcome, with their output tokens."""
+    await wait_until(lambda: nothing_held(server))
+    await asyncio.sleep(1)  # the ledger is written twice a second
+    usage = await administer(server, "GET", "usage?group_by=model,outcome")
+    return {row["outcome"]: (row["requests"], row["output_tokens"]) for row in usage["data"] if row["model"] == model}
+
+
+async def back(server):
+    """Waits until there is a controller again."""
+    deadline_s = time.monotonic() + 20
+    async with caller(server, ADMIN) as http:
+        while (await http.get("/health/ready")).status_code != 200:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_death_of_the_controller_ends_no_stream_and_each_is_billed_once(server, client, model):
+    before = await settled(server, model)
     controller, _ = processes(server)
-    streams = [Stream(client, "m", max_tokens=150) for _ in range(4)]
+    lengths = (20, 60, 150, 250)  # some end before there is another controller, others after that
+    streams = [Stream(client, model, max_tokens=length) for length in lengths]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
     controller.kill()
-    refused = await chat(client, max_tokens=1)
-    assert refused.status_code in (200, 503)  # it may be back in time
-    if refused.status_code == 503:
-        assert "retry-after" in refused.headers
     await asyncio.gather(*(stream.task for stream in streams))
     assert all(stream.whole for stream in streams), [stream.text[-300:] for stream in streams]
+    await back(server)
+    after = await settled(server, model)
+    requests, tokens = before.pop("finished", (0, 0))
+    assert after.pop("finished") == (requests + len(lengths), tokens + sum(lengths))
+    assert after == before  # none was interrupted
+    again = [Stream(client, max_tokens=10) for _ in range(6)]  # as many as may run: no slot was lost
+    await asyncio.gather(*(stream.task for stream in again))
+    assert all(stream.whole for stream in again), [stream.text for stream in again]
 
-    async def back():
-        return (await chat(client, max_tokens=1)).status_code == 200
 
-    deadline_s = time.monotonic() + 20
-    while not await back():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.2)
+async def test_what_runs_and_what_waits_keeps_its_budget_and_its_place_over_several_controllers(tmp_path):
+    first_token_s = 1.0  # so some wait for long in a window of eight requests
+    with (
+        scripted_openai(Script(ttft=Times(mean_s=first_token_s))) as slow,
+        gateway(tmp_path, slow.url) as server,
+    ):
+        made = await administer(server, "POST", "keys", json={"tenant": "house"})
+        async with caller(server, POOR) as poor, caller(server, made["key"]) as http:
+            held = Stream(poor, max_tokens=700)
+            await held.begun.wait()
+            streams = [Stream(http, max_tokens=5) for _ in range(40)]
+            await wait_until(lambda: server.metrics()["maitred_dispatch_waiting"] >= 20)
+            for _ in range(2):
+                controller, _ = processes(server)
+                controller.kill()
+                await wait_until(lambda dead=controller: not dead.is_running())
+                await back(server)
+            more = await chat(poor, max_tokens=700)
+            await asyncio.gather(*(stream.task for stream in [held, *streams]))
+        assert more.status_code == 200
+        assert more.headers["x-maitred-max-tokens-clamped"]  # to what the stream that runs has left of the budget
+        assert all(stream.whole for stream in [held, *streams]), [stream.text[-300:] for stream in [held, *streams]]
+        finished, tokens = (await settled(server, "m"))["finished"]
+        used = more.json()["usage"]["completion_tokens"]
+        assert (finished, tokens) == (42, 40 * 5 + 700 + used)
+        spent = await administer(server, "GET", "usage?group_by=tenant")
+        (poor_usd,) = [row["cost_usd"] for row in spent["data"] if row["tenant"] == "poor"]
+        assert 0.9 * POOR_USD < poor_usd <= POOR_USD
+
+
+async def test_who_leaves_while_the_controller_is_away_pays_for_what_came(server, client):
+    before = await settled(server, "m")
+    controller, _ = processes(server)
+    stream = Stream(client, max_tokens=4000)
+    await stream.begun.wait()
+    controller.kill()
+    await wait_until(lambda: not controller.is_running())
+    stream.task.cancel()
+    await back(server)
+    after = await settled(server, "m")
+    requests, tokens = before.get("cancelled", (0, 0))
+    assert after["cancelled"][0] == requests + 1
+    assert after["cancelled"][1] > tokens
 
 
 def test_sigterm_lets_answers_finish(tmp_path, upstream):

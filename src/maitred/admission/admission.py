@@ -138,6 +138,44 @@ class Admission:
                 await self.leases.settle(lease, {})
             raise
 
+    def resume(self, work: Work, lease: str, max_tokens: int) -> "Admitted":
+        """A context for a request that runs already, let in by a process that has died since; see `admit`.
+
+        Args:
+            work: The request.
+            lease: Under which it is known to the ledger, which has carried it over.
+            max_tokens: What each choice may generate, as it was granted.
+        """
+        return Admitted(self, work, (lease, max_tokens))
+
+    async def take_over(self, work: Work, lease: str, max_tokens: int) -> Grant:
+        """What `resume` does on entering: it holds what it held, whether or not there is room by the limits of now.
+
+        Raises:
+            StoreUnavailable: Nobody can say what was spent of a budget.
+        """
+        plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
+        size = Size(work.prompt_tokens, work.choices)
+        readings: Sequence[Reading] = ()
+        if claims := plan.demand.claims:
+            if self._counters.at_once:
+                # They died with that process. What was granted is not asked for again, but has to be counted.
+                counted = [msgspec.structs.replace(claim, hard=False) for claim in claims]
+                lease_s = self.leases.lease_s
+                answer = await self._counters.reserve(
+                    Reservation(lease, counted, max_tokens, max_tokens, lease_s, size)
+                )
+                readings = answer.readings
+            self.leases.hold(lease)
+        return Grant(
+            *(lease, work, plan, size, self._books),
+            max_tokens=max_tokens,
+            clamped=False,
+            standing=None,
+            readings=readings,
+            resumed=True,
+        )
+
     def price_of(self, model: str) -> Price:
         """What the tokens of a model cost."""
         return self._prices.of(model).price
@@ -198,17 +236,19 @@ class Admission:
 
 
 class Admitted:
-    """The context that `Admission.admit` returns."""
+    """The context that `Admission.admit` and `Admission.resume` return."""
 
-    __slots__ = ("_admission", "_grant", "_work")
+    __slots__ = ("_admission", "_grant", "_held", "_work")
 
-    def __init__(self, admission: Admission, work: Work) -> None:
+    def __init__(self, admission: Admission, work: Work, held: tuple[str, int] | None = None) -> None:
         self._admission = admission
         self._work = work
+        self._held = held
         self._grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
-        self._grant = await self._admission.grant(self._work)
+        admission, work = self._admission, self._work
+        self._grant = await (admission.grant(work) if self._held is None else admission.take_over(work, *self._held))
         return self._grant
 
     async def __aexit__(

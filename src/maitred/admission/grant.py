@@ -77,6 +77,7 @@ class Grant:
         clamped: bool,
         standing: Standing | None,
         readings: Sequence[Reading],
+        resumed: bool = False,
     ) -> None:
         self.lease = lease
         self.max_tokens = max_tokens
@@ -90,6 +91,8 @@ class Grant:
         self.replica = ""
         self._started_s = books.clock.monotonic_s() if work.tally is None else work.tally.started_s
         self._recorded = False
+        if resumed:
+            return  # the ledger knows of it
         # If this process dies, this line is all that tells of the request. Nobody will know then how much of its
         # reservation it used, so it counts whole: a rate is never found fuller than it was.
         begun = Usage(work.prompt_tokens, 0)

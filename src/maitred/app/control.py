@@ -200,6 +200,27 @@ class LocalControl:
             errand = replace(errand, max_tokens=grant.max_tokens)
         return grant, await running.enter_async_context(self._dispatchers[pool].seat(errand))
 
+    async def resume(
+        self, pool: str, errand: Errand, work: Work, lease: str, replica: str, running: AsyncExitStack
+    ) -> tuple[Grant, Seat | None]:
+        """As `admit`, for what a process that has died since had admitted, and which goes on.
+
+        Args:
+            pool: Where it runs or waits.
+            errand: As the queue sees it; its length is what was granted.
+            work: As admission sees it.
+            lease: Which the ledger has carried over.
+            replica: Where it runs; empty: it waits.
+            running: Holds both.
+
+        Returns:
+            What it holds. It has no seat where nobody knows its replica any more.
+        """
+        grant = await running.enter_async_context(self._admission.resume(work, lease, errand.max_tokens))
+        dispatcher = self._dispatchers[pool]
+        seat = dispatcher.resume(errand, replica) if replica else dispatcher.seat(errand)
+        return grant, None if seat is None else await running.enter_async_context(seat)
+
     async def peek(self, principal: Principal, model: str) -> Standing | None:
         """See `Control.peek`."""
         return await self._admission.peek(principal, model)

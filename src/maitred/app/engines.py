@@ -1,27 +1,33 @@
-"""The engines of the `model` section: started here, or found where they run."""
+"""The engines of the `model` section: started here, or found where they run.
+
+A gateway of several processes has one that keeps them (see `maitred.app.workers.keeper`), and the others find them in
+its house.
+"""
 
 import asyncio
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from maitred.app.workers.house import House
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import attached
+from maitred.fleet.attached import AttachedEngine, attached
 from maitred.fleet.engines import Engines
-from maitred.fleet.local import Command, LocalEngine, engine_command
+from maitred.fleet.local import Command, LocalEngine, engine_command, listens_at
 from maitred.fleet.same_model import SameModel
 
 
-async def make_engines(config: Config, command: Command | None, clock: Clock) -> Engines:
+async def make_engines(config: Config, command: Command | None, clock: Clock, house: House | None = None) -> Engines:
     """All of them; enter what comes back to start them.
 
     Args:
         config: The settings.
         command: Starts an engine; None: that of this installation.
         clock: For them.
+        house: Where others find those that are started here; None: nobody else looks for them.
 
     Raises:
         ConfigInvalid: No model is where the configuration says.
@@ -33,10 +39,29 @@ async def make_engines(config: Config, command: Command | None, clock: Clock) ->
             {address: attached(address, config.engine_link, same) for address in config.model.attached},
         )
     else:
-        engines = _started_here(config, command or _command(config, folder), clock)
+        engines = _started_here(config, command or _command(config, folder), clock, house)
+    return _bounded(engines, config)
+
+
+def engines_in(house: House, config: Config) -> Engines:
+    """Those that another process of this gateway keeps."""
+    silence_timeout_s = config.engine_link.silence_timeout_s
+    engines = {
+        name: AttachedEngine(listens_at(house.engine(name)), silence_timeout_s=silence_timeout_s)
+        for name in _names(config)
+    }
+    return _bounded(Engines(engines), config)
+
+
+def _bounded(engines: Engines, config: Config) -> Engines:
     for engine in engines.values():
         engine.link.unread_tokens = config.server.unread_tokens
     return engines
+
+
+def _names(config: Config) -> list[str]:
+    count = config.model.replicas
+    return [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
 
 
 def _command(config: Config, folder: Path) -> Command:
@@ -44,16 +69,18 @@ def _command(config: Config, folder: Path) -> Command:
     return engine_command(folder, each, config.dispatch.service.weights, config.log)
 
 
-def _started_here(config: Config, command: Command, clock: Clock) -> Engines:
-    count = config.model.replicas
-    names = [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
+def _started_here(config: Config, command: Command, clock: Clock, house: House | None) -> Engines:
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines: Engines = Engines(
         {
             name: LocalEngine(
-                command, clock=clock, silence_timeout_s=silence_timeout_s, others_serve=lambda: engines.ready
+                command,
+                clock=clock,
+                silence_timeout_s=silence_timeout_s,
+                others_serve=lambda: engines.ready,
+                folder=None if house is None else house.engine(name),
             )
-            for name in names
+            for name in _names(config)
         }
     )
     return engines

@@ -1,6 +1,6 @@
 """What a gateway stands on: opened before it is put together, and closed after it has ended."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -49,7 +49,11 @@ class Ground:
 
 @asynccontextmanager
 async def open_ground(
-    config: Config, engines: Engines | None, clock: Clock, show_key: Callable[[str], None]
+    config: Config,
+    engines: Engines | None,
+    clock: Clock,
+    show_key: Callable[[str], None],
+    outlived: Collection[str] = (),
 ) -> AsyncIterator[Ground]:
     """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
 
@@ -58,6 +62,7 @@ async def open_ground(
         engines: Of the `model` section; None where only others run any model.
         clock: The time.
         show_key: Told the first key, when one had to be made.
+        outlived: See `open_stores`.
 
     Raises:
         ConfigInvalid: No model is where the configuration says, or a setting names what cannot be used.
@@ -66,7 +71,7 @@ async def open_ground(
     local = None if engines is None else local_model(config, engines)
     async with (
         open_traces(config.traces, clock) as traces,
-        open_stores(config, clock) as stores,
+        open_stores(config, clock, outlived) as stores,
         open_access(config, stores.directory, clock, show_key) as access,
         open_upstreams(config.models, config.health) as upstreams,
         open_encoders(config, local.name if local else "", clock) as encoders,

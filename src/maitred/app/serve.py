@@ -9,6 +9,8 @@ probe sees the process alive but not ready.
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from rich.console import Console
@@ -24,6 +26,7 @@ from maitred.app.http_server import HttpServer
 from maitred.app.reload import Read, Reloader
 from maitred.app.shutdown import Shutdown
 from maitred.app.workers.house import House
+from maitred.app.workers.lobby import Lobby, open_lobby
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
 from maitred.fleet.engines import Engines
@@ -57,7 +60,8 @@ async def serve(
     console = Console()
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
-        open_ground(config, engines, clock, partial(show_key, console)) as ground,
+        _visited(house) as lobby,
+        open_ground(config, engines, clock, partial(show_key, console), lobby.leases) as ground,
         open_gateway(config, ground, reloader, clock) as gateway,
     ):
         server = HttpServer(
@@ -68,6 +72,7 @@ async def serve(
         shutdown = Shutdown(gateway.gate, config.server.drain_grace_s)
         gateway.watch(lambda config: server.adopt(config.server.stall_grace_s))
         gateway.watch(lambda config: shutdown.adopt(config.server.drain_grace_s))
+        await gateway.desk.open(lobby, ground.stores.ledger.carried)
         with shutdown.on_signals(), reloader.on_signals():
             sockets = [listener] if house is None else None
             serving = asyncio.create_task(server.serve(sockets=sockets), name="http server")
@@ -78,7 +83,6 @@ async def serve(
                 console.print(f"The console is at {url_of(listener)}/console.", highlight=False)
             try:
                 if house is not None:
-                    await gateway.desk.open(house.desk)
                     gateway.watch(lambda config: house.changed())
                     house.ready()
                 await _tell_when_ready(console, url_of(listener), ground, shutdown)
@@ -90,6 +94,17 @@ async def serve(
                 await asyncio.wait([serving])
         serving.result()
     return 0
+
+
+@asynccontextmanager
+async def _visited(house: House | None) -> AsyncIterator[Lobby]:
+    """Where API workers are, if there are any; those that had another controller before have come."""
+    if house is None:
+        yield Lobby()
+        return
+    async with open_lobby(house.desk) as lobby:
+        await lobby.gathered(house.workers)
+        yield lobby
 
 
 async def _tell_when_ready(console: Console, url: str, ground: Ground, shutdown: Shutdown) -> None:

@@ -12,24 +12,27 @@ engines nevertheless: who may not serve from this folder must not take an accele
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from maitred.app.address import bind
-from maitred.app.engines import make_engines
+from maitred.app.engines import engines_in, make_engines
 from maitred.app.workers.house import House, open_house
-from maitred.app.workers.supervisor import CONTROLLER, Supervisor
+from maitred.app.workers.supervisor import CONTROLLER, KEEPER, Part, Supervisor
 from maitred.config.loader import LoadedConfig
+from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
 from maitred.observe.logs import set_up
 from maitred.store.tenure import tenures
 
 Read = Callable[[], LoadedConfig]
+T = TypeVar("T")
 _BACKLOG = 4096
 """Connections that the kernel takes while every worker is busy."""
 
@@ -58,28 +61,52 @@ def run(loaded: LoadedConfig, command: Command | None = None, *, read: Read | No
 
 
 def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener: socket.socket) -> int:
-    """A controller and its workers, each in a process of its own."""
+    """A controller, its workers and a keeper of engines, each in a process of its own."""
     in_force = loaded
 
     def read_again() -> None:
         nonlocal in_force
         in_force = read()
 
-    def control() -> int:
-        return _looped(_start(in_force, command, read, listener, house))
+    def control(workers: Collection[int]) -> int:
+        return _looped(_start(in_force, command, read, listener, replace(house, workers=workers)))
 
-    def work(number: int) -> int:
+    def keep(_: Collection[int]) -> int:
+        from maitred.app.workers.keeper import keep
+
+        return _looped(keep(loaded.config, command, house))
+
+    def work(number: int, _: Collection[int]) -> int:
         from maitred.app.workers.worker import work
 
         return _looped(work(in_force.config, number, listener, house, SystemClock()))
 
     listener.listen(_BACKLOG)
-    with open_house() as house:
-        workers = {number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)}
-        return Supervisor({CONTROLLER: control, **workers}, read_again).run()
+    with _let(loaded.config), open_house() as house:
+        parts: dict[int, Part] = {
+            number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)
+        }
+        if loaded.config.has_engine and not loaded.config.model.attached:
+            parts[KEEPER] = keep
+        return Supervisor({CONTROLLER: control, **parts}, read_again, _prepare).run()
 
 
-def _looped(work: Coroutine[Any, Any, int]) -> int:
+@contextmanager
+def _let(config: Config) -> Iterator[None]:
+    """Holds what nobody else may use meanwhile, for all processes that are forked within the block together."""
+    stack = AsyncExitStack()
+    _looped(stack.enter_async_context(_tenures(config)))
+    try:
+        yield
+    finally:
+        _looped(stack.aclose())
+
+
+def _tenures(config: Config) -> AbstractAsyncContextManager[None]:
+    return tenures(config.store, alone=config.counters.url is None)
+
+
+def _looped(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
@@ -90,13 +117,24 @@ async def _start(
     config = loaded.config
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(tenures(config.store, alone=config.counters.url is None))
+        if house is None:
+            await stack.enter_async_context(_tenures(config))
         engines = None
         if config.has_engine:
-            engines = await stack.enter_async_context(await make_engines(config, command, clock))
+            if house is None or config.model.attached:
+                made = await make_engines(config, command, clock)
+            else:
+                made = engines_in(house, config)
+            engines = await stack.enter_async_context(made)
         # In a thread, because the loop has processes to start and to listen to meanwhile.
         serve = await asyncio.to_thread(_gateway)
         return await serve(loaded, read, listener, engines, clock, house)
+
+
+def _prepare() -> None:
+    import maitred.app.workers.worker  # noqa: F401
+
+    _gateway()
 
 
 def _gateway() -> Callable[..., Awaitable[int]]:

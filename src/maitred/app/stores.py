@@ -12,7 +12,7 @@ Counters ask the ledger what was spent, and the ledger tells them what a dead ga
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +53,15 @@ class Stores:
 
 
 @asynccontextmanager
-async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
+async def open_stores(config: Config, clock: Clock, outlived: Collection[str] = ()) -> AsyncIterator[Stores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
     Whoever serves holds the `tenures` of the store before.
+
+    Args:
+        config: The settings.
+        clock: The time.
+        outlived: Leases of requests that have outlived the process which had let them in.
 
     Raises:
         ConfigInvalid: A setting names what cannot be used.
@@ -70,7 +75,7 @@ async def open_stores(config: Config, clock: Clock) -> AsyncIterator[Stores]:
         stack.push_async_callback(ledger.close)
         counters = await _counters(config, clock, ledger, stack)
         # What a dead gateway journaled, and could not settle any more with counters that outlived it, is settled now.
-        await ledger.replay(counters.settle)
+        await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         yield Stores(
             DirectoryStore(database, clock),

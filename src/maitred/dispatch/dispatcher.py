@@ -109,6 +109,15 @@ class Dispatcher:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
         return Seat(self, self.floor.ticket(errand))
 
+    def resume(self, errand: Errand, replica: str) -> Seat | None:
+        """As `seat`, for a request that runs at a replica already: a process that has died since had released it.
+
+        To be entered before anybody waits. None: that replica is not known any more.
+        """
+        if all(station.post.name != replica for station in self.floor.stations):
+            return None
+        return Seat(self, self.floor.ticket(errand), runs_at=replica)
+
     async def relieve(self, errand: Errand) -> bool:
         """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
 
@@ -176,7 +185,9 @@ class Dispatcher:
         if ticket.state is not State.NEW:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
-        if self.floor.walk_in(ticket, now_s):
+        if seat.runs_at:
+            self.floor.resume(ticket, seat.runs_at, now_s)
+        if seat.runs_at or self.floor.walk_in(ticket, now_s):
             walked_in(ticket, now_s)
             self._after_turn()
             return

@@ -201,6 +201,13 @@ class Floor:
             self._nobody_waits(now_s)
         return True
 
+    def resume(self, ticket: Ticket, replica: str, now_s: float) -> None:
+        """It runs at a replica already, whatever that has left."""
+        station = next(station for station in self.stations if station.post.name == replica)
+        ticket.joined_s = now_s
+        ticket.room.line.pass_through(ticket, now_s)
+        self._run(ticket, station, ticket.room.quota, now_s)
+
     def join(self, ticket: Ticket, now_s: float) -> list[Station]:
         """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
         ready = self.refresh(now_s)

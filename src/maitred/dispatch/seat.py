@@ -33,13 +33,15 @@ class Seat:
     Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "passage", "ticket")
+    __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "passage", "runs_at", "ticket")
 
     passage: Passage
     """What is told of its waiting; since it has joined the line."""
 
-    def __init__(self, dispatcher: "Dispatcher", ticket: Ticket) -> None:
+    def __init__(self, dispatcher: "Dispatcher", ticket: Ticket, runs_at: str = "") -> None:
         self._dispatcher = dispatcher
+        self.runs_at = runs_at
+        """The replica that it ran at before it had a seat here; empty: at none."""
         self._waiter: asyncio.Future[None] | None = None
         self.answer: asyncio.Future[None] | None = None
         """Done when it has gone elsewhere, or will not; None: it was not asked."""

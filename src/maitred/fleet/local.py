@@ -30,7 +30,7 @@ from maitred.fleet.passed import PassedSettings
 from maitred.fleet.process import EngineProcess
 from maitred.observe.config import LogConfig
 from maitred.replica.engine_link import EngineLink
-from maitred.wire.address import parse_address
+from maitred.wire.address import Address, parse_address
 
 ENGINE_MODULE = "maitred.cli.local_engine"
 """What the processes of this installation's engines run."""
@@ -80,6 +80,11 @@ def _sweep_folders() -> None:
             shutil.rmtree(folder, ignore_errors=True)  # those of other users stay
 
 
+def listens_at(folder: Path) -> Address:
+    """Where an engine listens whose socket is in a folder."""
+    return parse_address(f"unix:{folder / SOCKET_NAME}")
+
+
 class LocalEngine:
     """Starts, supervises and stops one engine process. Enter it to start; leave it to stop.
 
@@ -98,6 +103,7 @@ class LocalEngine:
             and a pause before a new start may be long.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
+        folder: Where its socket is to be, which nobody else may enter; made and removed by this. None: one of its own.
 
     Attributes:
         link: The replica. It stays the same over restarts.
@@ -117,6 +123,7 @@ class LocalEngine:
         others_serve: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        folder: Path | None = None,
     ) -> None:
         self._command = command
         self._environment = environment or {}
@@ -132,8 +139,9 @@ class LocalEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         # Nobody else can enter a folder with mode 0700, and mkdir fails if somebody made it before us.
-        self._folder = Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
-        self._address = parse_address(f"unix:{self._folder / SOCKET_NAME}")
+        self._reused = folder is not None
+        self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
+        self._address = listens_at(self._folder)
         self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s)
         self.restarts = 0
 
@@ -159,7 +167,7 @@ class LocalEngine:
 
     async def __aenter__(self) -> "LocalEngine":
         _sweep_folders()
-        self._folder.mkdir(mode=0o700)
+        self._folder.mkdir(mode=0o700, exist_ok=self._reused)
         self._first_start = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(self._first_start), name="engine supervisor")
         return self

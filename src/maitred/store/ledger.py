@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -57,6 +57,9 @@ class UsageLedger:
         journal: Owned, and closed by `close`.
         clock: Tells the age of the backlog, and when to look for orphans.
         most_events: Events of the backlog that are kept in memory.
+
+    Attributes:
+        carried: Ids of what dead processes had begun, and what runs still: to be recorded here, and not begun again.
     """
 
     def __init__(self, database: Database, journal: Journal, clock: Clock, *, most_events: int = 10_000) -> None:
@@ -70,6 +73,7 @@ class UsageLedger:
         self._costs_nusd: Counter[str] = Counter()
         self._batches = BatchWriter(database)
         self._settle: Settle | None = None
+        self.carried: set[str] = set()
 
     def begin(self, event: UsageEvent) -> None:
         """See `Ledger`.
@@ -146,12 +150,13 @@ class UsageLedger:
         await self.flush()
         return await taken_since(self._database, since_s)
 
-    async def replay(self, settle: Settle | None = None) -> int:
+    async def replay(self, settle: Settle | None = None, running: Collection[str] = ()) -> int:
         """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
 
         Args:
             settle: Called for each event with its id, which is that of its lease, and what it charged and took: shared
                 counters may still hold that lease. From then on, what is found later is settled too.
+            running: Ids of events whose requests have outlived the process that had begun them; see `carried`.
 
         Returns:
             How many events were found; some may have been in the database already.
@@ -162,7 +167,7 @@ class UsageLedger:
         self._settle = settle or self._settle
         found = 0
         for folder in orphans(self._journal.folder):
-            with adopt(folder) as orphan:
+            with adopt(folder, running) as orphan:
                 if orphan is None:
                     continue
                 count = 0
@@ -172,6 +177,10 @@ class UsageLedger:
                         for event in batch:
                             await self._settle(event.id, {**event.charges, **event.taken})
                     count += len(batch)
+                for event in orphan.carried:
+                    if event.id not in self.carried:
+                        self._journal.begin(event)
+                        self.carried.add(event.id)
                 orphan.remove()
                 if count:
                     log.warning(

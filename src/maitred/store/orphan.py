@@ -6,7 +6,7 @@ the truth: an event that two adopters write, or one adopter twice because it die
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,18 +25,22 @@ class Orphan:
 
     Args:
         folder: Of the dead process.
+        running: Ids of events whose requests have outlived it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, running: Collection[str] = ()) -> None:
         self._folder = folder
+        self._running = running
         self._segments = sorted(folder.glob(f"*{SUFFIX}"))
         self.damages: list[Damage] = []
         """Complete once `batches` has ended. Torn ends, as every death may leave one, are not among them."""
         self.interrupted = 0
         """Requests that had begun and were never recorded."""
+        self.carried: list[UsageEvent] = []
+        """Of these, the ones that run still: they are somebody else's to record."""
 
     def batches(self, most: int) -> Iterator[list[UsageEvent]]:
-        """Every event that was recorded, then one for each request that had only begun; at most `most` at a time.
+        """Every event that was recorded, then one for each request that was interrupted; at most `most` at a time.
 
         Raises:
             StoreUnavailable: A file cannot be read at all.
@@ -63,7 +67,7 @@ class Orphan:
         self._folder.rmdir()
 
     def _events(self) -> Iterator[UsageEvent]:
-        self.damages, self.interrupted = [], 0
+        self.damages, self.interrupted, self.carried = [], 0, []
         begun: dict[str, Begun] = {}
         last_sign_s = 0.0  # of life
         for path in self._segments:
@@ -82,6 +86,9 @@ class Orphan:
                 self.damages.append(segment.damage)
                 log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED, segment.damage)
         for entry in begun.values():
+            if entry.event.id in self._running:
+                self.carried.append(entry.event)
+                continue
             self.interrupted += 1
             yield _interrupted(entry, last_sign_s)
 
@@ -95,14 +102,14 @@ def orphans(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def adopt(folder: Path) -> Iterator[Orphan | None]:
+def adopt(folder: Path, running: Collection[str] = ()) -> Iterator[Orphan | None]:
     """Holds the lock of a dead process's journal; None when its process lives or somebody else adopts it."""
     descriptor = lock(folder)
     if descriptor is None:
         yield None
         return
     try:
-        yield Orphan(folder)
+        yield Orphan(folder, running)
     finally:
         os.close(descriptor)
 

@@ -3,7 +3,7 @@
 ::
 
     worker                                controller
-      Hello ------------------------------->
+      Hello ------------------------------->       with what an earlier controller has granted, and what goes on
       <------------------------- Welcome, and again whenever something in it changes
       Asks ------------------------------->       one request at one model
       <------------------------- Seated, or Refused
@@ -41,14 +41,6 @@ class WrittenPrompt(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     ids: list[int]
     """Its tokens; where these are estimated, what stands for the first of them."""
-
-
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Worker: here I am."""
-
-    worker: int
-    """Its number in the gateway, from 1."""
-    pid: int
 
 
 class Asks(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
@@ -126,6 +118,32 @@ class Leaves(msgspec.Struct, frozen=True, array_like=True, tag="leaves"):
     error: WrittenError | None = None
     cancelled: bool = False
     """Whether its caller has left."""
+
+
+class Resumes(msgspec.Struct, frozen=True, array_like=True):
+    """Of a worker that had another controller before: this was granted, and goes on, or has ended since."""
+
+    asks: Asks
+    """Without the tokens of its prompts; `number` is still good."""
+    lease: str
+    max_tokens: int
+    """For each choice, as it was granted."""
+    replica: str
+    """Where it runs; empty: it waits."""
+    usage: Usage
+    """Until now; what is told of tokens from here on comes on top."""
+    first_token_s: float | None
+    ended: Settles | Leaves | None = None
+    """What could not be told when it happened."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Worker: here I am."""
+
+    worker: int
+    """Its number in the gateway, from 1."""
+    pid: int
+    resumes: list[Resumes]
 
 
 class WrittenAsk(msgspec.Struct, frozen=True, array_like=True):

@@ -69,6 +69,21 @@ async def test_without_limits_only_the_ledger_hears_of_a_request():
     assert (begun.id, begun.outcome, begun.prompt_tokens, begun.cost_nusd) == (event.id, Outcome.FAILED, 10, 0)
 
 
+async def test_what_was_granted_by_a_process_that_is_dead_is_held_again_whatever_there_is_room_for():
+    desk = Desk(limit("tenant:acme", "usd_per_day", 200_000))
+    desk.counters.at_once = True
+    async with desk.admission.resume(desk.work(10, 100), "use-1", 100) as grant:
+        assert (grant.lease, grant.max_tokens) == ("use-1", 100)
+        assert await reading(desk) == (0, 210_000)  # more than there is
+        with pytest.raises(RateLimited):
+            async with desk.admit(10, 100):
+                pass
+        await grant.settle(Usage(10, 7), Outcome.FINISHED)
+    assert await reading(desk) == (24_000, 0)
+    assert [event.id for event in desk.ledger.events] == ["use-1"]
+    assert "use-1" not in [event.id for event in desk.ledger.begun]  # it was begun before
+
+
 async def test_every_use_has_an_id_of_its_own():
     desk = Desk()
     for _ in range(3):

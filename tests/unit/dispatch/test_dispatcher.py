@@ -10,7 +10,7 @@ from maitred.core.flow import PriorityClass
 from maitred.core.ports import StepTimes
 from maitred.dispatch.config import PoolConfig
 from maitred.fairness.config import LineConfig
-from tests.dispatch_desk import Desk
+from tests.dispatch_desk import Desk, errand
 
 
 async def turn():
@@ -55,6 +55,27 @@ async def test_what_fits_is_granted_at_once():
         assert seat.expected_tokens == 32
         assert seat.waited_ms == {}
         assert desk.floor.running == 1
+    desk.assert_empty()
+
+
+async def test_what_ran_before_this_process_has_its_place_and_others_wait():
+    desk = Desk()
+    desk.replica.say(free_sequences=0, running=4, free_blocks=80)
+    seats = [desk.dispatcher.resume(errand(number), "post-0") for number in range(4)]
+    assert desk.dispatcher.resume(errand(9), "post-9") is None
+    async with AsyncExitStack() as running:
+        for seat in seats:
+            await running.enter_async_context(seat)
+            assert (await seat.granted()).name == "post-0"
+            seat.took(prompt_tokens=16)  # the engine counts it
+        guest = Guest(desk, 5)
+        await turn()
+        assert guest.post is None
+        assert desk.floor.running == 4
+    desk.replica.say(free_sequences=4, running=0, free_blocks=100)
+    await turn()
+    assert guest.post is not None
+    await guest.go()
     desk.assert_empty()
 
 

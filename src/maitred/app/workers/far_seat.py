@@ -1,4 +1,7 @@
-"""What a worker's request has of the controller: its grant and its place, both in one."""
+"""What a worker's request has of the controller: its grant and its place, both in one.
+
+It outlives the controller. The next one is told what was granted, gives it the place that it had, and settles it.
+"""
 
 import asyncio
 import logging
@@ -6,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from maitred.admission.work import Work
 from maitred.api.interrupt import Interruptible
-from maitred.app.workers.hotline import AWAY, Hotline
+from maitred.app.workers.hotline import Hotline
 from maitred.app.workers.submissions import Submissions
 from maitred.core.answer import Outcome
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
@@ -23,6 +28,7 @@ from maitred.wire.desk import (
     Met,
     Refused,
     Released,
+    Resumes,
     Seated,
     Settled,
     Settles,
@@ -70,25 +76,33 @@ class FarSeat:
         self._block = block
         self._recoveries = recoveries
         self._number = line.enter(self)
-        self._said: asyncio.Queue[ToWorker | MaitredError] = asyncio.Queue()
-        self._listening = False
-        """Whether somebody waits for what is said next."""
+        self._asks: Asks | None = None
         self._seated: Seated | None = None
         self._released: Released | None = None
+        self._settles: Settles | None = None
+        self._settled: Settled | None = None
+        self._error: MaitredError | None = None
+        """What stands against it, until it is raised."""
+        self._waiter: asyncio.Future[None] | None = None
+        """Of whoever waits for what is said next."""
         self._returns = 0
         self._over = False
         self._cut_off = False
-        """Whether the controller that had granted it is gone."""
+        """Whether the controller that had granted it is gone, and no other has been told of it."""
         self._taken = (0, 0, 0)
         self._gathering: asyncio.TimerHandle | None = None
         self.met = Met.NEITHER
 
     async def take(self, asks: Asks) -> None:
-        """Asks for it; raises what stands against it."""
-        self._line.tell(asks)
-        seated = await self._heard()
-        assert isinstance(seated, Seated)
-        tally, self._seated = self._tally, seated
+        """Asks for it; raises what stands against it. A controller that dies meanwhile has granted nothing."""
+        self._asks = asks
+        while self._seated is None:
+            await self._line.ready()
+            self._cut_off = False
+            self._line.tell(asks)
+            while self._seated is None and not self._cut_off:
+                await self._news()
+        tally, seated = self._tally, self._seated
         tally.standing, tally.forecast = seated.standing, seated.place
         tally.clamped_max_tokens = seated.max_tokens if seated.clamped else None
 
@@ -112,9 +126,14 @@ class FarSeat:
         told = None if why is None else write_error(why if isinstance(why, MaitredError) else Bug())
         left = error is not None and not isinstance(error, Exception) and not isinstance(why, MaitredError)
         self._flush()
-        self._line.tell(
-            Leaves(self._number, self._tally.usage, self._tally.first_token_s, self.met, None if left else told, left)
+        leaves = Leaves(
+            *(self._number, self._tally.usage, self._tally.first_token_s),
+            *(self.met, None if left else told, left),
         )
+        if not self._cut_off:
+            self._line.tell(leaves)
+        elif (resumes := self.resumes()) is not None:
+            self._line.owe(replace(resumes, ended=resumes.ended or leaves))
 
     # --- what the controller says ---
 
@@ -127,33 +146,53 @@ class FarSeat:
                 self._tally.standing = message.standing
             if isinstance(error, Overloaded):
                 self._tally.forecast = error.place
-            self._end(error)
-        else:
-            self._said.put_nowait(message)
+            # It ends here, whatever it does.
+            if self._waiter is None:
+                self._block.interrupt(error)
+            self._error = error
+        elif isinstance(message, Seated):
+            self._seated = message
+        elif isinstance(message, Released):
+            self._released, self.met = message, Met.NEITHER
+        elif isinstance(message, Settled):
+            self._settled = message
+        self._wake()
 
     def cut(self) -> None:
         """See `Caller.cut`. An answer that is on its way goes on without the controller."""
-        self._over = self._cut_off = True
-        if self._listening:
-            self._end(Unavailable(AWAY, retry_after_s=1.0))
+        self._cut_off = True
+        self._wake()
 
-    def _end(self, error: MaitredError) -> None:
-        """It ends here, whatever it does."""
-        if self._listening:
-            self._said.put_nowait(error)
-        else:
-            self._block.interrupt(error)
+    def resumes(self) -> Resumes | None:
+        """See `Caller.resumes`."""
+        if self._asks is None or self._seated is None or self._settled is not None:
+            return None
+        self._cut_off = False
+        self._taken = 0, 0, 0  # the usage says it
+        return Resumes(
+            replace(self._asks, prompts=[replace(prompt, ids=[]) for prompt in self._asks.prompts]),
+            self._seated.lease,
+            self._seated.max_tokens,
+            "" if self._released is None else self._released.replica,
+            self._tally.usage,
+            self._tally.first_token_s,
+            self._settles,
+        )
 
-    async def _heard(self) -> ToWorker:
-        """What is said next; raises what stands against the request."""
-        self._listening = True
-        try:
-            message = await self._said.get()
-        finally:
-            self._listening = False
-        if isinstance(message, MaitredError):
-            raise message
-        return message
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _news(self) -> None:
+        """Waits until something is said; raises what stands against the request."""
+        if self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None:
+            raise self._error
 
     # --- the grant ---
 
@@ -175,30 +214,35 @@ class FarSeat:
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
         """See `AnyGrant.settle`."""
-        self._flush()
-        self._line.tell(Settles(self._number, usage, outcome, self._tally.first_token_s))
-        try:
-            settled = None if self._cut_off else await self._heard()
-        except MaitredError:
-            if not self._cut_off:
-                raise
-            settled = None
-        if settled is None:
-            # The ledger has it as interrupted, and nobody pays for it. Its caller need not be told.
-            _log.warning("Request %s ended while the controller was away; it is not billed.", self._tally.request_id)
-            return
-        assert isinstance(settled, Settled)
-        if settled.error is not None:
-            raise read_error(settled.error)
+        if self._settled is None:
+            self._flush()
+            self._settles = Settles(self._number, usage, outcome, self._tally.first_token_s)
+            self._line.tell(self._settles)
+        while self._settled is None:
+            try:
+                if self._cut_off:
+                    await self._line.ready(kept=True)
+                else:
+                    await self._news()
+            except Unavailable:
+                if not self._cut_off:
+                    raise
+                # Its caller need not wait for the next one, who settles it then.
+                _log.warning("Request %s ended while the controller was away.", self._tally.request_id)
+                return
+        if (error := self._settled.error) is not None:
+            self._settles = self._settled = None
+            raise read_error(error)
 
     # --- the seat ---
 
     async def granted(self) -> AnyPost:
         """See `AnySeat.granted`."""
-        if self._released is None:
-            released = await self._heard()
-            assert isinstance(released, Released)
-            self._released, self.met = released, Met.NEITHER
+        while self._released is None:
+            if self._cut_off:
+                await self._line.ready(kept=True)
+            else:
+                await self._news()
         HERE.set(self)
         return self._posts[self._released.replica]
 

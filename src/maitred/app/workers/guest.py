@@ -1,12 +1,14 @@
 """One request of a worker's, as the controller sees it: what `Pipeline` does around an answer, without the answer.
 
+It may have begun under another controller, and goes on with this one where it was.
+
 It runs as a task that holds what the request holds, in the same contexts and in the same order as in one process. So
 whatever ends it, also the death of the worker, gives everything back in the same way.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from maitred.admission.grant import Grant
@@ -30,6 +32,7 @@ from maitred.wire.desk import (
     Met,
     Refused,
     Released,
+    Resumes,
     Seated,
     Settled,
     Settles,
@@ -55,12 +58,25 @@ class Guest:
         gate: Counts it among those who are inside.
         clock: For its story.
         tell: Sends the worker something.
+        resumes: What another controller had granted, which is dead; None: it comes only now.
+
+    Attributes:
+        asks: What the worker asks.
+        resumed: Whether it has again what it had.
     """
 
     def __init__(
-        self, asks: Asks, control: LocalControl, gate: Gate, clock: Clock, tell: Callable[[ToWorker], None]
+        self,
+        asks: Asks,
+        control: LocalControl,
+        gate: Gate,
+        clock: Clock,
+        tell: Callable[[ToWorker], None],
+        resumes: Resumes | None = None,
     ) -> None:
-        self._asks = asks
+        self.asks = asks
+        self.resumed = asyncio.Event()
+        self._resumes = resumes
         # There is one whom nobody can shut out, and who is known by being that object.
         self._principal = ANONYMOUS if asks.principal == ANONYMOUS else asks.principal
         self._control = control
@@ -126,12 +142,15 @@ class Guest:
 
     async def run(self) -> None:
         """From the question to the end. Raises nothing but what cancels it."""
-        number = self._asks.number
+        number = self.asks.number
         if self._gone:
             return
+        resumes = self._resumes
         try:
-            async with self._gate.enter(self._principal) as self._visit:
-                await self._serve()
+            async with self._gate.enter(self._principal, even_if_full=resumes is not None) as self._visit:
+                if self.asks.pool not in self._control.pools:
+                    raise ReplicaUnavailable(retry_after_s=1.0)  # the worker knows a configuration that is over
+                await (self._serve() if resumes is None else self._go_on(resumes))
         except ClientLeft:
             pass
         except MaitredError as error:
@@ -141,10 +160,8 @@ class Guest:
             raise
 
     async def _serve(self) -> None:
-        asks, tally = self._asks, self.tally
-        if asks.pool not in self._control.pools:
-            raise ReplicaUnavailable(retry_after_s=1.0)  # the worker knows a configuration that is over
-        errand = self._errand()
+        asks, tally = self.asks, self.tally
+        errand = self._errand(asks.length)
         tally.forecast = place = self._control.check(asks.pool, errand)
         async with AsyncExitStack() as running:
             grant, seat = await self._control.admit(asks.pool, errand, self._work(), tally.story, running)
@@ -159,26 +176,56 @@ class Guest:
             while await self._at_a_replica(grant, seat):
                 pass
 
+    async def _go_on(self, resumes: Resumes) -> None:
+        """What another controller had granted is held by this one, and the request is where it was."""
+        asks, control = self.asks, self._control
+        self._note(resumes)
+        async with AsyncExitStack() as running:
+            grant, self._seat = await control.resume(
+                *(asks.pool, self._errand(resumes.max_tokens), self._work(), resumes.lease, resumes.replica, running)
+            )
+            running.callback(self._end_attempt, Met.NEITHER)
+            seat, again = self._seat, not resumes.replica
+            self._released = not again
+            self.resumed.set()
+            if not again:
+                grant.served_by(resumes.replica)
+                if seat is not None:
+                    with suppress(ReplicaUnavailable):
+                        self._begin_attempt(await seat.granted())
+                    if resumes.first_token_s is not None:
+                        usage = resumes.usage
+                        seat.took(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+                again = await self._obey(grant, seat)
+            while again and seat is not None:
+                again = await self._at_a_replica(grant, seat)
+
     async def _at_a_replica(self, grant: Grant, seat: Seat) -> bool:
         """Waits for its turn, and for what becomes of it there; returns whether it waits for another turn."""
-        number = self._asks.number
         self._released = False
         post = await seat.granted()
         self._released = True
         try:
             self._begin_attempt(post)
         except ReplicaUnavailable:
-            if seat.again(prompts=range(len(self._asks.prompts))):
+            if seat.again(prompts=range(len(self.asks.prompts))):
                 return True
             raise
         grant.served_by(post.name)
-        self._tell(Released(number, post.name, seat.waited_ms, seat.elsewhere))
+        self._tell(Released(self.asks.number, post.name, seat.waited_ms, seat.elsewhere))
+        return await self._obey(grant, seat)
+
+    async def _obey(self, grant: Grant, seat: Seat | None) -> bool:
+        """Does what the worker says of it while it runs; returns whether it waits for another turn."""
+        number = self.asks.number
         while True:
             order = await self._orders.get()
             match order:
                 case FailedThere():
                     self._end_attempt(order.met)
-                    if not seat.again(prompts=order.prompts, answer_by_s=order.answer_by_s, rest_s=order.rest_s):
+                    if seat is None or not seat.again(
+                        prompts=order.prompts, answer_by_s=order.answer_by_s, rest_s=order.rest_s
+                    ):
                         raise ReplicaUnavailable
                     return True
                 case Settles():
@@ -193,13 +240,15 @@ class Guest:
                 case Leaves():
                     self._note(order)
                     self._end_attempt(order.met)
-                    if order.cancelled:
-                        raise ClientLeft
+                    if order.cancelled and self._visit is not None:
+                        # As in one process, where the caller's leaving cancels: what came of the answer is billed.
+                        self._visit.interrupt(ClientLeft())
+                        await asyncio.sleep(0)
                     if order.error is not None:
                         raise read_error(order.error)
                     return False
 
-    def _note(self, order: Settles | Leaves) -> None:
+    def _note(self, order: Settles | Leaves | Resumes) -> None:
         """What the worker knows better: it has seen every token."""
         tally, usage = self.tally, order.usage
         tally.prompt_tokens, tally.cached_tokens = usage.prompt_tokens, usage.cached_tokens
@@ -223,15 +272,15 @@ class Guest:
 
     # --- as others see it ---
 
-    def _errand(self) -> Errand:
-        asks = self._asks
+    def _errand(self, max_tokens: int) -> Errand:
+        asks = self.asks
         return Errand(
             id=asks.request_id,
             principal_org=self._principal.tenants[-1],
             flow=asks.flow,
             prompt_tokens=sum(prompt.tokens for prompt in asks.prompts),
             prompts=[_prompt_of(written) for written in asks.prompts],
-            max_tokens=asks.length,
+            max_tokens=max_tokens,
             choices=asks.choices,
             arrived_s=asks.arrived_s,
             deadline_s=asks.deadline_s,
@@ -240,7 +289,7 @@ class Guest:
         )
 
     def _work(self) -> Work:
-        asks = self._asks
+        asks = self.asks
         return Work(
             principal=self._principal,
             request_id=asks.request_id,

@@ -1,11 +1,13 @@
 """The worker's end of the line to the controller: what is asked, and who waits for which answer.
 
 A line that ends is connected again, for as long as it takes. Whoever asks meanwhile waits for a moment and is then told
-when to come back; whoever has been answered before goes on.
+when to come back; whoever has been answered before goes on. The next controller is told first of all what that is: what
+was granted and has not been settled, whether it runs still or has ended since.
 """
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -15,14 +17,18 @@ import msgspec
 from maitred.app.workers.line import Line
 from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
-from maitred.wire.desk import Hello, News, Peeked, Reads, ToWorker, Welcome
+from maitred.wire.desk import Hello, News, Peeked, Reads, Resumes, ToWorker, Welcome
 from maitred.wire.written_errors import read_error
 
 AWAY = "The process of this gateway that decides on requests is being started again. Try again shortly."
 _PATIENCE_S = 2.0
 """For a controller that is away: a start of one takes about as long."""
+_KEPT_S = 10.0
+"""The same for who has a grant, which the next one knows of."""
 _RETRY_AFTER_S = 2.0
 _RECONNECT_S = 0.05
+_MOST_UNTOLD = 10_000
+"""Ends of requests that wait for a controller to hear of them. What they have used is owed beside that."""
 
 
 class Caller(Protocol):
@@ -34,6 +40,10 @@ class Caller(Protocol):
 
     def cut(self) -> None:
         """The controller is gone."""
+        ...
+
+    def resumes(self) -> Resumes | None:
+        """There is another one, and this is what it has to know; None: nothing was granted."""
         ...
 
 
@@ -48,7 +58,7 @@ class Hotline:
     """
 
     def __init__(self, worker: int, pid: int, path: Path, welcomed: Callable[[Welcome], None]) -> None:
-        self._hello = Hello(worker, pid)
+        self._worker, self._pid = worker, pid
         self._path = path
         self._welcomed = welcomed
         self._line: Line[ToWorker] | None = None
@@ -57,6 +67,9 @@ class Hotline:
         self._numbers = itertools.count(1)
         self._callers: dict[int, Caller] = {}
         self._answers: dict[int, asyncio.Future[ToWorker]] = {}
+        self._owed: list[Resumes] = []
+        """What has ended while there was no controller."""
+        self._untold: deque[msgspec.Struct] = deque(maxlen=_MOST_UNTOLD)
 
     @property
     def up(self) -> bool:
@@ -76,30 +89,43 @@ class Hotline:
                 continue
             self._over.clear()
             self._line = line
-            line.tell(self._hello)
+            running = [told for caller in self._callers.values() if (told := caller.resumes()) is not None]
+            line.tell(Hello(self._worker, self._pid, [*self._owed, *running]))
+            while self._untold:
+                line.tell(self._untold.popleft())
             try:
                 await self._over.wait()
             finally:
                 line.close()
 
-    async def ready(self) -> None:
-        """Waits for a controller that is away, for a moment.
+    async def ready(self, *, kept: bool = False) -> None:
+        """Waits for a controller that is away, for a moment; longer where a grant is `kept`.
 
         Raises:
             Unavailable: It stays away.
         """
-        if self._up.is_set():
-            return
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._up.wait()
+            async with asyncio.timeout(_KEPT_S if kept else _PATIENCE_S):
+                while not self._up.is_set():
+                    await self._up.wait()
         except TimeoutError:
             raise Unavailable(AWAY, retry_after_s=_RETRY_AFTER_S) from None
 
     def tell(self, message: msgspec.Struct) -> None:
         """Says something; nobody hears it while the controller is away."""
-        if self._line is not None and self._up.is_set():
+        if self._line is not None:
             self._line.tell(message)
+
+    def report(self, message: msgspec.Struct) -> None:
+        """Says something, or says it to the next controller."""
+        if self._line is not None:
+            self._line.tell(message)
+        else:
+            self._untold.append(message)
+
+    def owe(self, resumes: Resumes) -> None:
+        """The next controller is to settle this."""
+        self._owed.append(resumes)
 
     def enter(self, caller: Caller) -> int:
         """A number for a request, under which it hears what is said of it."""
@@ -141,6 +167,7 @@ class Hotline:
     def _heard(self, message: ToWorker) -> None:
         match message:
             case Welcome():
+                self._owed.clear()  # it is settled
                 self._up.set()
                 self._welcomed(message)
             case News() | Peeked():
@@ -152,6 +179,7 @@ class Hotline:
                     caller.hear(message)
 
     def _ended(self) -> None:
+        self._line = None
         self._up.clear()
         self._over.set()
         for caller in list(self._callers.values()):

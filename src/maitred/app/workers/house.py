@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,12 @@ class House:
     Attributes:
         folder: Of the sockets.
         supervisor: The process that started the others.
+        workers: Those API workers, by their process ids, that were there when this process was started.
     """
 
     folder: Path
     supervisor: int
+    workers: Collection[int] = ()
 
     @property
     def desk(self) -> Path:
@@ -31,6 +33,10 @@ class House:
     def edge(self) -> Path:
         """Where the controller speaks HTTP, for what workers pass on."""
         return self.folder / "edge.sock"
+
+    def engine(self, name: str) -> Path:
+        """The folder where an engine of the `model` section listens."""
+        return self.folder / name
 
     def ready(self) -> None:
         """Tells the supervisor that this process does its work."""

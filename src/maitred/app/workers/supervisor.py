@@ -2,7 +2,8 @@
 
 ::
 
-    supervisor -- controller      everything that is decided, kept and told
+    supervisor -- keeper          the engines of the `model` section, if any are started here
+               -- controller      everything that is decided, kept and told
                -- worker 1..N     HTTP, text; each accepts connections from the one listening socket
 
 It decides nothing and holds nothing but the listening socket, so there is nothing in it that could fail. It has one
@@ -10,13 +11,13 @@ thread and no event loop, which is why it may fork at any time: what it starts h
 read once, and shares what was imported.
 
 A worker that dies is started again; its connections are lost and nothing else. The controller too: meanwhile workers go
-on with the answers that they have begun. One that gives up by itself the first time, such as for an engine that does
-not start, ends the whole with its exit code.
+on with the answers that they have begun, and then tell the next one of them. A controller or keeper that gives up by
+itself the first time, such as for an engine that does not start, ends the whole with its exit code.
 
-SIGTERM and SIGINT are handed on to all: everybody drains. SIGUSR2 replaces the workers, one after the other: the next
-is there before the one before it stops accepting, and that one ends when its last answer has. SIGHUP is the
-controller's, which reads the configuration again; where that changes anything, workers are replaced by such as begin
-with it.
+SIGTERM and SIGINT are handed on to all: everybody drains, and then the keeper ends. SIGUSR2 replaces the workers, one
+after the other: the next is there before the one before it stops accepting, and that one ends when its last answer has.
+SIGHUP is the controller's, which reads the configuration again; where that changes anything, workers are replaced by
+such as begin with it.
 """
 
 import logging
@@ -25,7 +26,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 from maitred.app.workers.house import CHANGED, READY, RETIRE
 from maitred.core.backoff import Ceiling
@@ -33,11 +35,15 @@ from maitred.core.errors import CallerError, MaitredError
 from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
 
 CONTROLLER = 0
+KEEPER = -1
+Part = Callable[[Collection[int]], int]
+"""What one process does: told the process ids of the workers that are there, it returns an exit code."""
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HEARD = {*_STOPS, signal.SIGCHLD, signal.SIGUSR2, signal.SIGHUP, READY, CHANGED}
 _AGAIN = Ceiling(first_s=0.1, most_s=5.0)
 """Before a process is started again that has died, after so many early deaths in a row."""
 _EARLY_S = 10.0
+_SHORT = {CONTROLLER: "controller", KEEPER: "keeper"}
 _log = logging.getLogger(__name__)
 
 
@@ -45,13 +51,18 @@ class Supervisor:
     """Runs until it is told to stop and everybody has.
 
     Args:
-        parts: What to run: the controller under 0, workers under their numbers. Each returns an exit code, in a process
-            of its own.
+        parts: What to run, each in a process of its own: the controller under 0, workers under their numbers, a keeper
+            under -1.
         read_again: Reads the configuration that parts begin with from then on.
+        prepare: Imports what the controller and the workers need, so that each starts quickly and has it in common with
+            the others. The keeper starts before that. It must not start a thread.
     """
 
-    def __init__(self, parts: Mapping[int, Callable[[], int]], read_again: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: Mapping[int, Part], read_again: Callable[[], None], prepare: Callable[[], None] = lambda: None
+    ) -> None:
         self._parts = parts
+        self._prepare = prepare
         self._read_again = read_again
         self._running: dict[int, int] = {}
         """Process id -> its part."""
@@ -70,6 +81,9 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        if KEEPER in self._parts:
+            self._start(KEEPER)
+        self._prepare()
         self._start(CONTROLLER)
         while self._running or (self._due and not self._stopping):
             heard = signal.sigtimedwait(_HEARD, self._until_due_s())
@@ -104,14 +118,14 @@ class Supervisor:
             return
         if part == CONTROLLER:
             for worker in self._parts:
-                if worker not in self._running.values() and worker not in self._due:
+                if worker > 0 and worker not in self._running.values() and worker not in self._due:
                     self._start(worker)
         elif self._rolling and self._running.get(self._rolling[0]) == part:
             self._dismiss(self._rolling.popleft())
 
     def _replace(self) -> None:
         """Every worker is to be replaced."""
-        here = [pid for pid, part in self._running.items() if part and pid not in self._leaving]
+        here = [pid for pid in self._workers if pid not in self._leaving]
         self._rolling.extend(pid for pid in here if pid not in self._rolling)
         self._roll()
 
@@ -129,9 +143,17 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         self._stopping = True
         self._rolling.clear()
-        for pid in self._running:
+        for pid, part in self._running.items():
             self._leaving.add(pid)
-            os.kill(pid, number)
+            if part != KEEPER:
+                os.kill(pid, number)
+        self._close()
+
+    def _close(self) -> None:
+        """Once nobody is left who could need an engine, these end as well."""
+        if set(self._running.values()) == {KEEPER}:
+            for pid in self._running:
+                os.kill(pid, signal.SIGTERM)
 
     def _bury(self) -> None:
         """Takes note of every process that has ended."""
@@ -146,10 +168,12 @@ class Supervisor:
         if pid in self._leaving:
             self._leaving.discard(pid)
             self._roll()
+            if self._stopping:
+                self._close()
             if part == CONTROLLER:
                 self._code = max(0, code)
             return
-        if part == CONTROLLER and code > 0 and part not in self._deaths:
+        if part <= CONTROLLER and code > 0 and part not in self._deaths:
             self._code = code  # it has said why, and would say it again
             self._stop(signal.SIGTERM)
             return
@@ -160,6 +184,11 @@ class Supervisor:
         wait_s = _AGAIN.after(self._deaths[part])
         _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _name(part), pid, code, wait_s)
         self._due[part] = time.monotonic() + wait_s
+
+    @property
+    def _workers(self) -> list[int]:
+        """Those that are there, also to end soon."""
+        return [pid for pid, part in self._running.items() if part > 0]
 
     def _until_due_s(self) -> float:
         soonest_s = min(self._due.values(), default=None)
@@ -175,6 +204,7 @@ class Supervisor:
     def _start(self, part: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        workers = self._workers
         pid = os.fork()
         if pid:
             self._running[pid] = part
@@ -182,8 +212,8 @@ class Supervisor:
             return
         code = 1
         try:
-            self._become_child()
-            code = self._parts[part]()
+            self._become_child(part)
+            code = self._parts[part](workers)
         except MaitredError as error:
             sys.stderr.write(f"{error.message}\n")
             code = 2 if isinstance(error, CallerError) else 1
@@ -194,8 +224,9 @@ class Supervisor:
             sys.stderr.flush()
             os._exit(code)
 
-    def _become_child(self) -> None:
+    def _become_child(self, part: int) -> None:
         """Ends with its supervisor, and hears signals by itself: Ctrl-C in a terminal is the supervisor's."""
+        Path("/proc/self/comm").write_text(f"mtd-{_SHORT.get(part, f'worker-{part}')}")  # for `ps` and `top`
         os.setpgid(0, 0)
         reading, writing = self._lifeline
         os.dup2(reading, 0)
@@ -206,4 +237,4 @@ class Supervisor:
 
 
 def _name(part: int) -> str:
-    return "The controller" if part == CONTROLLER else f"Worker {part}"
+    return f"The {_SHORT[part]}" if part in _SHORT else f"Worker {part}"

@@ -181,7 +181,7 @@ class Reporter:
         if id(tally) in self._passed:
             self._passed.discard(id(tally))
         else:
-            self._line.tell(ended_of(tally))
+            self._line.report(ended_of(tally))
 
 
 class Front:

@@ -1,0 +1,206 @@
+"""The controller's end of the line to one worker, and the requests that came over it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from maitred.app.workers.guest import Guest
+from maitred.app.workers.line import Line
+from maitred.app.workers.report import tally_of
+from maitred.core.directory import DirectoryChanges
+from maitred.core.errors import MaitredError, Unavailable
+from maitred.core.story import Chapter
+from maitred.wire.desk import (
+    Asks,
+    Ended,
+    FailedThere,
+    Heard,
+    Hello,
+    Knows,
+    Leaves,
+    News,
+    Peeked,
+    Peeks,
+    Reads,
+    Refused,
+    Resumes,
+    Settled,
+    Settles,
+    ToController,
+    Took,
+    Welcome,
+)
+from maitred.wire.written_errors import write_error
+
+if TYPE_CHECKING:
+    from maitred.app.workers.desk import Desk
+    from maitred.app.workers.lobby import Lobby
+
+_log = logging.getLogger(__name__)
+
+
+class Clerk:
+    """One worker's. What it says before there is a desk is kept for then.
+
+    Args:
+        lobby: Where it waits for that.
+    """
+
+    def __init__(self, lobby: "Lobby") -> None:
+        self.line: Line[ToController] = Line(ToController, self._said, self._gone)
+        self.worker = 0
+        self.pid = 0
+        self.brings: list[Resumes] = []
+        """What was granted before this controller, and goes on."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._lobby = lobby
+        self._desk: Desk | None = None
+        self._early: list[ToController] = []
+        self._guests: dict[int, Guest] = {}
+        self._chapters: dict[tuple[str, float], list[Chapter]] = {}
+        """Of requests whose end has not been told, by their ids and when they came."""
+        self._knows = asyncio.Condition()
+        self._version = -1
+
+    @property
+    def desk(self) -> "Desk":
+        """Where it stands."""
+        assert self._desk is not None, "it waits"
+        return self._desk
+
+    def attend(self, desk: "Desk") -> None:
+        """Serves its worker from now on."""
+        self._desk = desk
+        desk.clerks.add(self)
+        self.greet(desk.welcome())
+        early, self._early = self._early, []
+        for message in early:
+            self._heard(message)
+
+    async def resume(self, desk: "Desk", resumes: Resumes) -> None:
+        """Grants again what was granted; returns when it is, or when it is settled if it has ended."""
+        if resumes.lease in desk.carried:
+            guest = Guest(resumes.asks, desk.control, desk.gate, desk.clock, self.line.tell, resumes)
+            self._guests[resumes.asks.number] = guest
+            task = self._begin(self._serve(guest), f"request {resumes.asks.request_id}")
+            resumed = asyncio.ensure_future(guest.resumed.wait())
+            await asyncio.wait([task, resumed], return_when=asyncio.FIRST_COMPLETED)
+            resumed.cancel()
+            if resumes.ended is not None:
+                guest.order(resumes.ended)
+                if isinstance(resumes.ended, Settles):
+                    guest.order(Leaves(resumes.asks.number, resumes.ended.usage, resumes.ended.first_token_s))
+                await asyncio.wait([task])
+        else:
+            self.forgo(resumes)
+
+    def forgo(self, resumes: Resumes) -> None:
+        """The ledger has it already, as settled or as interrupted: what runs may run on, and what waits may not."""
+        number = resumes.asks.number
+        if resumes.replica:
+            self.line.tell(Settled(number))
+        else:
+            self.line.tell(Refused(number, write_error(Unavailable(retry_after_s=1.0))))
+
+    def greet(self, welcome: Welcome) -> None:
+        """Tells what has to be known."""
+        self.line.tell(welcome)
+
+    async def learnt(self, version: int) -> None:
+        """Waits until the worker goes by a version of the directory."""
+        async with self._knows:
+            await self._knows.wait_for(lambda: self._version >= version or not self.line.open)
+
+    def _said(self, message: ToController) -> None:
+        if isinstance(message, Hello):
+            self.worker, self.pid, self.brings = message.worker, message.pid, message.resumes
+            self._lobby.entered(self)
+        elif self._desk is None:
+            self._early.append(message)
+        else:
+            self._heard(message)
+
+    def _heard(self, message: ToController) -> None:
+        match message:
+            case Took():
+                if (guest := self._guests.get(message.number)) is not None:
+                    guest.took(message)
+            case Asks():
+                self._begin(self._attend(message), f"request {message.request_id}")
+            case Heard():
+                if (guest := self._guests.get(message.number)) is not None:
+                    guest.heard()
+            case FailedThere() | Settles() | Leaves():
+                if (guest := self._guests.get(message.number)) is not None:
+                    guest.order(message)
+            case Ended():
+                self._report(message)
+            case Peeks():
+                self._begin(self._peek(message), "standing of a caller")
+            case Reads():
+                self._begin(self._read(message), "changes of the directory")
+            case Knows():
+                self._begin(self._note(message.version), "version of the directory")
+            case Hello():
+                pass  # it is here
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
+
+    async def _attend(self, asks: Asks) -> None:
+        desk = self.desk
+        guest = self._guests[asks.number] = Guest(asks, desk.control, desk.gate, desk.clock, self.line.tell)
+        await self._serve(guest)
+
+    async def _serve(self, guest: Guest) -> None:
+        asks = guest.asks
+        try:
+            await guest.run()
+        finally:
+            del self._guests[asks.number]
+            self._chapters.setdefault((asks.request_id, asks.arrived_s), []).extend(guest.chapters)
+
+    async def _peek(self, peeks: Peeks) -> None:
+        self.line.tell(Peeked(peeks.number, await self.desk.control.peek(peeks.principal, peeks.model)))
+
+    async def _read(self, reads: Reads) -> None:
+        try:
+            self.desk.refresher.check()
+            # Most ask again and again, and nothing has changed.
+            known = reads.since == self.desk.welcome().directory
+            changes = DirectoryChanges(reads.since) if known else await self.desk.directory.changes(reads.since)
+        except MaitredError as error:
+            self.line.tell(News(reads.number, None, write_error(error)))
+        else:
+            self.line.tell(News(reads.number, changes))
+
+    async def _note(self, version: int) -> None:
+        async with self._knows:
+            self._version = version
+            self._knows.notify_all()
+
+    def _report(self, ended: Ended) -> None:
+        chapters = self._chapters.pop((ended.request_id, ended.started_s), [])
+        tally = tally_of(ended, chapters)
+        for observer in self.desk.observers:
+            observer.ended(tally)
+
+    def _gone(self) -> None:
+        """The worker has ended, or its line has: nobody is there for its requests."""
+        self._lobby.left(self)
+        if self._desk is not None:
+            self._desk.clerks.discard(self)
+        if self._guests:
+            _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._guests))
+        for task in self.tasks:
+            task.cancel()
+        self._begin(self._note(self._version), "end of a line")

@@ -1,0 +1,89 @@
+"""Where workers wait until the controller can serve them, with what they have to tell it first."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maitred.app.workers.clerk import Clerk
+
+if TYPE_CHECKING:
+    from maitred.app.workers.desk import Desk
+
+_PATIENCE_S = 5.0
+"""For a worker that lives and does not come; it tries twenty times a second."""
+_LOOK_S = 0.1
+"""How soon it is noticed that one of them has died meanwhile."""
+
+
+class Lobby:
+    """Takes lines from workers, with or without a desk.
+
+    Attributes:
+        clerks: Of those who are here and have said who they are.
+    """
+
+    def __init__(self) -> None:
+        self.clerks: list[Clerk] = []
+        self._desk: Desk | None = None
+        self._entering = asyncio.Event()
+
+    @property
+    def leases(self) -> set[str]:
+        """What was granted before this controller, and is not settled."""
+        return {resumes.lease for clerk in self.clerks for resumes in clerk.brings}
+
+    async def gathered(self, pids: Collection[int]) -> None:
+        """Waits until all of these processes are here, or as good as dead."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while {pid for pid in pids if _alive(pid)} - {clerk.pid for clerk in self.clerks}:
+                    self._entering.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._entering.wait(), _LOOK_S)
+
+    def entered(self, clerk: Clerk) -> None:
+        """Somebody has said who it is."""
+        self.clerks.append(clerk)
+        self._entering.set()
+        if self._desk is not None:
+            self._receive(clerk, self._desk)
+
+    def left(self, clerk: Clerk) -> None:
+        """Its line has ended."""
+        if clerk in self.clerks:
+            self.clerks.remove(clerk)
+
+    def hand_over(self, desk: "Desk") -> None:
+        """From now on the desk serves all of them."""
+        self._desk = desk
+        for clerk in self.clerks:
+            clerk.attend(desk)
+
+    def _receive(self, clerk: Clerk, desk: "Desk") -> None:
+        """It comes late: what it brings was taken for interrupted, and is not billed."""
+        for resumes in clerk.brings:
+            clerk.forgo(resumes)
+        clerk.attend(desk)
+
+
+@asynccontextmanager
+async def open_lobby(path: Path) -> AsyncIterator[Lobby]:
+    """Takes lines at a socket for as long as the block lasts."""
+    lobby = Lobby()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: Clerk(lobby).line, str(path))
+    try:
+        yield lobby
+    finally:
+        server.close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
