@@ -26,6 +26,7 @@ from maitred.app.pins import Pins
 from maitred.app.replicas import Replicas
 from maitred.app.rollouts import Rollouts
 from maitred.app.sleepers import Sleepers
+from maitred.app.workers.staff import Staff
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -185,6 +186,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             Stories(8, clock),
             None,
             None,
+            Staff(tuple, None),
             identity.holds,
             clock,
         )

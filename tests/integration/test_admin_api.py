@@ -345,6 +345,12 @@ async def test_a_full_server_takes_the_limit_that_relieves_it(admin):
         await admin.done("PUT", "limits/relief", {"subject": "*", "kind": "concurrent_requests", "value": 50})
 
 
+async def test_one_process_has_no_workers_and_cannot_be_replaced(admin):
+    assert await admin.done("GET", "workers") == {"object": "list", "data": []}
+    fault = await admin.refused("POST", "workers/restart", 409)
+    assert "SIGTERM" in fault["message"]
+
+
 async def test_replicas_are_listed_and_taken_in_and_out_of_service(tmp_path):
     async with administered(tmp_path) as system:
         listed = (await system.done("GET", "replicas"))["data"]

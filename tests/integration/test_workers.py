@@ -1,8 +1,10 @@
 """`maitred serve` with several workers: real processes, and what becomes of requests when one of them dies."""
 
 import asyncio
+import json
 import os
 import signal
+import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -258,6 +260,27 @@ async def test_workers_are_replaced_without_a_lost_stream(server, client):
 
     while not replaced():
         assert (await chat(client, max_tokens=1)).status_code == 200
+    await asyncio.gather(*(stream.task for stream in streams))
+    assert all(stream.whole for stream in streams)
+
+
+async def test_the_administration_replaces_workers_and_says_when_it_is_done(server, client):
+    before = (await administer(server, "GET", "workers"))["data"]
+    assert [(one["worker"], one["leaving"]) for one in before] == [(1, False), (2, False)]
+    assert {one["pid"] for one in before} == {worker.pid for worker in processes(server)[1]}
+    streams = [Stream(client, MODELS[number % 2], max_tokens=100) for number in range(4)]
+    await asyncio.gather(*(stream.begun.wait() for stream in streams))
+    assert sum(one["requests"] for one in (await administer(server, "GET", "workers"))["data"]) == 4
+    told = (await administer(server, "POST", "workers/restart"))["data"]
+    assert {one["pid"] for one in told} == {one["pid"] for one in before}
+    restarted = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "maitred", "workers", "restart", "--wait", "--json", "--url", server.url),
+        env={**os.environ, "MAITRED_ADMIN_KEY": ADMIN},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    listed = json.loads((await restarted.communicate())[0])
+    assert [(one["worker"], one["leaving"]) for one in listed] == [(1, False), (2, False)]
+    assert not {one["pid"] for one in listed} & {one["pid"] for one in before}
     await asyncio.gather(*(stream.task for stream in streams))
     assert all(stream.whole for stream in streams)
 

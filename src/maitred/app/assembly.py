@@ -106,7 +106,8 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
         admin=administration(
             *(stores.directory, stores.usage, admission.budgets, parts.desk.load, parts.replicas, parts.rollouts),
             *(parts.sleepers.loadables, parts.sleepers, parts.pins, parts.stories),
-            *(parts.live_state, parts.reloader, access.identity.holds, clock),
+            *(parts.live_state, parts.reloader, parts.staff),
+            *(access.identity.holds, clock),
         ),
         console=console_routes,
         answers=parts.answers,

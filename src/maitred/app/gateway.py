@@ -41,6 +41,8 @@ from maitred.app.sleepers import Sleepers
 from maitred.app.stores import recall_rates, running
 from maitred.app.trials import Trials
 from maitred.app.workers.desk import Desk
+from maitred.app.workers.house import House
+from maitred.app.workers.staff import Staff
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
@@ -125,7 +127,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock: Clock) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    config: Config, ground: Ground, reloader: Reloader, clock: Clock, house: House | None = None
+) -> AsyncIterator[Gateway]:
     """Makes every part and wires it to the others; what goes on by itself runs until the context is left.
 
     Args:
@@ -133,6 +137,7 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
         ground: What it stands on.
         reloader: Brings other settings.
         clock: The time.
+        house: Of its processes; None: it is one.
 
     Raises:
         ConfigInvalid: Two models have one name, or a rollout names one that is not there.
@@ -220,6 +225,7 @@ async def open_gateway(config: Config, ground: Ground, reloader: Reloader, clock
             sessions=Sessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
             desk=desk,
+            staff=Staff(lambda: desk.clerks, house),
         )
         gateway = Gateway(parts, regime_of(draft, parts))
         access.refresher.watch(lambda: gate.recheck(access.identity.holds))

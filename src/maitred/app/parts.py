@@ -17,6 +17,7 @@ from maitred.app.roster import Roster
 from maitred.app.sleepers import Sleepers
 from maitred.app.trials import Trials
 from maitred.app.workers.desk import Desk
+from maitred.app.workers.staff import Staff
 from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
@@ -49,6 +50,7 @@ class Parts:
         sessions: Of the console.
         reloader: Changes the configuration.
         desk: Where API workers ask, if there are any.
+        staff: These, as operators see them.
     """
 
     ground: Ground
@@ -73,6 +75,7 @@ class Parts:
     sessions: Sessions
     reloader: Reloader
     desk: Desk
+    staff: Staff
 
     def adopt(self, before: Config, config: Config) -> None:
         """They go by these settings from now on; queues, upstreams and rollouts are told with the regime."""

@@ -62,7 +62,7 @@ async def serve(
     async with (
         _visited(house) as lobby,
         open_ground(config, engines, clock, partial(show_key, console), lobby.leases) as ground,
-        open_gateway(config, ground, reloader, clock) as gateway,
+        open_gateway(config, ground, reloader, clock, house) as gateway,
     ):
         server = HttpServer(
             gateway.application,

@@ -28,6 +28,7 @@ from maitred.cli import (
     top,
     tune,
     usage,
+    workers,
 )
 from maitred.cli.group import CommandGroup
 from maitred.cli.load import chaos as load_chaos
@@ -65,6 +66,9 @@ models_app = typer.Typer(
     help="What a server serves, and which of its models are in memory.",
     epilog=models.EXAMPLES.strip(),
     rich_markup_mode="markdown",
+)
+workers_app = typer.Typer(
+    no_args_is_help=True, help="The processes of a server that speak HTTP.", rich_markup_mode="markdown"
 )
 limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
 
@@ -124,6 +128,9 @@ app.add_typer(replicas_app, name="replicas")
 _add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
 _add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
 _add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
+app.add_typer(workers_app, name="workers")
+_add(workers_app, "list", workers.list_workers, workers.LIST_EXAMPLES)
+_add(workers_app, "restart", workers.restart, workers.RESTART_EXAMPLES)
 app.add_typer(pins_app, name="pins")
 _add(pins_app, "list", pins.list_pins, pins.LIST_EXAMPLES)
 _add(pins_app, "hold", pins.hold, pins.HOLD_EXAMPLES)

@@ -9,7 +9,7 @@ from maitred.api.openapi import describe
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Scope
 
-ROUTES = administration(*[None] * 13, SystemClock())
+ROUTES = administration(*[None] * 14, SystemClock())
 API = json.loads(describe(ROUTES))
 OPERATIONS = {
     f"{method.upper()} {path}": operation
@@ -25,8 +25,8 @@ def schema_of(operation, place):
 
 
 def test_every_operation_is_described_once():
-    assert len(OPERATIONS) == len(ROUTES) == 47
-    assert len({operation["operationId"] for operation in OPERATIONS.values()}) == 47
+    assert len(OPERATIONS) == len(ROUTES) == 49
+    assert len({operation["operationId"] for operation in OPERATIONS.values()}) == 49
     assert {route.path: route.needs for route in ROUTES if route.needs is not Scope.ADMIN} == {
         "/admin/v1/live": Scope.METRICS
     }

@@ -15,6 +15,7 @@ from maitred.api.admin.requests import RequestRoutes, Stories
 from maitred.api.admin.rollouts import RolloutRoutes, Rollouts
 from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
+from maitred.api.admin.workers import WorkerRoutes, Workers
 from maitred.api.routes import Route
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
@@ -35,6 +36,7 @@ def administration(
     stories: Stories,
     live: Live,
     configuration: Configuration,
+    workers: Workers,
     holds: Callable[[Principal], bool],
     clock: Clock,
 ) -> list[Route]:
@@ -53,6 +55,7 @@ def administration(
         stories: What happened to the last requests.
         live: What goes on.
         configuration: The settings of this gateway.
+        workers: Its processes that speak HTTP, if there are several.
         holds: Whether who was let in still would be.
         clock: For expiry, and for times such as ``-7d``.
     """
@@ -70,4 +73,5 @@ def administration(
         *RequestRoutes(office, stories).routes(),
         *LiveRoutes(office, live, holds).routes(),
         *ConfigRoutes(office, configuration).routes(),
+        *WorkerRoutes(office, workers).routes(),
     ]

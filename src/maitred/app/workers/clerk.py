@@ -69,6 +69,11 @@ class Clerk:
         assert self._desk is not None, "it waits"
         return self._desk
 
+    @property
+    def requests(self) -> int:
+        """Of its worker's, that wait or run."""
+        return len(self._guests)
+
     def attend(self, desk: "Desk") -> None:
         """Serves its worker from now on."""
         self._desk = desk

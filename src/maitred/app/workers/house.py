@@ -46,11 +46,17 @@ class House:
         """Tells the supervisor that another configuration is in force, which workers have to begin with."""
         os.kill(self.supervisor, CHANGED)
 
+    def replace(self) -> None:
+        """Tells the supervisor to replace all workers, one after the other."""
+        os.kill(self.supervisor, REPLACE)
+
 
 READY = signal.SIGRTMIN
 """A signal that is queued, and says who sent it."""
 CHANGED = signal.SIGRTMIN + 1
 """From the controller: the configuration has changed."""
+REPLACE = signal.SIGUSR2
+"""To the supervisor, from the controller or whoever operates it: all workers are to be replaced."""
 RETIRE = signal.SIGUSR2
 """To a worker: another one takes its place."""
 

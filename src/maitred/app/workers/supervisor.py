@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from maitred.app.workers.house import CHANGED, READY, RETIRE
+from maitred.app.workers.house import CHANGED, READY, REPLACE, RETIRE
 from maitred.core.backoff import Ceiling
 from maitred.core.errors import CallerError, MaitredError
 from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
@@ -39,7 +39,7 @@ KEEPER = -1
 Part = Callable[[Collection[int]], int]
 """What one process does: told the process ids of the workers that are there, it returns an exit code."""
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_HEARD = {*_STOPS, signal.SIGCHLD, signal.SIGUSR2, signal.SIGHUP, READY, CHANGED}
+_HEARD = {*_STOPS, signal.SIGCHLD, REPLACE, signal.SIGHUP, READY, CHANGED}
 _AGAIN = Ceiling(first_s=0.1, most_s=5.0)
 """Before a process is started again that has died, after so many early deaths in a row."""
 _EARLY_S = 10.0
@@ -107,7 +107,7 @@ class Supervisor:
             except MaitredError as error:
                 _log.error("Workers begin with the configuration as it was: %s", error.message)
             self._replace()
-        elif number == signal.SIGUSR2:
+        elif number == REPLACE:
             self._replace()
         else:
             self._bury()

@@ -347,6 +347,24 @@ class ReplicaList(Struct, frozen=True, kw_only=True):
     data: list[ReplicaBody]
 
 
+class WorkerBody(Struct, frozen=True, kw_only=True):
+    """A process that speaks HTTP for this gateway."""
+
+    object: Literal["worker"] = "worker"
+    worker: Annotated[int, Meta(description="Its number, from 1. Its successor has the same.")]
+    pid: Annotated[int, Meta(description="Its process id.")]
+    started_at: Annotated[str, Meta(description="ISO 8601, in UTC.")]
+    leaving: Annotated[bool, Meta(description="Its successor is there, and it ends with the last of its answers.")]
+    requests: Annotated[int, Meta(description="That wait or run, and were asked of it.")]
+
+
+class WorkerList(Struct, frozen=True, kw_only=True):
+    """All workers; none where the gateway is one process."""
+
+    object: Literal["list"] = "list"
+    data: list[WorkerBody]
+
+
 class RolloutBody(Struct, frozen=True, kw_only=True):
     """A rollout: what was decided, which holds everywhere, and what this gateway has seen of it."""
 
