@@ -7,11 +7,11 @@ see (tokens, times), and the edge closes it exactly once with the request's one 
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.counters import Reading
 from maitred.core.errors import MaitredError
@@ -192,8 +192,7 @@ class Outcome(StrEnum):
     """The caller left."""
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """What is known of one request; observers read it once, when the request has ended."""
 
     request_id: str
@@ -224,9 +223,9 @@ class Tally:
     """Where it stands now; None, or returning None: it does not wait."""
     released_s: float | None = None
     """When it left the queue."""
-    waited_ms: dict[str, float] = field(default_factory=dict)
+    waited_ms: dict[str, float] = {}
     """Milliseconds that it waited, by cause (see `maitred.core.request.WaitCause`)."""
-    degraded: list[str] = field(default_factory=list)
+    degraded: list[str] = []
     """What was taken from it because of the load, such as ``max_tokens=64`` or ``model=small``."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -236,13 +235,13 @@ class Tally:
     estimated: bool = False
     """Whether tokens are estimates, because whoever served it did not count them."""
     first_token_s: float | None = None
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = []
     """Between one delivery of tokens of a choice and the next."""
-    finishes: list[FinishReason] = field(default_factory=list)
+    finishes: list[FinishReason] = []
     """Why choices ended, one for each that has."""
-    fallbacks: list[str] = field(default_factory=list)
+    fallbacks: list[str] = []
     """The models that it went on to after others had failed it, such as ``general=big``."""
-    failed: list[Failed] = field(default_factory=list)
+    failed: list[Failed] = []
     """Whole answers that failed a check, in their order; the last one may be the one that was given."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
@@ -257,7 +256,7 @@ class Tally:
     ended_s: float = 0.0
     ask: Ask | None = None
     """What was asked; None until that is known."""
-    story: Story = field(default_factory=Story)
+    story: Story = msgspec.field(default_factory=Story)
     """What happened on its way."""
     listener: "Listener | None" = None
     """Hears the answer beside its caller; None: nobody does."""
@@ -293,8 +292,8 @@ class Tally:
 
     def go_back(self, known: "Tally") -> None:
         """All is as it was known to be: the other model that was asked has given nothing."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(known, each.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(known, name))
 
     def _forget(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0

@@ -8,10 +8,11 @@ A story holds names, numbers and times; prompts and answers are not among them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from maitred.core.errors import MaitredError
 from maitred.core.trace_context import TraceContext
@@ -49,20 +50,19 @@ class ChapterName(StrEnum):
     """What it had used was written down and charged."""
 
 
-@dataclass(slots=True)
-class Chapter:
+class Chapter(msgspec.Struct):
     """One stretch of a request's way."""
 
     name: ChapterName
     began_s: float
     """Monotonic, as all times here."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = {}
     """Names with their units -> numbers, texts, and lists of these; ``candidates`` is a list of such facts."""
     ended_s: float | None = None
     """None: it had not ended when the request did."""
     error: str = ""
     """The code of what it failed with; empty: it did not."""
-    inside: list["Chapter"] = field(default_factory=list)
+    inside: list["Chapter"] = []
     span_id: str = ""
     """Under which others were told of it; empty: they were not."""
 
@@ -70,14 +70,14 @@ class Chapter:
         """It is over. A second time changes nothing."""
         if self.ended_s is None:
             self.ended_s, self.error = now_s, error or self.error
-            self.facts |= facts
+            if facts:
+                self.facts |= facts
 
 
-@dataclass(slots=True)
-class Story:
+class Story(msgspec.Struct):
     """The chapters of one request."""
 
-    chapters: list[Chapter] = field(default_factory=list)
+    chapters: list[Chapter] = []
     trace: TraceContext | None = None
     """Where the request itself stands in its trace; None: nobody traces."""
     parent_span_id: str = ""
@@ -95,13 +95,21 @@ class Story:
             self.chapters.append(chapter)
         return chapter
 
+    def tell(self, name: ChapterName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
+        """A chapter that is over, and went well."""
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(Chapter(name, began_s, facts, ended_s))
+
     def note(self, name: ChapterName, now_s: float, **facts: object) -> None:
         """A chapter of no length."""
-        self.begin(name, now_s, **facts).end(now_s)
+        self.tell(name, now_s, now_s, facts)
 
     def telling(self, name: ChapterName, now: Callable[[], float], **facts: object) -> "Telling":
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""
-        return Telling(self.begin(name, now(), **facts), now)
+        chapter = Chapter(name, now(), facts)
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(chapter)
+        return Telling(chapter, now)
 
     def running(self, name: ChapterName) -> Chapter | None:
         """The latest of that name that has not ended."""
@@ -115,22 +123,23 @@ class Story:
         return self.trace.below(chapter.span_id).accounting()
 
 
-class Telling:
+class Telling(msgspec.Struct):
     """The context that `Story.telling` returns."""
 
-    __slots__ = ("_chapter", "_now")
-
-    def __init__(self, chapter: Chapter, now: Callable[[], float]) -> None:
-        self._chapter = chapter
-        self._now = now
+    chapter: Chapter
+    now: Callable[[], float]
 
     def __enter__(self) -> Chapter:
-        return self._chapter
+        return self.chapter
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._chapter.end(self._now(), "" if error is None else code_of(error))
+        chapter = self.chapter
+        if error is not None:
+            chapter.end(self.now(), code_of(error))
+        elif chapter.ended_s is None:
+            chapter.ended_s = self.now()
 
 
 def code_of(error: BaseException) -> str:
