@@ -87,7 +87,8 @@ class ModelRunner:
         decoder, cache = self._model
         if self._host_blocks is not None:
             self._host_blocks.move(cache, plan.moves)
-        logits = decoder.forward(self._batch(plan, drawn), cache)
+        greedy = masks is None and bool(keys) and self._sampler.greedy(keys)
+        logits = decoder.forward(self._batch(plan, drawn, greedy=greedy), cache)
         if not sampling:
             return [], []
         result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result(), supposed)
@@ -154,12 +155,13 @@ class ModelRunner:
         )
         self._constraints.add(sequence.key, sequence.sampling, output)
 
-    def _batch(self, plan: StepPlan, drawn: list[Chunk]) -> ForwardBatch:
+    def _batch(self, plan: StepPlan, drawn: list[Chunk], *, greedy: bool) -> ForwardBatch:
         """Rows are the decodes of one token, then all longer chunks, in order, each with its drafts behind it.
 
         Args:
             plan: Of the step.
             drawn: The chunks whose last rows, and those of their drafts, are sampled from.
+            greedy: See `ForwardBatch`.
         """
         singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]
         longer = plan.prefills
@@ -195,6 +197,7 @@ class ModelRunner:
             decode_lengths=torch.from_numpy((starts + 1).astype(np.int32)),
             chunks=chunks,
             logit_rows=torch.from_numpy(np.array(logit_rows, np.int64)),
+            greedy=greedy,
         )
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -55,6 +55,8 @@ class ForwardBatch:
     decode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
     """int32 ``[D]``: tokens to attend to, the new one included."""
     chunks: list[Chunk] = field(default_factory=list)
+    greedy: bool = False
+    """Whether of each row's logits nothing is wanted but the largest; others may be given as minus infinity then."""
 
     def to(self, device: torch.device) -> "ForwardBatch":
         """The same with its tensors on a device; what lies behind a chunk's row stays a list."""

@@ -16,6 +16,7 @@ from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import gate_rows
 from maitred.engine.kernels.job import bits_of
 from maitred.engine.kernels.linear.form import Linear, Taped
+from maitred.engine.kernels.linear.screened import ScreenedLinear
 from maitred.engine.kernels.norm import norm_fields, norm_heads, norm_rows
 from maitred.engine.kernels.pick import pick_rows
 from maitred.engine.kernels.tape import Tape
@@ -49,6 +50,7 @@ class Recording:
         self._weights = weights
         self._attention = attention
         self._rooms: _Rooms | None = None
+        self._search = weights.head.search() if isinstance(weights.head, ScreenedLinear) else None
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
         """Makes the buffers for steps of up to so many rows, `picked` of them with logits, and takes their memory."""
@@ -63,9 +65,12 @@ class Recording:
             most_rows = max(rows, most_picked, 0 if rooms is None else rooms.most_rows)
             rooms = self._make_rooms(_rounded_up(most_rows), _rounded_up(most_picked), cache)
         plan = self._attention.plan(batch, cache)
-        rooms.begin(batch)
+        searches = batch.greedy and self._search is not None and self._search.begins(picked)
+        rooms.begin(batch, searches=searches)
         rooms.tape.play()
         del plan  # what it holds had to live until now
+        if searches and self._search is not None:
+            self._search.found(rooms.found[:picked])
         return rooms.logits[:picked]
 
     def _make_rooms(self, rows: int, picked: int, cache: KVCache) -> "_Rooms":
@@ -93,10 +98,11 @@ class _Rooms:
         room = max(cast(Taped, product).room_bytes(most_rows) for product in weights.products)
         self._room = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
-        self._picked = ctypes.c_int64(0)
+        self._picked, self._scored, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
         self._picked_stream = torch.empty(most_picked, width)
         self._picked_attended = torch.empty(most_picked, self._attended.shape[1])
         self.logits = torch.empty(most_picked, config.vocab_size)
+        self.found = torch.zeros(most_picked, dtype=torch.int64)
 
     def touch(self) -> None:
         """Has the system find the memory of all rows now. What their logits take comes when it is written."""
@@ -104,12 +110,13 @@ class _Rooms:
         for buffer in (*by_rows, self._room):
             buffer.zero_()
 
-    def begin(self, batch: ForwardBatch) -> None:
-        """Puts in what a step begins with."""
+    def begin(self, batch: ForwardBatch, *, searches: bool) -> None:
+        """Puts in what a step begins with, and whether it searches for the largest logits or computes them all."""
         picked = len(batch.logit_rows)
         self._stream[: len(batch.token_ids)] = self._weights.embedding[batch.token_ids]
         self._picks[:picked] = batch.logit_rows
         self._picked.value = picked
+        self._scored.value, self._searched.value = (0, picked) if searches else (picked, 0)
 
     def record(self, attention: CPUAttention) -> None:
         """Writes all layers and the head down."""
@@ -135,6 +142,11 @@ class _Rooms:
             self.tape.add(gate_rows(), gate, self._rows, _worth(self._gate_up))
             self._product(layer.down, self._gated, self._addend)
         self._norm(stream, addend, weights.final_norm, epsilon)
+        if isinstance(weights.head, ScreenedLinear):
+            places = (self._normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
+            room = (self._room.data_ptr(), self.most_picked, self.found)
+            weights.head.record_search(self.tape, *places, *room)
+            self._rows = ctypes.addressof(self._scored)
         self._product(weights.head, self._normed, self.logits)
 
     def _norm(self, stream: Tensor, addend: int, gain: Tensor, epsilon: float) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
-from maitred.engine.kernels.linear import Linear, Unchanged, make_linear
+from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 from maitred.engine.weights_cache.kept import kept
@@ -91,7 +91,9 @@ def load_weights(
         ConfigInvalid: A file is missing or broken, or tensors do not match what ``config.json`` announces.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
-        weights = _assemble(checkpoint, config, partial(make_linear, scheme=scheme, accelerated=accelerated), head=head)
+        linear = partial(make_linear, scheme=scheme, accelerated=accelerated)
+        end = partial(make_head, scheme=scheme, accelerated=accelerated) if head else None
+        weights = _assemble(checkpoint, config, linear, end)
         checkpoint.check_nothing_left()
     return weights
 
@@ -217,17 +219,17 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     )
 
 
-def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, *, head: bool) -> Weights:
+def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, head: MakeLinear | None) -> Weights:
     hidden = config.hidden_size
     # Saved without its head, a model has no name for what is not the head.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
     embedding = checkpoint.stored(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
     layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
-    if not head:
+    if head is None:
         checkpoint.ignore("lm_head.weight")
         return Weights(embedding, layers, final_norm, Unchanged())
-    return Weights(embedding, layers, final_norm, _head(checkpoint, config, linear, embedding))
+    return Weights(embedding, layers, final_norm, _head(checkpoint, config, head, embedding))
 
 
 def _head(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, embedding: Tensor) -> Linear:

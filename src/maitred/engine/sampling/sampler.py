@@ -121,6 +121,10 @@ class Sampler:
             for token in tokens:
                 edits.record(token)
 
+    def greedy(self, keys: Sequence[int]) -> bool:
+        """Whether nothing counts in the rows of these sequences but each one's largest logit, as the model gives it."""
+        return self._layout_of(list(keys)).greedy
+
     @torch.inference_mode()  # where the logits were made, and only there may they be edited
     def sample(
         self,
@@ -219,7 +223,8 @@ class _Layout:
         self.logprobs = LogprobRows([i for i, _ in asking], [k for _, k in asking], edited, device) if asking else None
         self._parameters = parameters
         self._form = form
-        self._greedy = not parameters.scales.any()
+        self._unrandom = not parameters.scales.any()
+        self.greedy = self._unrandom and not self.edits and self.logprobs is None
         self._no_bits = np.zeros(len(rows), np.int64)
 
     def draw(self, logits: Tensor, positions: Sequence[int], supposed: Mapping[int, Sequence[int]]) -> list[int]:
@@ -227,5 +232,5 @@ class _Layout:
         for i, edits in self.edits:
             edits.apply(logits[i], positions[i], supposed.get(i, ()))
         p = self._parameters
-        bits = self._no_bits if self._greedy else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
+        bits = self._no_bits if self._unrandom else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
         return self._form.draw(logits, bits)

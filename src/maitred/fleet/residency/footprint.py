@@ -23,6 +23,8 @@ _KV_SHARE = 4
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _SCALE_BYTES = 4
 """Of each head's key, and of its value, in a KV cache of int8."""
+_SEARCHED_WEIGHTS = 1 << 24
+"""A head of so many, in fp32, has a copy in 8 bits beside it; see `maitred.engine.kernels.linear.screened`."""
 _WEIGHT_BYTES = {"int8": 1.02, "int8_weight_only": 1.02, "int4": 0.64, "int4_weight_only": 0.64}
 """Of a rounded weight, with its part of the scales."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -81,6 +83,8 @@ def footprint_of(folder: Path, engine: EngineConfig, budget_bytes: int) -> Footp
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
     weights_bytes = int(stored_bytes // stored_item_bytes * weight_bytes) + embedding_bytes
+    if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SEARCHED_WEIGHTS:
+        weights_bytes += model.vocab_size * model.hidden_size
     head_bytes = model.head_dim * _ITEM_BYTES.get(engine.kv_dtype, item_bytes)
     head_bytes += _SCALE_BYTES if engine.kv_dtype == "int8" else 0
     token_bytes = 2 * model.layers * model.kv_heads * head_bytes

@@ -1,6 +1,10 @@
+import dataclasses
+
 import pytest
 import torch
 
+from maitred.engine.kernels.linear import ScreenedLinear
+from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.load import load_model
 from tests.models import make_model
 from tests.unit.engine.models.steps import Driver, random_tokens
@@ -45,3 +49,25 @@ def test_a_step_of_which_no_logits_are_wanted_fills_the_cache(tmp_path):
     assert len(driver.decoder.forward(silent, driver.cache)) == 0
     driver.step([], [(other, 8)])
     assert torch.equal(driver.step([line], []), driver.step([other], []))
+
+
+def test_greedy_steps_search_a_large_head_and_all_others_compute_it(tmp_path, monkeypatch):
+    make_model(tmp_path, "llama", vocab_size=1 << 10)
+    monkeypatch.setattr("maitred.engine.kernels.linear.screened.WORTH_WEIGHTS", 1)
+    searching = load_model(tmp_path, dtype=torch.float32).decoder
+    if not isinstance(searching._weights.head, ScreenedLinear):
+        pytest.skip("the layout of this processor's weights is not known")
+    plain = Driver(Decoder(searching.config, searching._weights, searching._attention))
+    searching = Driver(searching)
+    tokens = random_tokens(plain.decoder.config, 24)
+    lines = [driver.open(tokens) for driver in (plain, searching)]
+    left_out = 0
+    for length in (9, *[1] * 15):
+        batches = [driver.batch([], [(line, length)]) for driver, line in zip((plain, searching), lines, strict=True)]
+        batches[1] = dataclasses.replace(batches[1], greedy=True)
+        expected, logits = (d.decoder.forward(b, d.cache) for d, b in zip((plain, searching), batches, strict=True))
+        left = logits == float("-inf")
+        assert torch.equal(torch.where(left, expected, logits), expected)
+        assert torch.equal(logits.argmax(1), expected.argmax(1))
+        left_out += int(left.sum())
+    assert left_out

@@ -197,3 +197,22 @@ def test_faults_of_the_caller_are_bugs(sampler):
         sampler.sample(logits_of(1), [1], [0])
     with pytest.raises(Bug, match="vocabularies"):
         Sampler(1 << 22, CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "greedy"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.0, "top_k": 3, "top_p": 0.5}, True),
+        ({"temperature": 0.5}, False),
+        ({"temperature": 0.0, "top_logprobs": 0}, False),
+        ({"temperature": 0.0, "frequency_penalty": 0.5}, False),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, False),
+        ({"temperature": 0.0, "min_tokens": 2}, False),
+    ],
+)
+def test_rows_of_which_only_the_largest_logit_counts(sampler, fields, greedy):
+    sampler.add(0, settings(temperature=0.0), 0, prompt=[1])
+    sampler.add(1, settings(**fields), 0, prompt=[1], eos_token_ids=EOS)
+    assert sampler.greedy([0])
+    assert sampler.greedy([0, 1]) is greedy

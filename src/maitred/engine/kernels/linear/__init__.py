@@ -7,14 +7,18 @@ from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear.form import Linear, PlainLinear, Unchanged
 from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack, keeps_rows_apart
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
+from maitred.engine.kernels.linear.screened import ScreenedLinear, searchable
 from maitred.engine.kernels.linear.tiled import TiledLinear
 from maitred.engine.kernels.linear.torchao_linear import make_torchao_linear
 
 __all__ = [
-    "KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "TiledLinear", "Unchanged", "make_linear",
+    "KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "ScreenedLinear", "TiledLinear", "Unchanged",
+    "make_head", "make_linear",
 ]  # fmt: skip
 
-_FORMS: tuple[type[Linear], ...] = (PlainLinear, PackedLinear, QuantisedLinear, TiledLinear, Unchanged)
+_FORMS: tuple[type[Linear], ...] = (
+    *(PlainLinear, PackedLinear, QuantisedLinear, ScreenedLinear, TiledLinear, Unchanged),
+)
 KINDS: dict[str, type[Linear]] = {form.kind: form for form in _FORMS}
 """Every form by its name: what was taken apart is put together with ``KINDS[kind].of(tensors)``."""
 
@@ -46,3 +50,9 @@ def make_linear(
             if keeps_rows_apart(product, *weight.shape) and agrees(product, weight, bias):
                 return product
     return TiledLinear(weight, bias)
+
+
+def make_head(weight: Tensor, scheme: Quantization = "none", *, accelerated: bool = False) -> Linear:
+    """The same for what gives logits: greedy answers search it, where it is large."""
+    product = make_linear(weight, None, scheme, accelerated=accelerated)
+    return searchable(product, weight) or product

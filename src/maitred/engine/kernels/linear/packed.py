@@ -101,9 +101,20 @@ class PackedLinear:
         return out
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self._shape
+
+    @property
     def reads_strips(self) -> bool:
         """Whether few rows are not MKL's to compute."""
         return self._layout is not None
+
+    @property
+    def layout(self) -> Layout:
+        """Of one that reads strips."""
+        assert self._layout is not None
+        return self._layout
 
     def without_strips(self) -> "PackedLinear":
         """The same, but all of it computed by MKL."""
@@ -119,6 +130,10 @@ class PackedLinear:
         """See `maitred.engine.kernels.linear.form.Taped`."""
         tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
 
+    def strip_fields(self, rows: int, out: int, threads: int, marks: int) -> list[int]:
+        """Of a job of `strips_product`, of one that reads strips: those that bytes at ``marks`` say."""
+        return [*self._fields(rows, out, threads)[:-1], marks]
+
     def _fields(self, rows: int, out: int, threads: int) -> list[int]:
         """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
         (outputs, inputs), (compute, together) = self._shape, _functions()
@@ -129,7 +144,8 @@ class PackedLinear:
         threads = min(threads, max(1, outputs * inputs // _WEIGHTS_WORTH_A_THREAD)) if together else 1
         share = max(1, min(_MOST_STRIPS_AT_A_TIME, outputs // STRIP // (_TURNS * threads)))
         start, block, part = self._layout
-        return [*fields, self._address + 4 * start, block, part, strips_product().address, together, threads, share]
+        entry = strips_product().address
+        return [*fields, self._address + 4 * start, block, part, entry, together, threads, share, 0]
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""

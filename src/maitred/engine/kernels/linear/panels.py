@@ -35,6 +35,24 @@ def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     return panels, scales
 
 
+def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """For each output the length of what rounding took off its weights, and of what they were rounded to.
+
+    Args:
+        weight: fp32 ``[out, in]``
+        panels: What `panels_of_8_bits` made of it...
+        scales: ...and the scales.
+    """
+    steps = panels.shape[1]
+    off, length = torch.empty(2, len(panels) * PANEL)
+    for place, part in _parts(weight, steps * 4):
+        numbers = panels[place].permute(0, 2, 3, 1, 4).reshape(-1, steps * 4).float().sub_(128)
+        numbers *= scales[place].reshape(-1, 1)
+        outputs = slice(place.start * PANEL, place.stop * PANEL)
+        off[outputs], length[outputs] = (part - numbers).norm(dim=1), numbers.norm(dim=1)
+    return off[: len(weight)], length[: len(weight)]
+
+
 def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A scale and an offset for each output and each group of inputs: ``weight = scale * number - offset``.
 

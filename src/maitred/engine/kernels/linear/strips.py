@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, NEXT, Entry, take
+from maitred.engine.kernels.job import COUNT, NEXT, Entry, int8s, take
 from maitred.engine.kernels.linear.tiles import LANES, Tile, element, splat
 
 MOST_ROWS = 48
@@ -41,7 +41,7 @@ _MOST_INPUTS = 384
 """Of a block."""
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 1
+EDITION = 2
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -60,6 +60,10 @@ class Layout(NamedTuple):
     start: int
     block: int
     part: int
+
+    def strips(self, outputs: int) -> int:
+        """Of a weight with so many outputs."""
+        return -(-outputs // self.part) * -(-self.part // STRIP)
 
 
 def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
@@ -112,13 +116,13 @@ def _rounded_up(count: int, step: int) -> int:
 
 FIELDS = (
     "compute", "inputs", "outputs", "rows", "packed", "bias", "out", "first", "block", "part", "entry", "together",
-    "threads", "share",
+    "threads", "share", "marks",
 )  # fmt: skip
 """Of a job, behind those that all have; see `maitred.engine.kernels.linear.packed.packed_product`. Here: sizes, as in
-`Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; and how many strips a thread
-takes at a time."""
+`Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; how many strips a thread
+takes at a time; and the address of bytes ``[rows, strips]``, which of them are computed at all, or 0 for all."""
 (
-    COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE
+    COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE, MARKS
 ) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
 ALL = COUNT + 1 + len(FIELDS)
 
@@ -137,7 +141,8 @@ def strips_product() -> Entry:
         padded = (outputs + strip_outputs - 1) // strip_outputs * strip_outputs
         of_part = (part + strip_outputs - 1) // strip_outputs
         last = (outputs + part - 1) // part * of_part
-        tiles = (count + height - 1) // height
+        marks = carray(int8s(job[MARKS]), count * last)
+        tiles = count if job[MARKS] else (count + height - 1) // height
         taken = take(job, NEXT, share)
         while taken < last:
             for strip in range(taken, min(taken + share, last)):
@@ -153,6 +158,8 @@ def strips_product() -> Entry:
                         ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
                     for t in range(tiles):
                         row, below = t * count // tiles, (t + 1) * count // tiles
+                        if job[MARKS] and not marks[row * last + strip]:
+                            continue
                         rows = job[ROWS] + (row * inputs + k) * 4
                         out = job[OUT] + (row * outputs + first) * 4
                         before, before_bytes = out, outputs * 4

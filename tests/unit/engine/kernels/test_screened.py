@@ -1,0 +1,126 @@
+import ctypes
+
+import pytest
+import torch
+
+from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, make_head
+from maitred.engine.kernels.linear.screened import MOST_ROWS, Search, searchable
+from maitred.engine.kernels.tape import Tape
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="the layout is known of MKL with AVX-512 alone",
+)
+
+SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
+"""Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""
+LEFT_OUT = float("-inf")
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def screen(weight):
+    return ScreenedLinear(PackedLinear(weight), weight)
+
+
+def searched(linear, rows):
+    """What a search gives, and how many strips of each row were computed."""
+    rows = rows.contiguous()
+    out = torch.full((len(rows) + 1, linear(rows).shape[1]), 7.0)
+    found = torch.zeros(len(rows), dtype=torch.int64)
+    room = torch.empty(linear.room_bytes(MOST_ROWS), dtype=torch.uint8)
+    count, tape = ctypes.c_int64(len(rows)), Tape(torch.get_num_threads())
+    places = rows.data_ptr(), out.data_ptr(), ctypes.addressof(count), room.data_ptr()
+    linear.record_search(tape, *places, MOST_ROWS, found)
+    for _ in range(2):  # what one search leaves behind is nothing to the next
+        tape.play()
+    assert (out[-1] == 7.0).all()
+    return out[:-1], found
+
+
+def check(weight, rows):
+    """Every output is the one of the whole product or left out, and none that is largest is."""
+    linear = screen(weight)
+    expected = linear(rows)
+    out, found = searched(linear, rows)
+    assert torch.equal(out.argmax(dim=1), expected.argmax(dim=1))
+    left = out == LEFT_OUT
+    assert torch.equal(torch.where(left, expected, out), expected)
+    assert not (left & (expected == expected.amax(dim=1, keepdim=True))).any()
+    return found
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_the_largest_output_is_found_and_its_bits_are_those_of_the_product(outputs, inputs, threads):
+    weight = torch.randn(outputs, inputs)
+    for count in (1, 3, MOST_ROWS):
+        check(weight, torch.randn(count, inputs))
+
+
+def test_little_is_computed_of_what_is_far_behind():
+    weight = torch.randn(3312, 704)
+    rows = weight[torch.tensor([5, 3311])] * 2
+    assert check(weight, rows).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("spread", [1e-30, 1e-6, 1e-3, 1.0, 1e4])
+def test_weights_and_rows_of_all_sizes(spread):
+    sizes = torch.exp(torch.randn(1152, 1) * 3) * spread
+    rows = torch.randn(4, 200)
+    rows[1, 17] *= 1e3  # most of a row is lost in rounding
+    rows[2] = 0
+    check(torch.randn(1152, 200) * sizes, rows)
+
+
+def test_outputs_that_are_equal_are_all_kept():
+    weight = torch.randn(1, 256).expand(480, 256).contiguous()
+    found = check(weight, torch.randn(2, 256))
+    assert found.tolist() == [10, 10]
+
+
+def test_an_output_that_is_larger_by_the_last_bit_is_found():
+    weight, rows = torch.randn(1, 256).expand(480, 256).contiguous(), torch.randn(MOST_ROWS, 256)
+    weight[333] *= 1 + 2**-22
+    check(weight, rows)
+
+
+@pytest.mark.parametrize(("where", "what"), [("row", float("nan")), ("row", float("inf")), ("weight", float("inf"))])
+def test_what_is_no_number_is_there_to_be_seen(where, what):
+    weight, rows = torch.randn(480, 256), torch.randn(2, 256)
+    (rows if where == "row" else weight)[1, 7] = what
+    out, _ = searched(screen(weight), rows)
+    assert not out[1].isfinite().all()
+    assert (out[1].isnan() | (out[1] == float("inf"))).any()
+
+
+def test_put_together_again_it_searches_as_before():
+    linear, rows = screen(torch.randn(480, 256)), torch.randn(3, 256)
+    again = KINDS[linear.kind].of(linear.tensors())
+    for one, other in zip(searched(linear, rows), searched(again, rows), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(linear(rows), again(rows))
+
+
+def test_a_head_is_searched_where_it_is_large(monkeypatch):
+    weight = torch.randn(512, 256)
+    assert isinstance(make_head(weight), PackedLinear)
+    monkeypatch.setattr("maitred.engine.kernels.linear.screened.WORTH_WEIGHTS", weight.numel())
+    assert isinstance(make_head(weight), ScreenedLinear)
+    assert not isinstance(make_head(weight, "int8"), ScreenedLinear)
+    assert searchable(PackedLinear(weight).without_strips(), weight) is None
+
+
+def test_a_search_that_finds_too_much_is_given_up_for_a_while():
+    search = Search(strips=100)
+    assert search.begins(1)
+    assert not search.begins(MOST_ROWS + 1)
+    search.found(torch.tensor([12, 12]))
+    assert search.begins(2)
+    search.found(torch.tensor([20, 12]))
+    assert sum(not search.begins(1) for _ in range(100)) == 64
