@@ -92,7 +92,7 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
         config.console, access.identity, parts.sessions, OwnUse(stores.usage, admission, clock)
     )
     traces = ground.traces
-    watching = [*metrics.observers, RequestLog(), parts.stories, parts.recent, *([] if traces is None else [traces])]
+    watching = [parts.digest, RequestLog(), *([] if traces is None else [traces])]
     edge = build(
         config.server,
         pipeline,

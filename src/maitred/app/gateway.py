@@ -11,7 +11,8 @@ Directory  Pipeline -> Admission -> Counters, Ledger -> database
                                -> Lodger <- Residence: models that come and go
           Embedder -> the same, before an encoder
 
-Metrics, RequestLog, Stories, Traces, Recent <- one Tally per request
+RequestLog, Traces, Digest <- one Tally per request
+Metrics, Stories, Recent <- Digest, some at a time, and before anybody reads them
                               LiveState <- consoles and `maitred top`, every second
 
 What is drawn between clients and queues is made anew with every configuration (`Regime`); all else stays (`Parts`).
@@ -49,6 +50,7 @@ from maitred.console.sessions import Sessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
 from maitred.fleet.engines import Engine
+from maitred.observe.digest import Digest
 from maitred.observe.metrics import Metrics
 from maitred.observe.recent import Recent
 from maitred.observe.rounds import Rounds
@@ -144,7 +146,8 @@ async def open_gateway(
     """
     stores, access, local, on_demand = ground.stores, ground.access, ground.local, ground.on_demand
     alarm = SoftBudgetAlarm()
-    recent = Recent(clock)
+    digest = Digest()
+    recent = Recent(clock, digest)
     await recall_rates(stores, clock)
     admission = Admission(
         access.directory, stores.counters, stores.ledger, config.admission, clock, on_soft_budget=alarm
@@ -187,6 +190,7 @@ async def open_gateway(
             config=config.metrics,
             slos=config.slos,
             clock=clock,
+            digest=digest,
         )
         draft = draft_of(config, ground.upstreams.served, roster, local, live, metrics.requests)
         queues.adopt(config, draft.posts, draft.ladders)
@@ -213,8 +217,9 @@ async def open_gateway(
             live=live,
             rollouts=rollouts,
             trials=trials,
+            digest=digest,
             metrics=metrics,
-            stories=Stories(config.explain.requests, clock),
+            stories=Stories(config.explain.requests, clock, digest),
             recent=recent,
             live_state=live_state,
             accounts=accounts,

@@ -23,6 +23,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import Sessions
 from maitred.core.clock import Clock
 from maitred.core.tenancy import ANONYMOUS
+from maitred.observe.digest import Digest
 from maitred.observe.logs import set_up
 from maitred.observe.metrics import Metrics
 from maitred.observe.recent import Recent
@@ -43,6 +44,7 @@ class Parts:
         queues: Who waits, and who runs where.
         retry_budget: Who may come back.
         live, rollouts, trials: New versions that are tried.
+        digest: Tells who counts requests.
         metrics, stories, recent, live_state: Who watches.
         accounts: How the stores are.
         replicas, sleepers, pins: What operators can tell.
@@ -63,6 +65,7 @@ class Parts:
     live: LiveRollouts
     rollouts: Rollouts
     trials: Trials
+    digest: Digest
     metrics: Metrics
     stories: Stories
     recent: Recent

@@ -410,6 +410,6 @@ class Listener(Protocol):
 class Observer(Protocol):
     """Someone who wants to know of ended requests. Must not block and must not raise."""
 
-    def ended(self, tally: Tally) -> None:
-        """Called once per request, after everything it held is free."""
+    def ended(self, *tallies: Tally) -> None:
+        """Told of each request once, after everything it held is free, of some at a time in the order they ended."""
         ...

@@ -56,11 +56,10 @@ class BudgetMetrics(Collector):
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, *tallies: Tally) -> None:
         """Notes who asked for work."""
-        if tally.principal is None or not tally.model:
-            return
-        for tenant in tally.principal.tenants:
+        asked = [each.principal.tenants for each in tallies if each.principal is not None and each.model]
+        for tenant in dict.fromkeys(tenant for tenants in asked for tenant in tenants):
             if self.named.label(tenant) == OTHER and len(self._others) < _MOST_OTHERS:
                 self._others.add(tenant)
 

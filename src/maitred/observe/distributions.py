@@ -5,7 +5,7 @@ one for each gap between its tokens; here each of them costs a search and two ad
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.metrics_core import HistogramMetricFamily
@@ -27,12 +27,13 @@ class Distribution:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def add(self, *values: float) -> None:
+    def add(self, values: Iterable[float]) -> None:
         """More values."""
-        bounds, counts = self._bounds, self._counts
+        bounds, counts, total = self._bounds, self._counts, self._sum
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-        self._sum += sum(values)
+            total += value
+        self._sum = total
 
     def shown(self) -> tuple[list[tuple[str, float]], float]:
         """Buckets as Prometheus has them, each with all that is no larger than its bound, and the sum of all values."""

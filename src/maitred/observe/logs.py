@@ -118,8 +118,12 @@ class RequestLog:
     What went well is said at debug level: at thousands of requests a second it is the metrics that tell the story.
     """
 
-    def ended(self, tally: Tally) -> None:
-        """Logs one."""
+    def ended(self, *tallies: Tally) -> None:
+        """Logs each."""
+        for tally in tallies:
+            self._say(tally)
+
+    def _say(self, tally: Tally) -> None:
         level = logging.WARNING if tally.outcome is Outcome.FAILED else logging.DEBUG
         if not log.isEnabledFor(level):
             return

@@ -13,6 +13,7 @@ from maitred.core.clock import Clock, SystemClock
 from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.budgets import BudgetMetrics
 from maitred.observe.config import MetricsConfig, SloConfig
+from maitred.observe.digest import Digest
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
 from maitred.observe.engines import Engines, LiveState
 from maitred.observe.feedback import FeedbackMetrics
@@ -47,6 +48,7 @@ class Metrics:
         config: What is shown.
         slos: What is promised, by name.
         clock: For the windows of these.
+        digest: Tells of ended requests; None: somebody tells the `observers` at once.
 
     Attributes:
         observers: What counts ended requests.
@@ -74,6 +76,7 @@ class Metrics:
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
         clock: Clock = SystemClock(),  # noqa: B008 - stateless
+        digest: Digest | None = None,
     ) -> None:
         self._vllm = config.vllm_names
         # A creation time for every series would double the scrape, and nobody reads it.
@@ -88,6 +91,8 @@ class Metrics:
         self._registry.register(self.budgets)
         self._tenants = TenantMetrics(self._registry, config.tenants)
         self.observers: list[Observer] = [self.requests, self._tenants, self.budgets, kept]
+        self._digest = digest or Digest()
+        self._digest.tell(*self.observers)
         self._registry.register(LiveState(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
@@ -116,6 +121,7 @@ class Metrics:
         Args:
             accept: The header of that name.
         """
+        self._digest.fold()
         families = list(self._registry.collect())
         if self._vllm:
             families += vllm_names(families)
@@ -128,6 +134,7 @@ class Metrics:
 
     def samples(self) -> Samples:
         """Everything, as whoever scrapes it reads it."""
+        self._digest.fold()
         return Samples(series_of(self._registry.collect()))
 
     def names(self) -> set[str]:

@@ -8,11 +8,12 @@ with a count: in a flood of one tenant, nobody else's would be seen.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.clock import Clock
+from maitred.observe.digest import Digest
 from maitred.wire.admin.live import PointBody, RefusalBody
 
 POINTS = 600
@@ -51,27 +52,44 @@ class Recent:
 
     Args:
         clock: For the time on points and refusals.
+        digest: Tells it of requests; None: somebody does at once.
 
     Attributes:
         points: The seconds, oldest first.
-        refusals: The last ones by tenant, model, code and limit; the newest last.
-        tenants: Every tenant that was here lately, with its teams' requests among its own; the last one last.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, digest: Digest | None = None) -> None:
         self._clock = clock
+        self._digest = digest or Digest()
+        self._digest.tell(self)
         self.points: deque[PointBody] = deque(maxlen=POINTS)
-        self.refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
-        self.tenants: dict[str, Traffic] = {}
+        self._refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
+        self._tenants: dict[str, Traffic] = {}
         self._now = _Second()
         self._ttft, self._itl = _Spread(), _Spread()
 
+    @property
+    def refusals(self) -> Mapping[tuple[str, str, str, str], RefusalBody]:
+        """The last ones by tenant, model, code and limit; the newest last."""
+        self._digest.fold()
+        return self._refusals
+
+    @property
+    def tenants(self) -> Mapping[str, Traffic]:
+        """Every tenant that was here lately, with its teams' requests among its own; the last one last."""
+        self._digest.fold()
+        return self._tenants
+
     def first_token(self, after_s: float) -> None:
         """One came, so long after its request."""
-        self._ttft.add(after_s)
+        self._ttft.add((after_s,))
 
-    def ended(self, tally: Tally) -> None:
-        """A request ended. Those that ask for no model are not counted."""
+    def ended(self, *tallies: Tally) -> None:
+        """Requests ended. Those that ask for no model are not counted."""
+        for tally in tallies:
+            self._count(tally)
+
+    def _count(self, tally: Tally) -> None:
         outcome = tally.outcome
         if outcome is None or not (tally.model or (outcome is Outcome.REFUSED and tally.route.startswith("/v1/"))):
             return
@@ -80,8 +98,8 @@ class Recent:
         second.prompt_tokens += tally.prompt_tokens
         second.output_tokens += tally.completion_tokens
         gaps_s = tally.gaps_s
-        for gap_s in gaps_s[:: -(-len(gaps_s) // _GAPS) or 1]:
-            self._itl.add(gap_s)
+        if gaps_s:
+            self._itl.add(gaps_s[:: -(-len(gaps_s) // _GAPS)])
         self._note(tally)
         if outcome in (Outcome.REFUSED, Outcome.FAILED):
             self._note_refusal(tally)
@@ -93,6 +111,7 @@ class Recent:
             waiting: Requests that wait now, in all queues.
             running: Requests that run now.
         """
+        self._digest.fold()
         second, self._now = self._now, _Second()
         point = PointBody(
             at=self._clock.wall_s(),
@@ -109,23 +128,23 @@ class Recent:
 
     def _note(self, tally: Tally) -> None:
         for tenant in () if tally.principal is None else tally.principal.tenants:
-            traffic = self.tenants.pop(tenant, None) or Traffic()
-            self.tenants[tenant] = traffic
+            traffic = self._tenants.pop(tenant, None) or Traffic()
+            self._tenants[tenant] = traffic
             traffic.requests += 1
             traffic.refused += tally.outcome is Outcome.REFUSED
             traffic.prompt_tokens += tally.prompt_tokens
             traffic.output_tokens += tally.completion_tokens
-        while len(self.tenants) > _TENANTS:
-            del self.tenants[next(iter(self.tenants))]
+        while len(self._tenants) > _TENANTS:
+            del self._tenants[next(iter(self._tenants))]
 
     def _note_refusal(self, tally: Tally) -> None:
         failure = tally.failure
         tenant = "" if tally.principal is None else tally.principal.tenants[-1]
         code = "" if failure is None else failure.code
         sort = (tenant, tally.model, code, tally.refused_by)
-        before = self.refusals.pop(sort, None)
-        self.refusals[sort] = RefusalBody(
-            at=self._clock.wall_s(),
+        before = self._refusals.pop(sort, None)
+        self._refusals[sort] = RefusalBody(
+            at=self._clock.wall_s() - self._clock.monotonic_s() + tally.ended_s,
             count=1 if before is None else before.count + 1,
             request_id=tally.request_id,
             tenant=tenant,
@@ -137,27 +156,32 @@ class Recent:
             limit=tally.refused_by,
             retry_after_s=None if failure is None else failure.retry_after_s,
         )
-        if len(self.refusals) > _REFUSALS:
-            del self.refusals[next(iter(self.refusals))]
+        if len(self._refusals) > _REFUSALS:
+            del self._refusals[next(iter(self._refusals))]
 
 
 class _Spread:
-    """Times of the last `_SPREAD_S` seconds, as counts in buckets."""
+    """Times of the last `_SPREAD_S` seconds, as counts in buckets; those of this second as they came."""
 
     def __init__(self) -> None:
-        self._now: list[int] | None = None
+        self._now: list[float] = []
         self._seconds: deque[list[int] | None] = deque([None] * _SPREAD_S)
         self._sum = [0] * (len(_BOUNDS_S) + 1)
 
-    def add(self, time_s: float) -> None:
-        if self._now is None:
-            self._now = [0] * len(self._sum)
-        self._now[bisect_left(_BOUNDS_S, time_s)] += 1
+    def add(self, times_s: Iterable[float]) -> None:
+        """Came in this second."""
+        self._now += times_s
 
     def tick(self) -> tuple[float, float] | None:
         """A second is over. Returns median and 95th percentile; None where nothing was added."""
-        self._seconds.append(self._now)
-        gone, come, self._now = self._seconds.popleft(), self._now, None
+        come: list[int] | None = None
+        if self._now:
+            come = [0] * len(self._sum)
+            for time_s in self._now:
+                come[bisect_left(_BOUNDS_S, time_s)] += 1
+            self._now = []
+        self._seconds.append(come)
+        gone = self._seconds.popleft()
         for counts, sign in ((come, 1), (gone, -1)):
             if counts is not None:
                 self._sum = [total + sign * count for total, count in zip(self._sum, counts, strict=True)]

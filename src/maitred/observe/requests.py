@@ -3,10 +3,12 @@
 Labels have bounded values: routes and models as *resolved* here, never as the client wrote them.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter as Tallied
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from operator import add
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.request import Usage
@@ -58,6 +60,9 @@ _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "maitred_cached_tokens": ("Of these, tokens found in the prefix cache.", ("model",)),
     "maitred_output_tokens": ("Tokens generated for clients.", ("model",)),
 }
+_BY_ROUTE: Mapping[str, tuple[str, Sequence[float]]] = {
+    "maitred_request_seconds": ("From the head of the request to the end of the answer.", _REQUEST_BUCKETS_S),
+}
 _BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
     "maitred_ttft_seconds": ("From the head of the request to its first token.", _TTFT_BUCKETS_S),
     "maitred_itl_seconds": ("Between two deliveries of tokens of one choice.", _ITL_BUCKETS_S),
@@ -90,64 +95,78 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
-        durations = Histogram(
-            "maitred_request_seconds",
-            "From the head of the request to the end of the answer.",
-            ["route"],
-            buckets=_REQUEST_BUCKETS_S,
-            registry=registry,
-        )
-        by_model = Distributions(_BY_MODEL, "model")
+        by_route, by_model = Distributions(_BY_ROUTE, "route"), Distributions(_BY_MODEL, "model")
+        registry.register(by_route)
         registry.register(by_model)
-        # The library takes a lock and makes a string of every label to find a series, thirty times for each request.
+        # The library takes a lock and makes a string of every label to find a series.
         self._counter = cache(lambda name, *labels: counters[name].labels(*labels) if labels else counters[name])
-        self._duration = cache(durations.labels)
+        self._of_route = by_route.of
         self._of_model = by_model.of
 
-    def ended(self, tally: Tally) -> None:
-        """Counts one."""
-        model, outcome, count = tally.model, tally.outcome or Outcome.FAILED, self._count
-        count("maitred_requests", tally.route, outcome, tally.status)
-        self._duration(tally.route).observe(tally.ended_s - tally.started_s)
-        if model:
-            count("maitred_model_requests", model, tally.priority or "", outcome)
-        if tally.error:
-            count("maitred_errors", model, tally.error)
-        if tally.refused_by:
-            count("maitred_limit_refusals", tally.refused_by)
-        if tally.stalled:
-            count("maitred_stalled_requests")
-        if tally.clamped_max_tokens is not None:
-            count("maitred_clamped_requests")
-        if (chosen := tally.chosen) is not None:
-            count("maitred_chosen", chosen.name, chosen.model, chosen.reason)
-        for fallback in tally.fallbacks:
-            count("maitred_fallbacks", *fallback.split("=", 1))
-        for failed in tally.failed:
-            count("maitred_escalations", failed.model, failed.reason, "replaced" if failed.replaced else "given")
-            if failed.replaced:
-                self._count_tokens(failed.model, failed.usage)
-        if tally.hedged:
-            count("maitred_hedges", model, tally.hedged)
-        if tally.recoveries:
-            count("maitred_recoveries", model, by=tally.recoveries)
-        if tally.continued:
-            count("maitred_continued", model, by=tally.continued)
-        if tally.first_token_s is None:
-            return
-        for name, value in _measured(tally, tally.first_token_s):
-            self._of_model(name, model).add(value)
-        self._of_model("maitred_itl_seconds", model).add(*tally.gaps_s)
-        self._count_tokens(model, tally.usage)
-        for reason in tally.finishes:
-            count("maitred_choices", model, reason)
-        for taken in tally.degraded:
-            what = taken.partition("=")[0]
-            count("maitred_degraded_requests", _STEPS.get(what, what))
+    def ended(self, *tallies: Tally) -> None:
+        """Counts some: each sort of them at once, and then those that something has happened to."""
+        sorts = Tallied((each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies)
+        for (route, outcome, status), number in sorts.items():
+            self._count("maitred_requests", route, outcome, status, by=number)
+        of_models = Tallied(
+            (each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in tallies if each.model
+        )
+        for sort, number in of_models.items():
+            self._count("maitred_model_requests", *sort, by=number)
+        for route in {route for route, _, _ in sorts}:
+            took_s = [each.ended_s - each.started_s for each in tallies if each.route == route]
+            self._of_route("maitred_request_seconds", route).add(took_s)
+        got_tokens = [each for each in tallies if each.first_token_s is not None]
+        for model in dict.fromkeys(each.model for each in got_tokens):
+            self._measure(model, [each for each in got_tokens if each.model == model])
+        for tally in tallies:
+            self._count_incidents(tally)
 
     def degradation_skipped(self, step: str, reason: str) -> None:
         """Counts a step of a degradation ladder that was no help, and why."""
         self._count("maitred_degradation_skips", step, reason)
+
+    def _measure(self, model: str, tallies: Sequence[Tally]) -> None:
+        """What requests of one model that got tokens took, whole and in parts, and how long they were."""
+        for name, values in _measured(tallies).items():
+            if values:
+                self._of_model(name, model).add(values)
+        self._of_model("maitred_itl_seconds", model).add(gap_s for each in tallies for gap_s in each.gaps_s)
+        self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in tallies]))
+        self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in tallies]))
+        self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in tallies]))
+        for reason, number in Tallied(reason for each in tallies for reason in each.finishes).items():
+            self._count("maitred_choices", model, reason, by=number)
+
+    def _count_incidents(self, tally: Tally) -> None:
+        """What happens to few."""
+        model = tally.model
+        if tally.failure is not None:
+            self._count("maitred_errors", model, tally.failure.code)
+        if tally.refused_by:
+            self._count("maitred_limit_refusals", tally.refused_by)
+        if tally.stalled:
+            self._count("maitred_stalled_requests")
+        if tally.clamped_max_tokens is not None:
+            self._count("maitred_clamped_requests")
+        if (chosen := tally.chosen) is not None:
+            self._count("maitred_chosen", chosen.name, chosen.model, chosen.reason)
+        for fallback in tally.fallbacks:
+            self._count("maitred_fallbacks", *fallback.split("=", 1))
+        for failed in tally.failed:
+            self._count("maitred_escalations", failed.model, failed.reason, "replaced" if failed.replaced else "given")
+            if failed.replaced:
+                self._count_tokens(failed.model, failed.usage)
+        if tally.hedged:
+            self._count("maitred_hedges", model, tally.hedged)
+        if tally.recoveries:
+            self._count("maitred_recoveries", model, by=tally.recoveries)
+        if tally.continued:
+            self._count("maitred_continued", model, by=tally.continued)
+        if tally.first_token_s is not None:
+            for taken in tally.degraded:
+                what = taken.partition("=")[0]
+                self._count("maitred_degraded_requests", _STEPS.get(what, what))
 
     def _count(self, name: str, *labels: Hashable, by: int = 1) -> None:
         self._counter(name, *labels).inc(by)
@@ -158,24 +177,28 @@ class RequestMetrics:
         self._count("maitred_output_tokens", model, by=usage.completion_tokens)
 
 
-def _measured(tally: Tally, first_token_s: float) -> Iterator[tuple[str, float]]:
-    """What a request that got tokens took, whole and in parts, and how long it was: histogram and value."""
-    queue_s = sum(tally.waited_ms.values()) / 1000
-    ttft_s, decode_s = first_token_s - tally.started_s, tally.ended_s - first_token_s
-    prefill_s = max(0.0, ttft_s - queue_s)
-    yield "maitred_ttft_seconds", ttft_s
-    yield "maitred_queue_seconds", queue_s
-    yield "maitred_prefill_seconds", prefill_s
-    yield "maitred_decode_seconds", decode_s
-    yield "maitred_inference_seconds", prefill_s + decode_s
-    yield "maitred_e2e_seconds", ttft_s + decode_s
-    choices = max(1, len(tally.finishes))
-    if tally.completion_tokens > choices:
-        yield "maitred_tpot_seconds", decode_s * choices / (tally.completion_tokens - choices)
-    yield "maitred_request_prompt_tokens", tally.prompt_tokens
-    yield "maitred_request_computed_tokens", tally.prompt_tokens - tally.cached_tokens
-    yield "maitred_request_output_tokens", tally.completion_tokens
-    if tally.ask is not None:
-        yield "maitred_request_choices", tally.ask.sampling.n
-        if tally.ask.max_tokens is not None:
-            yield "maitred_request_max_tokens", tally.ask.max_tokens
+def _measured(tallies: Sequence[Tally]) -> Mapping[str, Sequence[float]]:
+    """The values of requests that got tokens, by their histograms."""
+    ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
+    decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in tallies]
+    queue_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in tallies]
+    prefill_s = [max(0.0, first_s - waited_s) for first_s, waited_s in zip(ttft_s, queue_s, strict=True)]
+    asks = [each.ask for each in tallies if each.ask is not None]
+    return {
+        "maitred_ttft_seconds": ttft_s,
+        "maitred_tpot_seconds": [
+            took_s * choices / (each.completion_tokens - choices)
+            for each, took_s in zip(tallies, decode_s, strict=True)
+            if each.completion_tokens > (choices := max(1, len(each.finishes)))
+        ],
+        "maitred_queue_seconds": queue_s,
+        "maitred_prefill_seconds": prefill_s,
+        "maitred_decode_seconds": decode_s,
+        "maitred_inference_seconds": [*map(add, prefill_s, decode_s)],
+        "maitred_e2e_seconds": [*map(add, ttft_s, decode_s)],
+        "maitred_request_prompt_tokens": [each.prompt_tokens for each in tallies],
+        "maitred_request_computed_tokens": [each.prompt_tokens - each.cached_tokens for each in tallies],
+        "maitred_request_max_tokens": [ask.max_tokens for ask in asks if ask.max_tokens is not None],
+        "maitred_request_choices": [ask.sampling.n for ask in asks],
+        "maitred_request_output_tokens": [each.completion_tokens for each in tallies],
+    }

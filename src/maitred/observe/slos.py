@@ -100,11 +100,12 @@ class SloMetrics(Collector):
             for name, slo in slos.items()
         }
 
-    def ended(self, tally: Tally) -> None:
-        """Counts one."""
+    def ended(self, *tallies: Tally) -> None:
+        """Counts some."""
         now_s = self._clock.monotonic_s() - self._start_s
         for objective in self._objectives.values():
-            objective.count(tally, now_s)
+            for tally in tallies:
+                objective.count(tally, now_s)
 
     def collect(self) -> Iterable[Metric]:
         """Prometheus asks."""

@@ -13,6 +13,7 @@ from maitred.core.request import FinishReason, SamplingParams
 from maitred.core.rollout import Arm
 from maitred.core.story import Chapter, ChapterName, Story
 from maitred.core.tenancy import Principal
+from maitred.observe.digest import Digest
 from maitred.wire.admin.responses import ChapterBody, StoryBody, StoryHead
 from maitred.wire.admin.times import iso_of
 
@@ -23,6 +24,18 @@ _SAMPLING = (
 """Fields of `SamplingParams` that are told, where they are not as they would be by default."""
 _sampling_of: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_SAMPLING)
 _DEFAULTS = _sampling_of(SamplingParams(max_tokens=0, seed=0))
+_PLAIN = {
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "deadline_in_s": "deadline_s",
+    "ttft_in_s": "ttft_objective_s",
+    "itl_objective_s": "itl_objective_s",
+    "priority": "priority",
+}
+"""Fields of `Ask` that are told as they are, and what they are called then."""
+_PARAMETERS = ("sampling", "left_open", "stops", "needs", "whole", *_PLAIN)
+"""Fields of `Ask` that are kept."""
+_parameters_of: Callable[[Ask], tuple[Any, ...]] = attrgetter(*_PARAMETERS)
 
 
 class Facts(NamedTuple):
@@ -78,7 +91,8 @@ class Kept(NamedTuple):
     """When it ended."""
     asked: str
     """The model, as the client named it."""
-    parameters: Mapping[str, Any]
+    parameters: tuple[Any, ...]
+    """What it asked for beside the answer, see `_PARAMETERS`."""
 
 
 class Stories:
@@ -89,11 +103,14 @@ class Stories:
     Args:
         most: Requests. Each takes some kilobytes; 0 keeps none.
         clock: For the times that people read.
+        digest: Tells it of requests; None: somebody does at once.
     """
 
-    def __init__(self, most: int, clock: Clock) -> None:
+    def __init__(self, most: int, clock: Clock, digest: Digest | None = None) -> None:
         self._most = most
         self._clock = clock
+        self._digest = digest or Digest()
+        self._digest.tell(self)
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         """By the id, of which clients may choose the same again: the latest counts."""
 
@@ -103,19 +120,22 @@ class Stories:
         while len(self._kept) > most:
             self._kept.popitem(last=False)
 
-    def ended(self, tally: Tally) -> None:
-        """Keeps one."""
-        ask = tally.ask
-        if not self._most or ask is None:
+    def ended(self, *tallies: Tally) -> None:
+        """Keeps those that asked for something."""
+        if not self._most:
             return
-        self._kept.pop(tally.request_id, None)
-        facts = Facts._make(_facts_of(tally))
-        self._kept[tally.request_id] = Kept(facts, self._clock.wall_s(), ask.model, parameters_of(ask))
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        kept, since_s = self._kept, self._clock.wall_s() - self._clock.monotonic_s()
+        for tally in tallies:
+            if (ask := tally.ask) is not None:
+                kept.pop(tally.request_id, None)
+                facts = Facts._make(_facts_of(tally))
+                kept[tally.request_id] = Kept(facts, since_s + tally.ended_s, ask.model, _parameters_of(ask))
+        while len(kept) > self._most:
+            kept.popitem(last=False)
 
     def latest(self) -> Sequence[StoryHead]:
         """All of them, the latest first."""
+        self._digest.fold()
         return [head_of(kept) for kept in reversed(self._kept.values())]
 
     def of(self, request_id: str) -> StoryBody:
@@ -124,6 +144,7 @@ class Stories:
         Raises:
             ResourceNotFound: None is known.
         """
+        self._digest.fold()
         kept = self._kept.get(request_id)
         if kept is None:
             raise ResourceNotFound(
@@ -164,7 +185,7 @@ def story_of(kept: Kept) -> StoryBody:
         key=None if principal is None else principal.key,
         asked=kept.asked,
         model=facts.model or None,
-        parameters={**kept.parameters},
+        parameters=_told(*kept.parameters),
         priority=facts.priority,
         outcome=str(facts.outcome),
         status=facts.status,
@@ -189,17 +210,23 @@ def story_of(kept: Kept) -> StoryBody:
 
 def parameters_of(ask: Ask) -> dict[str, Any]:
     """What a client has asked for beside the answer, by the names of the API. No text of its own is among it."""
-    sampling, left_open = ask.sampling, ask.left_open
+    return _told(*_parameters_of(ask))
+
+
+def _told(
+    sampling: SamplingParams,
+    left_open: frozenset[str],
+    stops: Sequence[str],
+    needs: Sequence[str],
+    whole: bool,
+    *plain: Any,  # noqa: ANN401 - of JSON
+) -> dict[str, Any]:
+    """What was asked for, of what is kept of it."""
     told: dict[str, Any] = {
-        "max_tokens": ask.max_tokens,
-        "seed": ask.seed,
-        "stops": len(ask.stops) or None,
-        "deadline_s": ask.deadline_in_s,
-        "ttft_objective_s": ask.ttft_in_s,
-        "itl_objective_s": ask.itl_objective_s,
-        "priority": ask.priority,
-        "needs": [*ask.needs] or None,
-        "stream": None if ask.whole else True,
+        **dict(zip(_PLAIN.values(), plain, strict=True)),
+        "stops": len(stops) or None,
+        "needs": [*needs] or None,
+        "stream": None if whole else True,
     }
     told = {name: value for name, value in told.items() if value is not None}
     if (values := _sampling_of(sampling)) != _DEFAULTS:

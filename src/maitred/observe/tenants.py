@@ -5,6 +5,9 @@ that come first are named, as many as `metrics.tenants` says, and the others are
 are named does not change while the process lives, so every counter only grows; who used what exactly is in the ledger.
 """
 
+from collections import Counter as Tallied
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Summary
@@ -75,16 +78,24 @@ class TenantMetrics:
         self._requests, self._prompt, self._output = cache(requests.labels), cache(prompt.labels), cache(output.labels)
         self._ttft, self._queue = cache(ttft.labels), cache(queue.labels)
 
-    def ended(self, tally: Tally) -> None:
-        """Counts one, if it is known whose it is and it asked for work."""
-        if tally.principal is None or not tally.model:
-            return
-        tenant = self.named.label(tally.principal.tenants[-1])
-        self._requests(tenant, tally.outcome or Outcome.FAILED).inc()
-        if tally.first_token_s is None:
-            return
-        usage = tally.usage
-        self._prompt(tenant).inc(usage.prompt_tokens)
-        self._output(tenant).inc(usage.completion_tokens)
-        self._ttft(tenant).observe(tally.first_token_s - tally.started_s)
-        self._queue(tenant).observe(sum(tally.waited_ms.values()) / 1000)
+    def ended(self, *tallies: Tally) -> None:
+        """Counts those of which it is known whose they are, and that asked for work."""
+        of: defaultdict[str, list[Tally]] = defaultdict(list)
+        for tally in tallies:
+            if tally.principal is not None and tally.model:
+                of[self.named.label(tally.principal.tenants[-1])].append(tally)
+        for tenant, theirs in of.items():
+            for outcome, number in Tallied(each.outcome or Outcome.FAILED for each in theirs).items():
+                self._requests(tenant, outcome).inc(number)
+            served = [each for each in theirs if each.first_token_s is not None]
+            if served:
+                self._measure(tenant, served)
+
+    def _measure(self, tenant: str, tallies: Sequence[Tally]) -> None:
+        """What those got that got tokens, and how long they waited."""
+        self._prompt(tenant).inc(sum([each.prompt_tokens for each in tallies]))
+        self._output(tenant).inc(sum([each.completion_tokens for each in tallies]))
+        ttft, queue = self._ttft(tenant), self._queue(tenant)
+        for each in tallies:
+            ttft.observe((each.first_token_s or 0.0) - each.started_s)
+            queue.observe(sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0)

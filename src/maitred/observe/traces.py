@@ -56,8 +56,12 @@ class Traces:
         if self._config.content and story.trace.sampled:
             tally.listener = Overhearing()
 
-    def ended(self, tally: Tally) -> None:
-        """Sends its spans, if it is traced."""
+    def ended(self, *tallies: Tally) -> None:
+        """Sends the spans of those that are traced."""
+        for tally in tallies:
+            self._send(tally)
+
+    def _send(self, tally: Tally) -> None:
         story = tally.story
         if story.trace is None or not (story.trace.sampled or self._failed(tally)):
             return

@@ -17,7 +17,7 @@ def test_it_shows_what_the_library_would(brought):
     ours.register(distributions)
     for model, batches in brought.items():
         for values in batches:
-            distributions.of("seconds", model).add(*values)
+            distributions.of("seconds", model).add(values)
             series = histogram.labels(model)
             for value in values:
                 series.observe(value)

@@ -72,7 +72,15 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
     for number in range(100):
         clock.now_s += 1
         failure = Saturated(f"No room {number}.", retry_after_s=3.0)
-        recent.ended(of(outcome=Outcome.REFUSED, failure=failure, status=429, refused_by="tokens_per_minute"))
+        recent.ended(
+            of(
+                outcome=Outcome.REFUSED,
+                failure=failure,
+                status=429,
+                refused_by="tokens_per_minute",
+                ended_s=clock.monotonic_s(),
+            )
+        )
         if number == 50:
             recent.ended(of("other", outcome=Outcome.FAILED, failure=QueueFull()))
     other, acme = recent.refusals.values()
