@@ -175,7 +175,7 @@ class Dispatcher:
             await asyncio.sleep(_TICK_S)
             if self._seats:
                 self.turn()
-            self.look()
+                self.look()
 
     # --- what seats tell ---
 

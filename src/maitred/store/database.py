@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
 from maitred.store.driver import ENDS_S, WRITES, breaker_of, engine_of
+from maitred.store.glance import Glance
 from maitred.store.migration import migrate
 from maitred.store.outage import first_line_of, is_outage
 from maitred.store.place import data_folder, database_url, make_folder
@@ -42,6 +43,7 @@ class Database:
         self.engine = engine
         self._deadline_s = deadline_s
         self._file = None if file is None else (file, file.stat())
+        self._glance = None if file is None else Glance(file)
         # SQLite has one writer. Queueing here wakes the next at once, where SQLite itself would poll.
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 
@@ -66,6 +68,33 @@ class Database:
         """
         async with self._transaction(deadline_s or self._deadline_s, {WRITES: True}, self._turn) as connection:
             yield connection
+
+    def glance(self, query: str) -> int | None:
+        """The number that a query gives, of what is committed by now; None: only a transaction can tell.
+
+        Raises:
+            StoreUnavailable: The database's file is gone.
+        """
+        if self._glance is None:
+            return None
+        self._check_file()
+        return self._glance.at(query)
+
+    def mark(self) -> tuple[int, int] | None:
+        """Another one when anybody has committed anything since; None: that cannot be told.
+
+        Raises:
+            StoreUnavailable: The database's file is gone.
+        """
+        if self._glance is None:
+            return None
+        self._check_file()
+        return self._glance.mark()
+
+    def close(self) -> None:
+        """Lets go of what is not the engine's."""
+        if self._glance is not None:
+            self._glance.close()
 
     @asynccontextmanager
     async def _transaction(
@@ -139,6 +168,7 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
     """
     url = database_url(config)
     engine = engine_of(url, config.deadline_s)
+    database: Database | None = None
     try:
         try:
             database = await _opened(engine, url, config)
@@ -152,6 +182,8 @@ async def open_database(config: StoreConfig) -> AsyncIterator[Database]:
             ) from error
         yield database
     finally:
+        if database is not None:
+            database.close()
         await engine.dispose()
 
 

@@ -37,9 +37,17 @@ class RolloutStore:
         self._database = database
         self._clock = clock
         self._insert = insert_of(database.engine)
+        self._read: tuple[tuple[int, int] | None, list[RolloutState]] = (None, [])
+        """What was read last, and a mark from before it was."""
 
     async def all(self) -> list[RolloutState]:
         """As they are now, by name; those that have ended, too."""
+        mark = self._database.mark()
+        if mark is None or mark != self._read[0]:
+            self._read = (mark, await self._all())
+        return [*self._read[1]]
+
+    async def _all(self) -> list[RolloutState]:
         async with self._database.reading() as connection:
             rows = (await connection.execute(select(*_STATE).order_by(rollouts.c.name))).mappings().all()
         return [_state(row) for row in rows]

@@ -1,0 +1,59 @@
+"""What can be told of an SQLite file without waiting."""
+
+import sqlite3
+
+import pytest
+
+from maitred.store.glance import Glance
+
+COUNT = "SELECT count(*) FROM things"
+
+
+@pytest.fixture
+def writer(tmp_path):
+    connection = sqlite3.connect(tmp_path / "a file.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE things (id)")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def glance(tmp_path, writer):
+    glance = Glance(tmp_path / "a file.db")
+    yield glance
+    glance.close()
+
+
+def test_it_sees_what_is_committed_and_nothing_else(writer, glance):
+    mark = glance.mark()
+    assert (glance.at(COUNT), glance.mark()) == (0, mark)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("INSERT INTO things VALUES (1)")
+    assert (glance.at(COUNT), glance.mark()) == (0, mark)
+    writer.execute("COMMIT")
+    assert glance.at(COUNT) == 1
+    assert glance.mark() not in (None, mark)
+
+
+def test_what_is_in_its_way_it_does_not_wait_for(writer, glance):
+    assert glance.at("SELECT count(*) FROM nothing") is None
+    writer.execute("PRAGMA journal_mode = DELETE")
+    writer.execute("BEGIN EXCLUSIVE")
+    assert glance.at(COUNT) is None
+    assert glance.mark() is None
+    writer.execute("COMMIT")
+    assert glance.at(COUNT) == 0
+
+
+def test_a_mark_is_never_had_twice(writer, glance):
+    marks = set()
+    for _ in range(5):
+        marks.add(glance.mark())
+        glance.close()
+    assert len(marks) == 5
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path):
+    assert Glance(tmp_path / "none.db").mark() is None
+    assert not (tmp_path / "none.db").exists()
