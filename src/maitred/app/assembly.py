@@ -20,6 +20,7 @@ from maitred.app.roster import Roster
 from maitred.app.router import Router, routes_of
 from maitred.app.upstreams import Served
 from maitred.config.tree import Config
+from maitred.core.answer import Observer
 from maitred.dispatch.errand import AnyPost
 from maitred.observe.logs import RequestLog
 from maitred.observe.requests import RequestMetrics
@@ -92,7 +93,7 @@ def regime_of(draft: Draft, parts: Parts) -> Regime:
         config.console, access.identity, parts.sessions, OwnUse(stores.usage, admission, clock)
     )
     traces = ground.traces
-    watching = [parts.digest, RequestLog(), *([] if traces is None else [traces])]
+    watching: list[Observer] = [parts.digest, RequestLog(), *([] if traces is None else [traces])]
     edge = build(
         config.server,
         pipeline,

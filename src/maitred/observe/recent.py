@@ -8,7 +8,7 @@ with a count: in a flood of one tenant, nobody else's would be seen.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from maitred.core.answer import Outcome, Tally
@@ -69,13 +69,13 @@ class Recent:
         self._ttft, self._itl = _Spread(), _Spread()
 
     @property
-    def refusals(self) -> Mapping[tuple[str, str, str, str], RefusalBody]:
+    def refusals(self) -> dict[tuple[str, str, str, str], RefusalBody]:
         """The last ones by tenant, model, code and limit; the newest last."""
         self._digest.fold()
         return self._refusals
 
     @property
-    def tenants(self) -> Mapping[str, Traffic]:
+    def tenants(self) -> dict[str, Traffic]:
         """Every tenant that was here lately, with its teams' requests among its own; the last one last."""
         self._digest.fold()
         return self._tenants

@@ -176,12 +176,13 @@ class Reporter:
         """The controller itself has served it."""
         self._passed.add(id(tally))
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, *tallies: Tally) -> None:
         """See `Observer.ended`."""
-        if id(tally) in self._passed:
-            self._passed.discard(id(tally))
-        else:
-            self._line.report(ended_of(tally))
+        for tally in tallies:
+            if id(tally) in self._passed:
+                self._passed.discard(id(tally))
+            else:
+                self._line.report(ended_of(tally))
 
 
 class Front:
