@@ -117,27 +117,32 @@ def main() -> int:
         "--quick", action="store_true", help="one short round on the bundled model; times and shares have no bars"
     )
     parser.add_argument("--only", choices=["bundled", "qwen2.5-0.5b"], help="one of the two models")
+    parser.add_argument("--workers", type=int, default=1, help="API workers of each server")
     arguments = parser.parse_args()
     sizes = {"bundled": QUICK} if arguments.quick else {"bundled": BUNDLED, "qwen2.5-0.5b": QWEN}
-    report = Report("flood", seed=SEED, quick=arguments.quick)
+    several = arguments.workers > 1
+    report = Report("flood_workers" if several else "flood", seed=SEED, quick=arguments.quick)
     curves = {}
     for name, size in sizes.items():
         if arguments.only in (None, name):
-            with both_servers(size, None if name == "bundled" else servable(random_qwen())) as servers:
+            with both_servers(
+                size, None if name == "bundled" else servable(random_qwen()), arguments.workers
+            ) as servers:
                 figures, curves[name] = uvloop.run(run(servers, size))
             report.figures[name] = figures
             require(report, name, figures, quick=arguments.quick)
-    if not arguments.quick:
+    if not arguments.quick and not several:
         plot(curves, RESULTS / "flood.svg")
     return report.finish()
 
 
 @contextmanager
-def both_servers(size: Size, model: Path | None) -> Iterator[Servers]:
+def both_servers(size: Size, model: Path | None, workers: int) -> Iterator[Servers]:
     """One whose queues are fair, one whose queues are in order of arrival."""
     weights = dict.fromkeys((*LIGHT, HEAVY), 1.0) | WEIGHTS
     organisations = {name: Organisation({"key": Key()}, weight=weight) for name, weight in weights.items()}
-    common: Settings = merged(unbounded(), {"engine": {"max_sequences": size.slots, "quantization": size.quantization}})
+    engine = {"max_sequences": size.slots, "quantization": size.quantization}
+    common: Settings = merged(unbounded(), {"engine": engine, "server": {"workers": workers}})
     clock = RunClock()
     with ExitStack() as stack:
         processes = {

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import psutil
 
 from maitred.core.lifeline import LIFELINE_VARIABLE
 from maitred.core.ports import LoadReport
@@ -93,6 +94,7 @@ class Gateway:
         self.url = f"http://127.0.0.1:{self._port}"
         self.log = folder / "serve.log"
         self.lives = 0
+        self.controllers_killed = 0
         self._config = config
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -124,10 +126,27 @@ class Gateway:
                 await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """As by ``kill -9``."""
+        """As by ``kill -9``. Processes that it has started end with it, and let go of its address."""
         assert self._process is not None
+        below = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         self._process.wait()
+        psutil.wait_procs(below, STOP_S)
+
+    @property
+    def controllers(self) -> list[psutil.Process]:
+        """The process that decides for its workers, if it has any."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children()
+        return [child for child in children if child.name() == "mtd-controller"]
+
+    async def replace_controller(self) -> None:
+        """Kills it, and waits for the next one."""
+        (controller,) = self.controllers
+        controller.kill()
+        self.controllers_killed += 1
+        await asyncio.to_thread(controller.wait, STOP_S)
+        await self.until_ready()
 
     def stop(self) -> int:
         """Ends it as an operator would; the exit code."""

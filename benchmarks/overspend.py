@@ -7,6 +7,8 @@ the budget, until nothing but ``insufficient_quota`` is answered. At the end the
 client has seen whole, once and at its price; their sum must not exceed the budget, must be what the administration
 shows as charged, and at least 99 % of the budget, for nothing may be held back for requests that are no more.
 
+With ``--workers 2`` the gateway has two API workers, and of the kills some are of its controller alone.
+
 With ``--shared`` the callers use two gateways on one Redis and one PostgreSQL. Afterwards, each time against a fresh
 budget, Redis is killed in the middle and started again, empty: what is spent beyond the budget must lie within the
 slices that the gateways hold in advance, every request must end, no key may be refused as unknown, and Redis must
@@ -35,6 +37,8 @@ SEED = 20261121
 CALLERS = 64
 LIMITED_SHARE = 0.4
 """Of the requests, those that only the limited key sends."""
+CONTROLLER_SHARE = 0.6
+"""Of the kills, those of a controller alone, where there is one."""
 LEASE_S = 3.0
 SLICE_LEASE_S = 3.0
 GATEWAYS = 2
@@ -70,6 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK.requests} requests")
     parser.add_argument("--shared", action="store_true", help="two gateways on one Redis and one PostgreSQL")
+    parser.add_argument("--workers", type=int, default=1, help="API workers of each gateway")
     parser.add_argument("--requests", type=int, help="against the first budget")
     parser.add_argument("--kills", type=int, help="of a gateway")
     parser.add_argument("--outages", type=int, help="of Redis")
@@ -82,13 +87,16 @@ def main() -> int:
         outages=size.outages if arguments.outages is None else arguments.outages,
         outage_requests=size.outage_requests,
     )
-    name = "overspend_shared" if arguments.shared else "overspend"
+    name = "_".join(
+        ["overspend", *(["shared"] if arguments.shared else []), *(["workers"] if arguments.workers > 1 else [])]
+    )
     report = Report(name, seed=arguments.seed, quick=arguments.quick)
-    uvloop.run(run(report, size, random.Random(arguments.seed), shared=arguments.shared))
+    rng = random.Random(arguments.seed)
+    uvloop.run(run(report, size, rng, shared=arguments.shared, workers=arguments.workers))
     return report.finish()
 
 
-async def run(report: Report, size: Size, rng: random.Random, *, shared: bool) -> None:
+async def run(report: Report, size: Size, rng: random.Random, *, shared: bool, workers: int) -> None:
     """All of it."""
     admin = Key(scopes=["admin"])
     account = Account.open("spend", size.requests)
@@ -96,6 +104,7 @@ async def run(report: Report, size: Size, rng: random.Random, *, shared: bool) -
     plan = Plan(
         {each.id: each.organisation for each in (account, *outages)} | {"staff": Organisation({"admin": admin})},
         settings={
+            "server": {"workers": workers},
             "admission": {"lease_s": LEASE_S, "prices": {"*": PRICE}},
             "counters": {"slice_lease_s": SLICE_LEASE_S, "slice_share": SLICE_SHARE},
         },
@@ -141,7 +150,7 @@ async def spend(
     last = await drain(crowd, "rest", account.free, rng, patience_s=patience_s)
     seconds = time.monotonic() - started_s
     statement = await statement_of(installation, account, admin, within_s=SETTLED_WITHIN_S)
-    killed = sum(gateway.lives - 1 for gateway in installation.gateways)
+    killed = sum(gateway.lives + gateway.controllers_killed - 1 for gateway in installation.gateways)
 
     report.figures[account.id] = {
         "seconds": round(seconds, 1),
@@ -158,13 +167,16 @@ async def spend(
 
 
 async def _kill(gateways: Sequence[Gateway], crowd: Crowd, requests: int, kills: int, rng: random.Random) -> None:
-    """Kills at random moments, a gateway at a time."""
+    """Kills at random moments, a gateway or its controller at a time."""
     for moment in sorted(rng.sample(range(CALLERS, requests), kills)):
         await crowd.has_asked(moment)
         gateway = rng.choice(gateways)
-        gateway.kill()
-        await asyncio.sleep(rng.uniform(0, 0.3))
-        await gateway.start()
+        if gateway.controllers and rng.random() < CONTROLLER_SHARE:
+            await gateway.replace_controller()
+        else:
+            gateway.kill()
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            await gateway.start()
 
 
 if __name__ == "__main__":
