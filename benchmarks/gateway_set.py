@@ -107,6 +107,12 @@ CONTENDERS = (
         _maitred,
     ),
     Contender(
+        "workers",
+        lambda: "maitred with two workers and a controller, on both cores, which it shares with client and upstream",
+        lambda place: _maitred(place, "--workers", "2"),
+        cores=2,
+    ),
+    Contender(
         "litellm",
         lambda: (
             f"LiteLLM {_LITELLM.version}, one worker, LITELLM_MODE=PRODUCTION, errors alone logged, the master key "

@@ -11,6 +11,8 @@ PANELS = (
     ("latency", "c1_added_p50_ms", "added to one caller, p50, ms"),
     ("idle", "memory_mib", "memory, idle, MiB"),
 )
+_LEFT_OUT = ("direct", "workers")
+"""No gateway, and one that has two cores."""
 _OURS, _OTHERS = "tab:blue", "lightgrey"
 
 
@@ -46,5 +48,5 @@ def plot(parts: Mapping[str, Any], path: Path) -> None:
 def _values(part: Mapping[str, Any] | None, key: str) -> dict[str, float]:
     """Of the gateways that have one, from below."""
     gateways = part["gateways"] if part else {}
-    values = {name: one[key] for name, one in gateways.items() if name != "direct" and one.get(key, 0) > 0}
+    values = {name: one[key] for name, one in gateways.items() if name not in _LEFT_OUT and one.get(key, 0) > 0}
     return dict(reversed(values.items()))

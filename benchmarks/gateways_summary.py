@@ -6,7 +6,13 @@ from typing import Any
 
 from benchmarks.report import RESULTS
 
-_NAMES = {"litellm": "LiteLLM", "portkey": "Portkey", "nginx": "nginx", "bare": "uvicorn and aiohttp alone"}
+_NAMES = {
+    "workers": "maitred --workers 2, on both cores",
+    "litellm": "LiteLLM",
+    "portkey": "Portkey",
+    "nginx": "nginx",
+    "bare": "uvicorn and aiohttp alone",
+}
 _COLUMNS: Mapping[str, tuple[str, Callable[[Mapping[str, float]], str]]] = {
     "requests/s": ("whole", lambda one: f"{one['per_s']:,.0f}"),
     "CPU per request": ("whole", lambda one: f"{one['cpu_us'] / 1e3:.2f} ms"),
@@ -25,7 +31,8 @@ def render() -> list[str]:
         return []
     figures = json.loads(path.read_text())["figures"]
     lines = [
-        "**Beside other gateways** — `python -m benchmarks.gateways`: each alone on one core, before one upstream that "
+        "**Beside other gateways** — `python -m benchmarks.gateways`: each alone on one core (that with "
+        "workers shares both with client and upstream), before one upstream that "
         "answers at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others "
         "with a key at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 "
         "tokens a second, and is held when none is lost and their p99 is at most 20 ms later than directly.",

@@ -132,7 +132,11 @@ class Clerk:
                 if (guest := self._guests.get(message.number)) is not None:
                     guest.took(message)
             case Asks():
-                self._begin(self._attend(message), f"request {message.request_id}")
+                # It is known at once: what is said of it next may have come in the same moment.
+                desk = self.desk
+                guest = Guest(message, desk.control, desk.gate, desk.clock, self.line.tell)
+                self._guests[message.number] = guest
+                self._begin(self._serve(guest), f"request {message.request_id}")
             case Heard():
                 if (guest := self._guests.get(message.number)) is not None:
                     guest.heard()
@@ -160,11 +164,6 @@ class Clerk:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
-
-    async def _attend(self, asks: Asks) -> None:
-        desk = self.desk
-        guest = self._guests[asks.number] = Guest(asks, desk.control, desk.gate, desk.clock, self.line.tell)
-        await self._serve(guest)
 
     async def _serve(self, guest: Guest) -> None:
         asks = guest.asks

@@ -244,7 +244,10 @@ class FarSeat:
             else:
                 await self._news()
         HERE.set(self)
-        return self._posts[self._released.replica]
+        replica = self._released.replica
+        if (engine := self._submissions.get(replica)) is not None and not engine.met:
+            await engine.meet()
+        return self._posts[replica]
 
     def hedge_after_s(self) -> float | None:
         """See `AnySeat.hedge_after_s`: requests that are hedged are not asked for here."""

@@ -1,31 +1,51 @@
 """When an engine has heard of what a worker has sent it, so that the controller need not count it any more."""
 
+import asyncio
 from collections import deque
+from contextlib import suppress
 
 from maitred.app.workers.hotline import Hotline
-from maitred.core.ports import Replica
+from maitred.replica.engine_link import EngineLink
 from maitred.wire.desk import Heard
+
+_PATIENCE_S = 2.0
+"""For a line to an engine that the controller says is there."""
 
 
 class Submissions:
     """To one engine. Submissions are heard in the order in which they were sent.
 
     Args:
-        replica: The engine.
+        engine: Which.
         line: To the controller.
     """
 
-    def __init__(self, replica: Replica, line: Hotline) -> None:
-        self._replica = replica
+    def __init__(self, engine: EngineLink, line: Hotline) -> None:
+        self._engine = engine
         self._line = line
         self._sent: deque[int] = deque()
-        replica.watch(self._look)
+        self._reported = asyncio.Event()
+        engine.watch(self._look)
 
     def sent(self, number: int) -> None:
         """A prompt of the request of this number was sent."""
         self._sent.append(number)
 
+    @property
+    def met(self) -> bool:
+        """Whether there is a line to it. There is none yet where it, or this worker, has just been started."""
+        return self._engine.ready
+
+    async def meet(self) -> None:
+        """Waits for that for a moment."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while not self.met:
+                    self._reported.clear()
+                    await self._reported.wait()
+
     def _look(self) -> None:
         """The engine has reported."""
-        while len(self._sent) > self._replica.unheard():
+        self._reported.set()
+        while len(self._sent) > self._engine.unheard():
             self._line.tell(Heard(self._sent.popleft()))

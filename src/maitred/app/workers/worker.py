@@ -311,10 +311,9 @@ async def _lane(
         posts[local.name] = local.posts()
     reach = within_reach(config, None if local is None else local.name)
     named: dict[str, dict[str, AnyPost]] = {pool: {post.name: post for post in each} for pool, each in posts.items()}
-    submissions = {
-        pool: {name: Submissions(post.replica, line) for name, post in each.items() if post.exact}
-        for pool, each in named.items()
-    }
+    submissions: dict[str, dict[str, Submissions]] = {}
+    if local is not None:
+        submissions[local.name] = {name: Submissions(engine.link, line) for name, engine in local.engines.items()}
     control = FarControl(line, named, submissions, config.admission, config.dispatch.recoveries)
     catalog = Catalog(models)
     routes = routes_of(config, catalog)
