@@ -14,10 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-import aiohttp
-
 from benchmarks.environments import CPU_TORCH, Environment
 from maitred.config.tree import BUNDLED_MODEL
+from maitred.replica.http.line import Connections
 from maitred.replica.upstream.config import DialectName, UpstreamConfig
 from maitred.replica.upstream.probe import Probe
 from maitred.replica.upstream.server import Upstream
@@ -154,8 +153,8 @@ async def under_test(running: Running, abilities: Sequence[Ability]) -> AsyncIte
     Raises:
         RuntimeError: It did not come; the message ends with what it printed last.
     """
-    async with aiohttp.ClientSession() as session:
-        upstream = Upstream(running.config, "external", session)
+    async with Connections() as connections:
+        upstream = Upstream(running.config, "external", connections)
         probe = Probe(upstream)
 
         async def load() -> float | None:

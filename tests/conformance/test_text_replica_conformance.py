@@ -7,12 +7,12 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 
 from benchmarks import external_table, externals
 from benchmarks.external_servers import EXTERNALS
 from benchmarks.report import RESULTS
+from maitred.replica.http.line import Connections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.probe import Probe
 from maitred.replica.upstream.server import Upstream
@@ -26,8 +26,8 @@ SETTINGS = {"engine.threads": 1, "engine.kv_memory_bytes": "64MiB"}
 @asynccontextmanager
 async def adapted(url, model, *, abilities=(), running=None, kill=None, **settings):
     """A server that is there, through our adapter."""
-    async with aiohttp.ClientSession() as session:
-        upstream = Upstream(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", session)
+    async with Connections() as connections:
+        upstream = Upstream(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", connections)
         await Probe(upstream).look()
         yield TextReplicaUnderTest(upstream, abilities, running, kill)
         assert upstream.open_streams == 0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maitred import __version__
 from maitred.app.chores import Chores
 from maitred.config.tree import TextModelConfig
 from maitred.core.errors import ConfigInvalid
@@ -21,13 +20,10 @@ from maitred.routing.catalog import TextModel
 from maitred.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import aiohttp
-
+    from maitred.replica.http.line import Connections
     from maitred.replica.upstream.server import Upstream
     from maitred.replica.upstream.standing import Standing
 
-_KEEP_OPEN_S = 3.0
-"""Less than servers keep an idle connection (uvicorn 5 s, Node 5 s): the one that closes it should be this end."""
 _FIRST_LOOK_S = 0.5
 """A server that is new must not keep the others' settings waiting for longer; it counts as away until it is seen."""
 _HEALTH = HealthConfig()
@@ -83,7 +79,7 @@ class Upstreams:
 
     def __init__(self, probes: "Chores[Upstream]", stack: AsyncExitStack) -> None:
         self.served = Served([], {})
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
         self._probes = probes
         self._stack = stack
         self._peers: dict[str, Peers] = {}
@@ -116,16 +112,19 @@ class Upstreams:
         configs = {name: config for name, config in configs.items() if config.upstreams}
         if not configs:
             return Served([], {})
-        if self._session is None:
-            self._session = await self._stack.enter_async_context(_session())
-        return await asyncio.to_thread(self._prepared, configs, self._session, health)
+        if self._connections is None:
+            # A gateway with engines of its own alone starts sooner without an HTTP client.
+            from maitred.replica.http.line import Connections
+
+            self._connections = await self._stack.enter_async_context(Connections())
+        return await asyncio.to_thread(self._prepared, configs, self._connections, health)
 
     def _prepared(
-        self, configs: Mapping[str, TextModelConfig], session: "aiohttp.ClientSession", health: HealthConfig
+        self, configs: Mapping[str, TextModelConfig], connections: "Connections", health: HealthConfig
     ) -> Served:
         """Reads files, so it is for a thread."""
         servers = {
-            name: [self._server(upstream, name, config, session, health) for upstream in config.upstreams]
+            name: [self._server(upstream, name, config, connections, health) for upstream in config.upstreams]
             for name, config in configs.items()
         }
         before = {model.name: model for model in self.served.models}
@@ -185,14 +184,14 @@ class Upstreams:
         config: UpstreamConfig,
         name: str,
         model: TextModelConfig,
-        session: "aiohttp.ClientSession",
+        connections: "Connections",
         health: HealthConfig,
     ) -> "Upstream":
         here = self.served.servers.get(name, ())
         before = next((server for server in here if server.is_at(config)), None)
         if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
             return before
-        return _upstream(config, name, model, session, health, before)
+        return _upstream(config, name, model, connections, health, before)
 
     def _model(
         self, name: str, config: TextModelConfig, servers: "Sequence[Upstream]", before: Mapping[str, TextModel]
@@ -242,25 +241,11 @@ async def _probing(server: "Upstream") -> None:
     await Probe(server).run()
 
 
-def _session() -> "aiohttp.ClientSession":
-    """Connections to all servers."""
-    # A gateway with engines of its own alone starts sooner without an HTTP client.
-    import aiohttp
-
-    return aiohttp.ClientSession(
-        # As many connections as dispatch lets requests go.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_OPEN_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"user-agent": f"maitred/{__version__}"},
-        trust_env=False,
-    )
-
-
 def _upstream(
     config: UpstreamConfig,
     name: str,
     model: TextModelConfig,
-    session: "aiohttp.ClientSession",
+    connections: "Connections",
     health: HealthConfig,
     before: "Upstream | None",
 ) -> "Upstream":
@@ -270,7 +255,7 @@ def _upstream(
         return Upstream(
             config,
             name,
-            session,
+            connections,
             context_tokens=model.context_tokens,
             max_choices=model.max_choices,
             health=health,

@@ -47,7 +47,7 @@ def test_serving_imports_nothing_of_any_extra():
     modules = imported_by("maitred.app.serve", "maitred.replica.upstream.probe", "maitred.store.steps")
     imported = {canonicalize_name(name) for module in modules for name in MODULES.get(module, ())}
     ours = installed_with("maitred")
-    assert {"aiohttp", "sqlalchemy"} <= imported & ours
+    assert {"aiohappyeyeballs", "sqlalchemy"} <= imported & ours
     assert imported - ours == set()
 
 

@@ -1,10 +1,14 @@
 """Where an upstream is: the URL of its API, and what lies around it."""
 
 from ipaddress import ip_address
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.loopback import is_loopback
+
+_PATH = "/%:@!$&'()*+,;=~"
+"""What a path of a URL may have as it is (RFC 3986); what is quoted already stays so."""
+_QUERY = _PATH + "?"
 
 
 class Address:
@@ -16,6 +20,7 @@ class Address:
     Attributes:
         host, port: Where it listens.
         host_and_port: As the URL has them; without a user, which it must not have.
+        tls: Whether it is spoken to by TLS.
         safe: Whether nobody on the way can read along: it has TLS, or never leaves this machine.
         private: Whether it is surely of this machine or of a private network; of a name nobody knows that.
 
@@ -40,15 +45,15 @@ class Address:
         self.host = parts.hostname
         self.port = port or {"http": 80, "https": 443}[parts.scheme]
         self.host_and_port = host if port is None else f"{host}:{port}"
-        self.safe = parts.scheme == "https" or is_loopback(parts.hostname)
+        self.tls = parts.scheme == "https"
+        self.safe = self.tls or is_loopback(parts.hostname)
         self.private = is_loopback(parts.hostname) or _is_private(parts.hostname)
-        self._root = (parts.scheme, parts.netloc)
-        self._path = parts.path.rstrip("/")
-        self._query = parts.query
+        self._path = quote(parts.path.rstrip("/"), safe=_PATH)
+        self._query = f"?{quote(parts.query, safe=_QUERY)}" if parts.query else ""
 
-    def below(self, path: str) -> str:
-        """The URL of a path: below the API's, or at the server's root if it begins with a slash."""
-        return urlunsplit((*self._root, path if path.startswith("/") else f"{self._path}/{path}", self._query, ""))
+    def target(self, path: str) -> str:
+        """What a request names: a path below the API's, or at the server's root if it begins with a slash."""
+        return (path if path.startswith("/") else f"{self._path}/{path}") + self._query
 
 
 def _is_private(host: str) -> bool:

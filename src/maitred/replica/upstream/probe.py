@@ -8,17 +8,16 @@ The first look also asks for the list of models, where most servers tell the len
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
-import aiohttp
 import msgspec
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.replica.http.connection import Interrupted
 from maitred.replica.upstream.answer import how_broken
 from maitred.replica.upstream.dialects import Gauges
 from maitred.replica.upstream.gauges import ServerLoad, load_in
-from maitred.replica.upstream.server import Upstream, body_of_response
+from maitred.replica.upstream.server import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Probe:
         standing, was_up, reason = upstream.standing, upstream.standing.up, upstream.standing.reason
         try:
             async with asyncio.timeout(upstream.config.probe_timeout_s):
-                async with self._get(upstream.dialect.health) as response:
+                async with self._upstream.get(upstream.dialect.health) as response:
                     status = response.status
                 if status == 200 and not self._asked_window:
                     await self._ask_window()
@@ -62,8 +61,8 @@ class Probe:
             standing.missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
             standing.missed(how_broken(error))
-        except (aiohttp.ClientError, OSError) as error:
-            standing.missed(f"it broke off ({type(error).__name__})")
+        except Interrupted as error:
+            standing.missed(f"it broke off ({error})")
         else:
             if status == 200:
                 standing.found()
@@ -81,15 +80,15 @@ class Probe:
     async def _hear(self, gauges: Gauges) -> None:
         """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
         config = self._upstream.config
-        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, aiohttp.ClientError, OSError)
+        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, Interrupted)
         with suppress(*broken):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
                 self._upstream.tells(await self._ask_load(gauges))
 
     async def _ask_window(self) -> None:
         """The window, if the list of models has it. Not to know it is no fault."""
-        async with self._get("models") as response:
-            body = await body_of_response(response, _MOST_BYTES) if response.status == 200 else b""
+        async with self._upstream.get("models") as response:
+            body = await response.body(_MOST_BYTES) if response.status == 200 else b""
         self._asked_window = True
         try:
             fields = msgspec.json.decode(body)
@@ -99,19 +98,9 @@ class Probe:
 
     async def _ask_load(self, gauges: Gauges) -> ServerLoad:
         """What it says of its load; nothing if it does not, which is no fault: metrics can be switched off."""
-        async with self._get(gauges.path) as response:
-            body = await body_of_response(response, _MOST_BYTES) if response.status == 200 else b""
+        async with self._upstream.get(gauges.path) as response:
+            body = await response.body(_MOST_BYTES) if response.status == 200 else b""
         return load_in(body.decode("utf-8", "replace"), gauges)
-
-    @asynccontextmanager
-    async def _get(self, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        # Not for requests to meet: servers that fail here may close a connection without a word.
-        headers = {"connection": "close"}
-        response = await self._upstream.request("GET", self._upstream.address.below(path), headers=headers)
-        try:
-            yield response
-        finally:
-            response.close()
 
 
 def window_in(fields: object, model: str) -> int | None:

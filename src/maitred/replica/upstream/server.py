@@ -12,17 +12,20 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cache, partial
 
-import aiohttp
 import msgspec
 
+from maitred import __version__
 from maitred.core.errors import MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.ports import Hearsay, LoadReport, ModelCard
 from maitred.core.relay import TextRequest, TextStream
 from maitred.replica.health.breaker import Outcome
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.peers import Peers
+from maitred.replica.http.connection import Interrupted, Response
+from maitred.replica.http.head import head_of, line_of, request_of
+from maitred.replica.http.line import Connections, Line, Unreachable
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.answer import AnswerReader, Reader, broken, how_broken
 from maitred.replica.upstream.config import UpstreamConfig
@@ -42,6 +45,7 @@ UNKNOWN_WINDOW_TOKENS = 1 << 20
 UNKNOWN_VOCABULARY = 1 << 31
 _MOST_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_S = 5.0
+_EVENTS = b"text/event-stream"
 _NO_REPORT = LoadReport()
 
 
@@ -53,7 +57,7 @@ class Upstream:
         model: The name under which the model is served here.
         context_tokens: Prompt and answer together, if that is declared.
         max_choices: Largest `n`.
-        session: Connections; whoever made it closes it.
+        connections: Closes those that are made here; whoever made it closes it.
         health: When it gets fewer requests or none.
         peers: The other servers of the model, which it joins.
         before: The same server as it was spoken to before: what is known of it stays true.
@@ -73,7 +77,7 @@ class Upstream:
         self,
         config: UpstreamConfig,
         model: str,
-        session: aiohttp.ClientSession,
+        connections: Connections,
         *,
         context_tokens: int | None = None,
         max_choices: int = 128,
@@ -85,7 +89,6 @@ class Upstream:
         self.address = Address(config.url)
         self.name = config.name or self.address.host_and_port
         self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
-        self.session = session
         known = None if before is None else before.standing
         self.standing: Standing = known or Standing(self.name, config.probe_every_s, health, peers)
         self.window_tokens: int | None = None if before is None else before.window_tokens
@@ -94,14 +97,16 @@ class Upstream:
         self.open_streams = 0
         self.model = config.model or model
         self._fixed_headers = self._headers()
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s, connect=None)
+        self._heads: dict[tuple[str, str], bytes] = {}
+        """Of the requests that are sent, without what each has for itself."""
         self._declared_tokens = context_tokens
         self._card: ModelCard | None = None
         self._max_choices = max_choices
         self.settings = (config, context_tokens, max_choices)
-        self._tls: ssl.SSLContext | bool = True
-        if config.ca_file is not None:
-            self._tls = ssl.create_default_context(cafile=config.ca_file)
+        tls = None
+        if self.address.tls:
+            tls = _trusted if config.ca_file is None else partial(_same, _trust(config.ca_file))
+        self._line = Line(connections, self.address.host, self.address.port, config.connect_timeout_s, tls)
 
     def is_at(self, config: UpstreamConfig) -> bool:
         """Whether these settings lead to the same server under the same name."""
@@ -194,8 +199,6 @@ class Upstream:
                     outcome = Outcome.SUCCESS
             finally:
                 stream.close()
-                # Not `release`: an answer that is not whole must not go on for nobody.
-                response.close()
         except ReplicaBusy:
             raise
         except ReplicaUnavailable:
@@ -218,82 +221,86 @@ class Upstream:
         body = body_of(request, self.dialect, model, parameters)
         return path, body, AnswerReader(self.name, request.choices, self.dialect, int(request.fields.get("n") or 1))
 
-    async def _ask(self, path: str, request: TextRequest, body: bytes, begin_s: float) -> aiohttp.ClientResponse:
+    async def _ask(self, path: str, request: TextRequest, body: bytes, begin_s: float) -> Response:
         """Sends the request; the response, if it is the beginning of an answer."""
-        headers = {
-            "content-type": "application/json",
-            "accept": "text/event-stream",
-            "x-request-id": request.id,
-            **({} if request.trace is None else request.trace.headers()),
-        }
+        lines = [line_of("x-request-id", request.id)]
+        if request.trace is not None:
+            lines += [line_of(name, value) for name, value in request.trace.headers().items()]
         try:
             async with asyncio.timeout_at(begin_s):
-                response = await self.request("POST", self.address.below(path), data=body, headers=headers)
+                response = await self._response(request_of(self._head("POST", path), lines, body))
         except TimeoutError:
             raise self._late("gave no answer", self.config.first_part_timeout_s) from None
+        if response.status == 200 and _kind_of(response) == _EVENTS:
+            return response
         try:
-            await self._check_head(response)
-        except BaseException:
+            raise await self._refusal(response)
+        finally:
             response.close()
-            raise
-        return response
 
-    async def request(
-        self, method: str, url: str, *, data: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> aiohttp.ClientResponse:
-        """One HTTP request with our credential.
+    @asynccontextmanager
+    async def get(self, path: str) -> AsyncIterator[Response]:
+        """Asks for a path, on a connection of its own: servers that fail here may close it without a word.
 
         Raises:
             ReplicaUnavailable: No connection can be made, or not one that is safe.
             ReplicaLost: It ended before a response began.
+            Interrupted: From what the response reads.
         """
+        response = await self._response(self._head("GET", path) + b"connection: close\r\n\r\n", kept=False)
         try:
-            return await self.session.request(
-                method,
-                url,
-                data=data,
-                headers={**self._fixed_headers, **(headers or {})},
-                ssl=self._tls,
-                allow_redirects=False,
-                timeout=self._timeout,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            # The library's text has host, port and the system's reason, and never a header.
+            yield response
+        finally:
+            response.close()
+
+    async def _response(self, request: bytes, *, kept: bool = True) -> Response:
+        """Sends a request; the response, when its head is there."""
+        try:
+            return await self._line.ask(request, kept=kept)
+        except Unreachable as error:
             self.standing.missed(f"it cannot be reached ({error})")
             unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
             unavailable.add_note(self.standing.reason)
             raise unavailable from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise broken(f"it closed the connection before it answered ({type(error).__name__})") from None
+        except Interrupted as error:
+            raise broken(f"it gave no answer ({error})") from None
+
+    def _head(self, method: str, path: str) -> bytes:
+        head = self._heads.get((method, path))
+        if head is None:
+            kinds = {"content-type": "application/json", "accept": _EVENTS.decode()} if method == "POST" else {}
+            headers = {"host": self.address.host_and_port, **self._fixed_headers, **kinds}
+            head = self._heads[method, path] = head_of(method, self.address.target(path), headers)
+        return head
 
     def _headers(self) -> dict[str, str]:
         config = self.config
-        headers = {**self.dialect.headers, **config.headers, "accept-encoding": "identity"}
+        headers = {"user-agent": f"maitred/{__version__}", **self.dialect.headers, **config.headers}
+        headers["accept-encoding"] = "identity"
         if config.api_key is not None:
             key = config.api_key.reveal()
             header = self.dialect.key_header
             headers[header] = f"Bearer {key}" if header == "Authorization" else key
         return headers
 
-    async def _check_head(self, response: aiohttp.ClientResponse) -> None:
-        """Raises unless what follows is a stream of events."""
-        kind = response.content_type
-        if response.status == 200 and kind == "text/event-stream":
-            return
+    async def _refusal(self, response: Response) -> MaitredError:
+        """What a response means that is not a stream of events."""
         try:
             async with asyncio.timeout(_ERROR_BODY_S):
-                body = await body_of_response(response, _MOST_ERROR_BYTES)
-        except (TimeoutError, aiohttp.ClientError, OSError):
+                body = await response.body(_MOST_ERROR_BYTES)
+        except (TimeoutError, Interrupted):
             body = b""
         error = None
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
             error = error_in(msgspec.json.decode(body))
         if response.status != 200:
-            retry_after_s = retry_after_of(response.headers.get("retry-after-ms"), response.headers.get("retry-after"))
-            raise failure_of(self.name, response.status, error, retry_after_s)
+            told = [response.headers.get(name, b"").decode("latin-1") for name in (b"retry-after-ms", b"retry-after")]
+            return failure_of(self.name, response.status, error, retry_after_of(*told))
         if error is not None:
-            raise failure_of(self.name, error.status or 502, error, None)
-        raise broken(f"it was asked for a stream of events and sent {kind}" if body else "it sent nothing")
+            return failure_of(self.name, error.status or 502, error, None)
+        if not body:
+            return broken("it sent nothing")
+        return broken(f"it was asked for a stream of events and sent {_kind_of(response).decode('latin-1')[:80]}")
 
     def _late(self, what: str, seconds: float) -> MaitredError:
         log.warning("The upstream %s %s within %g s.", self.name, what, seconds)
@@ -303,11 +310,22 @@ class Upstream:
         )
 
 
-async def body_of_response(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """The body, or the beginning of a longer one."""
-    pieces: list[bytes] = []
-    size = 0
-    while size < most_bytes and (piece := await response.content.readany()):
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces)[:most_bytes]
+def _kind_of(response: Response) -> bytes:
+    """The media type, without what more is said of it."""
+    return response.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whom this system trusts."""
+    return _trust(None)
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _same(context: ssl.SSLContext) -> ssl.SSLContext:
+    return context

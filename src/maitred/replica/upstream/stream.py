@@ -4,19 +4,22 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-import aiohttp
-
-from maitred.core.errors import ReplicaLost, ReplicaTooSlow
+from maitred.core.errors import MaitredError, ReplicaLost, ReplicaTooSlow
 from maitred.core.relay import Batch
+from maitred.replica.http.connection import Response
 from maitred.replica.upstream.answer import Reader, broken
 
 _REST_S = 0.05
+"""How long a connection is kept for the end of a body behind the end of its answer."""
 
 
 class UpstreamStream:
     """Implements `core.relay.TextStream`.
 
-    Of the waits for its bytes each has an end, and nearly none of them comes to it. So no wait sets a timer: one looks
+    What comes is read where it comes in, and its reader is woken for what there is to tell. Bytes that come while
+    nobody waits are left where they are, and in the end the server has to wait.
+
+    Of the waits each has an end, and nearly none of them comes to it. So no wait sets a timer: one looks
     now and then at how long the wait under way has lasted, and breaks it off if that is too long.
 
     Args:
@@ -30,7 +33,7 @@ class UpstreamStream:
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        response: Response,
         reader: Reader,
         *,
         begin_s: float,
@@ -45,47 +48,89 @@ class UpstreamStream:
         self._total_s = total_s
         self._begun: Callable[[], None] | None = begun
         self._loop = asyncio.get_running_loop()
-        self._waits_since_s: float | None = None
+        self._waiter: asyncio.Future[Batch | None] | None = None
         """None: nobody waits, as who reads has enough to do."""
+        self._waits_since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         """Never later than the end of the wait under way."""
+        self._pour: Callable[[Batch], bool] | None = None
+        response.listen(self._come)
+
+    def listen(self, pour: Callable[[Batch], bool]) -> None:
+        """Offers `pour` what comes while its reader waits; what it does not take, the reader gets."""
+        self._pour = pour
 
     def close(self) -> None:
-        """Nobody reads any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Nobody reads any more: an answer that is not whole must not go on for nobody."""
+        self._stop_timer()
+        if self._reader.whole:
+            self._response.let_end(_REST_S)
+        else:
+            self._response.close()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Batch:
-        reader = self._reader
-        while not reader.whole:
-            data = await self._read()
-            if not data:
-                reader.ended()
-                break
-            if (batch := reader.feed(data)) is not None:
-                if self._begun is not None:
-                    self._begun()
-                    self._begun = None
-                    self.close()  # the next wait may be a shorter one
-                return batch
-        await self._rest()
-        raise StopAsyncIteration
+        batch = self._news()
+        if batch is None and not self._reader.whole:
+            batch = await self._wait()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
 
-    async def _read(self) -> bytes:
-        """The next bytes; none at the end of the body."""
+    async def _wait(self) -> Batch | None:
+        waiter = self._waiter = self._loop.create_future()
         now_s = self._waits_since_s = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._until_s(now_s), self._look)
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise broken(f"the connection broke ({type(error).__name__})") from None
+            batch: Batch | None = await waiter
         finally:
-            self._waits_since_s = None
+            self._waiter = None
+        return batch
+
+    def _come(self) -> None:
+        """The connection has read something."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        try:
+            batch = self._news()
+        except MaitredError as failure:
+            waiter.set_exception(failure)
+            return
+        if self._reader.whole or (batch is not None and not self._poured(batch)):
+            waiter.set_result(batch)
+        else:
+            self._waits_since_s = self._loop.time()
+
+    def _poured(self, batch: Batch) -> bool:
+        """Whether it has gone out. What has been read to its end is for the reader, who finds out what that means."""
+        over = self._response.ended or self._response.failure is not None
+        return self._pour is not None and not over and self._pour(batch)
+
+    def _news(self) -> Batch | None:
+        """What has come; None if nothing of the answer has, or it is over.
+
+        Raises:
+            ReplicaLost: It broke off, or is not what it should be.
+            MaitredError: The server said at the beginning why there is none.
+        """
+        reader, response = self._reader, self._response
+        if reader.whole:
+            return None
+        batch = reader.feed(data) if (data := response.take()) else None
+        if batch is None and not reader.whole:
+            if response.ended:
+                reader.ended()
+            elif response.failure is not None:
+                raise broken(f"the connection broke ({response.failure})")
+        elif self._begun is not None:
+            self._begun()
+            self._begun = None
+            self._stop_timer()  # the next wait may be a shorter one
+        return batch
 
     def _until_s(self, since_s: float) -> float:
         """When a wait has lasted too long."""
@@ -93,11 +138,12 @@ class UpstreamStream:
 
     def _look(self) -> None:
         self._timer = None
-        if self._waits_since_s is None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
             return
         until_s = self._until_s(self._waits_since_s)
         if until_s <= self._loop.time():
-            self._response.content.set_exception(self._late(until_s))
+            waiter.set_exception(self._late(until_s))
         else:
             self._timer = self._loop.call_at(until_s, self._look)
 
@@ -108,11 +154,7 @@ class UpstreamStream:
             return broken("it took too long in all in the middle of an answer", ReplicaTooSlow)
         return broken("it went silent in the middle of an answer")
 
-    async def _rest(self) -> None:
-        """Reads the end of the body behind the end of the answer, so that the connection can serve again."""
-        try:
-            async with asyncio.timeout(_REST_S):
-                while await self._response.content.readany():
-                    pass
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            pass  # closed, then; the answer was whole
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,230 @@
+"""Our HTTP client against servers that write every byte themselves."""
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+
+import pytest
+
+from maitred.replica.http.connection import MOST_HEAD_BYTES, Interrupted
+from maitred.replica.http.head import head_of, line_of, request_of
+from maitred.replica.http.line import Connections, Line, Unreachable
+from maitred.testing.server_process import free_port
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
+REQUEST = request_of(head_of("POST", "/v1", {"host": "there"}), [line_of("x-request-id", "one")], b"a body")
+WAIT_S = 10.0
+"""Nothing here takes so long; a test that waits longer has failed."""
+
+
+class Server:
+    """Writes what it is told, one script for each request: pieces, and None where it closes the connection."""
+
+    def __init__(self, *scripts):
+        self.scripts = list(scripts)
+        self.connections = 0
+        self.requests = []
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.requests.append(head + await reader.readexactly(6))
+                self.asked.set()
+                for piece in self.scripts.pop(0):
+                    if piece is None:
+                        return
+                    if piece is Ellipsis:
+                        await self.go_on_or_be_left(reader)
+                        continue
+                    writer.write(piece)
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.left.set()
+        finally:
+            writer.close()
+
+    async def go_on_or_be_left(self, reader):
+        left = asyncio.create_task(reader.read(1))
+        go_on = asyncio.create_task(self.may_go_on.wait())
+        await asyncio.wait([left, go_on], return_when=asyncio.FIRST_COMPLETED)
+        go_on.cancel()
+        if left.done():
+            raise asyncio.IncompleteReadError(left.result(), None)
+        left.cancel()
+        await asyncio.wait([left])
+
+
+@asynccontextmanager
+async def line_to(*scripts, tls=None):
+    server = Server(*scripts)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with asyncio.timeout(WAIT_S), listening, Connections() as connections:
+        yield server, Line(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0, tls)
+
+
+async def asked(line):
+    response = await line.ask(REQUEST)
+    return await response.body(1 << 24)
+
+
+async def test_a_request_goes_out_as_it_was_written_and_bodies_of_all_three_kinds_are_read():
+    long = b"x" * 3_000_000
+    async with line_to(
+        [OK + b"content-length: 3\r\n\r\nabc"],
+        [OK + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n", b"1;what=ever\r\nc\r\n0\r\nx-trailer: 1\r\n\r\n"],
+        [OK + b"content-length: 3000000\r\n\r\n", long],
+        [OK + b"\r\nab", b"c", None],
+    ) as (server, line):
+        assert [await asked(line) for _ in range(4)] == [b"abc", b"abc", long, b"abc"]
+        assert server.connections == 1
+        assert (
+            server.requests[0]
+            == b"POST /v1 HTTP/1.1\r\nhost: there\r\nx-request-id: one\r\ncontent-length: 6\r\n\r\na body"
+        )
+
+
+async def test_a_head_that_comes_byte_by_byte_is_read_with_its_interim_responses_before():
+    head = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + OK + b"X-Two:  b \r\n"
+    pieces = [bytes([byte]) for byte in head + b"content-length: 2\r\n\r\nhi"]
+    async with line_to(pieces) as (_, line):
+        response = await line.ask(REQUEST)
+        assert (response.status, response.headers[b"x-two"].strip(), b"link" in response.headers) == (200, b"b", False)
+        assert await response.body(10) == b"hi"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [OK + b"content-length: 9\r\n\r\nabc", None],
+        [OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", None],
+        [OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"zz\r\n", ...],
+    ],
+)
+async def test_an_answer_that_is_cut_in_its_middle_is_not_taken_for_whole(pieces):
+    async with line_to(pieces) as (_, line):
+        response = await line.ask(REQUEST)
+        with pytest.raises(Interrupted):
+            await response.body(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"SSH-2.0-OpenSSH\r\n", ...],
+        [OK, None],
+        [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", ...],
+        [OK + b"".join(b"x-%d: %b\r\n" % (at, b"y" * 1000) for at in range(100)), ...],
+        [OK + b"x-long: " + b"y" * (MOST_HEAD_BYTES + 1) + b"\r\ncontent-length: 1\r\n\r\nz", ...],
+    ],
+)
+async def test_what_is_no_head_or_too_long_a_one_is_no_response(pieces):
+    async with line_to(pieces) as (server, line):
+        with pytest.raises(Interrupted) as caught:
+            await line.ask(REQUEST)
+        assert not caught.value.untouched
+        assert len(server.requests) == 1
+
+
+async def test_a_request_goes_out_again_only_where_a_kept_connection_was_closed_without_a_word():
+    whole = [OK + b"content-length: 1\r\n\r\na"]
+    async with line_to(whole, [None], whole, [b"HTTP/1.1 2", None], [None]) as (server, line):
+        assert await asked(line) == b"a"
+        assert await asked(line) == b"a"
+        assert (server.connections, len(server.requests)) == (2, 3)
+        with pytest.raises(Interrupted) as caught:
+            await line.ask(REQUEST)
+        assert (caught.value.untouched, len(server.requests)) == (False, 4)
+        with pytest.raises(Interrupted):  # nothing was kept, so a new one is not tried twice
+            await line.ask(REQUEST)
+        assert (server.connections, len(server.requests)) == (3, 5)
+
+
+@pytest.mark.parametrize("more", [b"connection: close\r\n", b""])
+async def test_a_connection_serves_once_where_the_server_says_so_or_says_more_than_it_was_asked(more):
+    surplus = b"" if more else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    answer = [OK + more + b"content-length: 1\r\n\r\na" + surplus]
+    async with line_to(answer, answer) as (server, line):
+        assert [await asked(line), await asked(line)] == [b"a", b"a"]
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("pieces", [[...], [OK + b"content-length: 9\r\n\r\nabc", ...]])
+async def test_whoever_is_cancelled_closes_the_connection(pieces):
+    async with line_to(pieces, [OK + b"content-length: 1\r\n\r\nb"]) as (server, line):
+        task = asyncio.create_task(asked(line))
+        await server.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.left.wait()
+        assert await asked(line) == b"b"
+        assert server.connections == 2
+
+
+async def test_a_response_that_is_closed_ends_the_work_there_and_one_that_may_end_leaves_its_connection():
+    begun = [OK + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n", ..., b"1\r\nb\r\n0\r\n\r\n"]
+    async with line_to(begun, [OK + b"content-length: 1\r\n\r\nc"], [OK + b"content-length: 9\r\n\r\nabc"]) as (
+        server,
+        line,
+    ):
+        response = await line.ask(REQUEST)
+        assert await response.read() == b"a"
+        response.let_end(WAIT_S)
+        server.may_go_on.set()
+        while not response.ended:  # noqa: ASYNC110 - it tells nobody any more
+            await asyncio.sleep(0)
+        assert await asked(line) == b"c"
+        assert server.connections == 1
+        response = await line.ask(REQUEST)
+        response.close()
+        await server.left.wait()
+
+
+async def test_a_server_waits_for_a_reader_that_does_not_read():
+    size = 64 << 20
+    async with line_to([OK + b"content-length: %d\r\n\r\n" % size, *[b"x" * (1 << 20)] * 64]) as (_, line):
+        response = await line.ask(REQUEST)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        waiting = len(response.take())
+        assert 0 < waiting < 2 << 20
+        rest = 0
+        while piece := await response.read():
+            rest += len(piece)
+        assert waiting + rest == size
+
+
+async def test_nobody_there_is_told_from_somebody_who_does_not_answer():
+    async with Connections() as connections:
+        with pytest.raises(Unreachable, match=r"no connection to 127\.0\.0\.1:"):
+            await Line(connections, "127.0.0.1", free_port(), 5.0).ask(REQUEST)
+        with pytest.raises(Unreachable):
+            await Line(connections, "nowhere.invalid", 80, 5.0).ask(REQUEST)
+
+
+async def test_a_server_without_tls_is_unreachable_by_tls():
+    async with line_to([], tls=ssl.create_default_context) as (server, line):
+        with pytest.raises(Unreachable):
+            await line.ask(REQUEST)
+        assert server.requests == []
+
+
+async def test_leaving_closes_all_connections():
+    server = Server([OK + b"content-length: 9\r\n\r\nabc"])
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        async with Connections() as connections:
+            line = Line(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
+            await line.ask(REQUEST)
+        async with asyncio.timeout(WAIT_S):
+            await server.left.wait()
+
+
+@pytest.mark.parametrize("value", ["one\r\nx-evil: 1", "one\n", "\x00", "\x7f"])
+def test_no_value_of_a_header_can_begin_another_one(value):
+    with pytest.raises(ValueError, match="control character"):
+        line_of("x-request-id", value)
