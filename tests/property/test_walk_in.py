@@ -2,7 +2,6 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from msgspec.structs import replace
 
 from maitred.core.flow import PriorityClass
