@@ -75,8 +75,8 @@ class Contest:
             output: Service of a token of an answer.
         """
         tenant = ticket.tenant.id
-        due_s = _due_s(ticket)
-        before = sum(_due_s(other) <= due_s for other in self._room.tenants.get(tenant, ()) if other is not ticket)
+        due_s = due_of(ticket)
+        before = sum(due_of(other) <= due_s for other in self._room.tenants.get(tenant, ()) if other is not ticket)
         known = self._played.get((tenant, before, free))
         if known is not None:
             return known
@@ -121,6 +121,6 @@ class Contest:
         )
 
 
-def _due_s(ticket: Ticket) -> float:
+def due_of(ticket: Ticket) -> float:
     """What orders the requests of one key."""
     return ticket.arrived_s + PATIENCE_S if ticket.first_token_by_s is None else ticket.first_token_by_s

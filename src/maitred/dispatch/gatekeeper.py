@@ -11,7 +11,10 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Errand
 from maitred.dispatch.floor import Floor
 from maitred.dispatch.policy.comeback import Comebacks
+from maitred.dispatch.refusals import Refusals
 from maitred.dispatch.ticket import Ticket
+
+_Refusal = QueueFull | DeadlineUnmeetable
 
 
 class Gatekeeper:
@@ -36,10 +39,12 @@ class Gatekeeper:
         self._draw = draw
         self._wanted = wanted
         self._comebacks = Comebacks()
+        self._refusals = Refusals(floor.counts)
 
     def adopt(self, config: DispatchConfig) -> None:
         """Goes by these limits from now on. Who waits already stays."""
         self._config = config
+        self._refusals.forget()
 
     def check(self, errand: Errand, now_s: float) -> Place:
         """What is predicted for it, if it may wait.
@@ -56,41 +61,34 @@ class Gatekeeper:
             floor.counts.refused(unavailable.code)
             raise unavailable
         ticket = floor.ticket(errand)
+        stands = self._refusals.place(ticket, ready, now_s)
+        if stands is not None and (refusal := self._against(ticket, stands, now_s, at_once=False)) is not None:
+            raise refusal
         forecast = floor.forecaster.of(ticket, ready, now_s)
-        wait, place = forecast.wait, floor.place(forecast, now_s)
-        if wait.at_once and ticket.first_token_by_s is None:
-            return place
-        priority = errand.flow.priority
-        most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
-        if not wait.at_once:
-            if most is not None and sum(room.waiting_in(priority) for room in floor.rooms) >= most:
-                raise self._refusal(
-                    QueueFull,
-                    f"{most} requests of class {priority} wait already, which is the most",
-                    ticket,
-                    place,
-                    now_s,
-                )
-            if longest_s is not None and place.wait_s > longest_s:
-                raise self._refusal(
-                    QueueFull,
-                    f"A request of class {priority} would wait longer than {longest_s:g} s now",
-                    ticket,
-                    place,
-                    now_s,
-                )
-        # A wait is not certain; what was promised should be kept mostly.
-        late_s = floor.outlook.cautious_s(place)
-        if ticket.first_token_by_s is not None and now_s + late_s > ticket.first_token_by_s:
-            allowed_s = max(0.0, ticket.first_token_by_s - now_s)
-            raise self._refusal(
-                DeadlineUnmeetable,
-                f"The first token is expected in {place.ttft_s:.2f} s and must come within {allowed_s:.2f} s",
-                ticket,
-                place,
-                now_s,
-            )
+        at_once, place = forecast.wait.at_once, floor.place(forecast, now_s)
+        if (refusal := self._against(ticket, place, now_s, at_once=at_once)) is not None:
+            if not at_once:
+                self._refusals.note(ticket, place, ready, now_s)
+            raise refusal
         return place
+
+    def _against(self, ticket: Ticket, place: Place, now_s: float, *, at_once: bool) -> _Refusal | None:
+        """What stands against a request for which this is predicted."""
+        priority = ticket.flow.priority
+        if not at_once:
+            most, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
+            if most is not None and sum(room.waiting_in(priority) for room in self._floor.rooms) >= most:
+                reason = f"{most} requests of class {priority} wait already, which is the most"
+                return self._refusal(QueueFull, reason, ticket, place, now_s)
+            if longest_s is not None and place.wait_s > longest_s:
+                reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
+                return self._refusal(QueueFull, reason, ticket, place, now_s)
+        # A wait is not certain; what was promised should be kept mostly.
+        by_s = ticket.first_token_by_s
+        if by_s is not None and now_s + self._floor.outlook.cautious_s(place) > by_s:
+            reason = f"The first token is expected in {place.ttft_s:.2f} s and must come within "
+            return self._refusal(DeadlineUnmeetable, f"{reason}{max(0.0, by_s - now_s):.2f} s", ticket, place, now_s)
+        return None
 
     def _refusal(
         self,
@@ -99,7 +97,7 @@ class Gatekeeper:
         ticket: Ticket,
         place: Place,
         now_s: float,
-    ) -> QueueFull | DeadlineUnmeetable:
+    ) -> _Refusal:
         floor = self._floor
         floor.counts.refused(kind.code)
         if floor.comes:
