@@ -359,6 +359,7 @@ async def test_who_leaves_while_the_controller_is_away_pays_for_what_came(server
     await stream.begun.wait()
     controller.kill()
     await wait_until(lambda: not controller.is_running())
+    assert (await client.get("/health/live")).status_code == 200  # of the worker, which is well
     stream.task.cancel()
     await back(server)
     after = await settled(server, "m")

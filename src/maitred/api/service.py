@@ -34,6 +34,14 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+async def _live(call: Call) -> None:
+    """Alive: the event loop turns."""
+    await call.respond(msgspec.json.encode(Health("ok")))
+
+
+LIVE = Route("GET", "/health/live", _live, "Whether the process responds at all.", returns=Health)
+
+
 class ServiceRoutes:
     """Health, version, metrics, OpenAPI.
 
@@ -65,7 +73,7 @@ class ServiceRoutes:
         """The routes, in the order of the documentation."""
         return [
             Route("GET", "/health", self.ready, "Whether requests can run now: 200 or 503.", returns=Health),
-            Route("GET", "/health/live", self.live, "Whether the process responds at all.", returns=Health),
+            LIVE,
             Route("GET", "/health/ready", self.ready, "Whether requests can run now: 200 or 503.", returns=Health),
             Route("GET", "/version", self.version, "The version of maitred.", returns=Version),
             Route(
@@ -82,10 +90,6 @@ class ServiceRoutes:
     def describe(self, routes: Iterable[Route]) -> None:
         """Says what `/openapi.json` describes; called once, when all routes are known."""
         self._described = routes
-
-    async def live(self, call: Call) -> None:
-        """Alive: the event loop turns."""
-        await call.respond(msgspec.json.encode(Health("ok")))
 
     async def ready(self, call: Call) -> None:
         """Ready: a request that came now would be let in and would run."""

@@ -24,6 +24,7 @@ from maitred.api.gate import Gate
 from maitred.api.messages import MessagesRoutes
 from maitred.api.retries import Retries
 from maitred.api.routes import Handler, Route, RouteTable
+from maitred.api.service import LIVE
 from maitred.app.garbage import collect_seldom
 from maitred.app.http_server import HttpServer
 from maitred.app.local import LocalModel, local_model
@@ -216,9 +217,10 @@ def _own_routes(config: Config, lane: Lane, passing: Passing, reporter: Reporter
         *CompletionRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
         *MessagesRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
     ]
-    return [
+    served = [
         with_fields(route, handler=_or_passed(route.handler, passing, reporter)) for route in routes if route.idempotent
     ]
+    return [*served, LIVE]
 
 
 def _or_passed(handler: Handler, passing: Passing, reporter: Reporter) -> Callable[[Call], Awaitable[None]]:
