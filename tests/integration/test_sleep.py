@@ -89,6 +89,9 @@ def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
 
 def test_a_model_that_is_loaded_on_demand_sleeps_beside_another_that_takes_its_room(tmp_path):
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        # Told while it is being loaded, it sleeps once it is there.
+        maitred(server, "wake", "red")
+        assert maitred(server, "sleep", "red", "--wait")["state"] == "asleep"
         red = client.post("/v1/completions", json={"model": "red", **BODY}).json()
         (memory,) = [one for one in listed(client, server) if one["model"] == "red"]
         state = maitred(server, "sleep", "red", "--wait")
@@ -99,7 +102,7 @@ def test_a_model_that_is_loaded_on_demand_sleeps_beside_another_that_takes_its_r
         assert back["choices"] == red["choices"]
         metrics = server.metrics()
         assert metrics["maitred_model_loads_total"] == 1
-        assert metrics["maitred_model_sleeps_total"] == metrics["maitred_model_wakes_total"] == 1
+        assert metrics["maitred_model_sleeps_total"] == metrics["maitred_model_wakes_total"] == 2
         maitred(server, "sleep", "red", "--wait")
         assert maitred(server, "wake", "red", "--wait")["state"] == "awake"
         # Room for one: what sleeps is ended where it is in the way.

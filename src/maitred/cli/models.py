@@ -175,7 +175,7 @@ def sleep(
     key: AdminKeyOption = None,
 ) -> None:
     """Give a model's memory back and keep its process: its running answers end first, and the next request wakes it."""
-    _rest("sleep", model, ("draining",), wait=wait, as_json=as_json, url=url, key=key)
+    _rest("sleep", model, ("waking", "draining"), wait=wait, as_json=as_json, url=url, key=key)
 
 
 def wake(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from maitred.engine.config import EngineConfig
+from maitred.engine.config import EngineConfig, SpeculationConfig
 
 
 def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
@@ -26,4 +26,22 @@ def engine_faults(config: EngineConfig) -> Iterator[tuple[str, str]]:
             "engine.kv_shares",
             f"The floors add up to {floors:g} of the KV cache, and there is only one. Lower some of them until they "
             "add up to at most 1.",
+        )
+    yield from speculation_faults(config.speculation)
+
+
+def speculation_faults(speculation: SpeculationConfig) -> Iterator[tuple[str, str]]:
+    """The same of its section `speculation`."""
+    written = speculation.method in ("draft_model", "auto")
+    if written and speculation.draft_model is None:
+        yield (
+            "engine.speculation.method",
+            f"It is {speculation.method}, but no draft model is named. Set engine.speculation.draft_model to the "
+            "folder of a smaller model with the same vocabulary, or the method to ngram.",
+        )
+    if not written and speculation.draft_model is not None:
+        yield (
+            "engine.speculation.draft_model",
+            f"It is set, but engine.speculation.method is {speculation.method}, which does not use it. Set the method "
+            "to draft_model or auto, or draft_model to null.",
         )

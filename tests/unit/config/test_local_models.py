@@ -60,6 +60,14 @@ def test_what_does_not_go_together_is_a_fault_at_its_place(model, key):
     assert f"{key}: " in caught.value.message
 
 
+def test_a_method_of_its_own_beside_a_draft_model_of_all_is_told_before_the_model_is_loaded():
+    engine = "engine:\n  speculation: {method: auto, draft_model: small}\n"
+    with pytest.raises(ConfigInvalid) as caught:
+        loaded(f"{engine}models:\n  m:\n    path: x\n    engine: {{speculation: {{method: ngram}}}}\n")
+    assert "models.m.engine.speculation.draft_model: " in caught.value.message
+    loaded(f"{engine}models:\n  m:\n    path: x\n    engine: {{speculation: {{method: ngram, draft_model: null}}}}\n")
+
+
 def test_what_inherits_is_not_read_before_it_is_known_to_be_sound():
     for text in ("models: 3\nengine: {threads: 1}\n", "models: {a: 3}\nengine: {threads: 1}\n", "engine: 1\n"):
         with pytest.raises(ConfigInvalid):

@@ -1,4 +1,6 @@
-from maitred.engine.config import EngineConfig, KVShareConfig
+import pytest
+
+from maitred.engine.config import EngineConfig, KVShareConfig, SpeculationConfig
 from maitred.engine.faults import engine_faults
 
 
@@ -33,3 +35,17 @@ def test_a_floor_above_its_own_ceiling():
     assert keys(EngineConfig(kv_shares={"acme": KVShareConfig(floor=0.5, ceiling=0.4)})) == [
         "engine.kv_shares.acme.floor"
     ]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "fault"),
+    [
+        (SpeculationConfig(method="ngram"), []),
+        (SpeculationConfig(method="auto", draft_model="small"), []),
+        (SpeculationConfig(method="draft_model"), ["engine.speculation.method"]),
+        (SpeculationConfig(method="ngram", draft_model="small"), ["engine.speculation.draft_model"]),
+        (SpeculationConfig(draft_model="small"), ["engine.speculation.draft_model"]),
+    ],
+)
+def test_a_draft_model_and_a_method_that_uses_it(speculation, fault):
+    assert keys(EngineConfig(speculation=speculation)) == fault

@@ -5,6 +5,7 @@ from pathlib import Path
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import SpeculationConfig
+from maitred.engine.faults import speculation_faults
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.models.source import find_model
 from maitred.engine.speculate.draft_model import DraftModel
@@ -23,7 +24,8 @@ def find_draft_model(model: Path, speculation: SpeculationConfig) -> Path | None
     Raises:
         ConfigInvalid: There is none where one is needed, it does not exist, or its vocabulary is another.
     """
-    _check(speculation)
+    for key, fault in speculation_faults(speculation):
+        raise ConfigInvalid(f"{key}: {fault}")
     if speculation.draft_model is None:
         return None
     folder = find_model(speculation.draft_model)
@@ -46,18 +48,3 @@ def make_speculator(
         return None
     drafter = NgramDrafter() if config.method in ("ngram", "auto") else None
     return Speculator(drafter, config.most_tokens, clock, constraints=constraints, author=author)
-
-
-def _check(speculation: SpeculationConfig) -> None:
-    written = speculation.method in ("draft_model", "auto")
-    if written and speculation.draft_model is None:
-        raise ConfigInvalid(
-            f"engine.speculation.method is {speculation.method}, but no draft model is named. Set "
-            "engine.speculation.draft_model to the folder of a smaller model with the same vocabulary, or the method "
-            "to ngram."
-        )
-    if not written and speculation.draft_model is not None:
-        raise ConfigInvalid(
-            f"engine.speculation.draft_model is set, but engine.speculation.method is {speculation.method}, which "
-            "does not use it. Set the method to draft_model or auto, or draft_model to null."
-        )
