@@ -56,6 +56,11 @@ class Heap(Generic[M]):
         if member in self.live:
             self.remove(member)
 
+    def clear(self) -> None:
+        """Lets all go."""
+        self.live.clear()
+        self.records.clear()
+
     def least(self) -> M | None:
         """The member with the least key; None when empty."""
         records, live = self.records, self.live

@@ -141,7 +141,7 @@ class Siblings:
     def rest(self, node: "Node") -> None:
         """A child neither waits nor runs any more. What its own children were ahead of each other is over with that."""
         if node.below is not None:
-            node.below = Siblings(node, self.ticks)
+            node.below.clear()
         self.active.remove(node)
         if self.parent is not None:
             self.idle.join(node)
@@ -152,6 +152,19 @@ class Siblings:
         while (node := self.idle.least()) is not None and (node.counter <= self.floor or len(self.idle) > IDLE_KEPT):
             self.idle.discard(node)
             del self.children[node.name]
+            if node is not self.last:
+                node.part()
+
+    def clear(self) -> None:
+        """Begins anew, without children; none of them waits or runs."""
+        for node in self.children.values():
+            node.part()
+        if self.last is not None:
+            self.last.part()
+        self.children.clear()
+        for ranking in (self.queue, self.active, self.idle):
+            ranking.clear()
+        self.last, self.floor = None, 0.0
 
 
 class Node:
@@ -219,6 +232,18 @@ class Node:
         if not self._streams:
             return self._booked
         return self._booked + (self._ticks.now - self._since) * self._streams * self.rate
+
+    def part(self) -> None:
+        """It is forgotten. What is charged to it later is booked above it only, where it still counts.
+
+        Its path leads to itself, and so do its children's and its entries' places. Such circles Python only finds by
+        looking through all that is new, which stops everybody for milliseconds, and a tenant with one request at a time
+        would leave some with each of them.
+        """
+        if self.path[0] is self:
+            self.path = self.path[1:]
+        self.below = None
+        self.entries.clear()
 
     def lift(self, counter: float) -> None:
         """Goes up to a counter, or stays where it is if that is more."""

@@ -1,5 +1,6 @@
 """Fair shares between classes, tenants and a key's own requests."""
 
+import gc
 from collections import Counter
 
 import pytest
@@ -510,3 +511,20 @@ def nodes(line):
         count += 1
         pending.extend(() if node.below is None else node.below.children.values())
     return count
+
+
+def test_who_comes_and_goes_leaves_nothing_for_pythons_collector(line):
+    flows = [flow("org", "team", "key"), flow("org", "team", "other"), flow("lonely")]
+    gc.collect()
+    gc.disable()
+    try:
+        for of in flows * 20:
+            one = entry(of)
+            line.add(one, 0.0)
+            line.take(one, 0.0)
+            line.charge(of, 5.0)
+            line.done(of)
+        del one
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -59,7 +59,7 @@ def test_a_node_with_nothing_to_do_has_no_children():
     child.join(1.0, 2)
     child.charge(50.0)
     child.leave(1.0)
-    assert parent.below.children == {}
+    assert parent.below is None
     assert not group.active
 
 

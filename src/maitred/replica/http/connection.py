@@ -101,13 +101,14 @@ class Response:
 
     def close(self) -> None:
         """Nobody wants the rest of it: the connection is closed, which tells the server to stop."""
+        self._heard = _nobody  # who has heard it refers to it, and would have to be found by Python's collector
         if not self.ended:
             self._connection.close()
 
     def let_end(self, within_s: float) -> None:
         """Nobody wants the rest, but if it comes soon the connection can serve again."""
+        self._heard = _nobody
         if not self.ended:
-            self._heard = _nobody
             self._connection.let_end(within_s)
 
     # --- what the connection tells ---

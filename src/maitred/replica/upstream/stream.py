@@ -63,6 +63,7 @@ class UpstreamStream:
     def close(self) -> None:
         """Nobody reads any more: an answer that is not whole must not go on for nobody."""
         self._stop_timer()
+        self._pour = None
         if self._reader.whole:
             self._response.let_end(_REST_S)
         else:
