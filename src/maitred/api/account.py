@@ -26,9 +26,12 @@ def account_headers(tally: Tally, *, explain: bool) -> list[Header]:
     headers = [] if tally.forecast is None else _place_headers(tally.forecast)
     if tally.priority is not None:
         headers.append((b"x-maitred-priority", tally.priority.encode("ascii")))
-    headers += degraded_headers(tally.degraded)
-    headers += fallback_headers(tally.fallbacks)
-    headers += escalated_headers(tally.failed)
+    if tally.degraded:
+        headers += degraded_headers(tally.degraded)
+    if tally.fallbacks:
+        headers.append(_fallback_header(tally.fallbacks))
+    if tally.failed:
+        headers.append(_escalated_header(tally.failed))
     if tally.arm is not None:
         headers.append((b"x-maitred-rollout", _UNFIT.sub(b"?", str(tally.arm).encode("utf-8"))))
     if tally.hedged:
@@ -47,19 +50,15 @@ def degraded_headers(steps: Sequence[str]) -> list[Header]:
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]
 
 
-def fallback_headers(fallbacks: Sequence[str]) -> list[Header]:
-    """Which models were tried after the one that was asked for, the one that answers last; nothing if none was."""
-    if not fallbacks:
-        return []
-    return [(b"x-maitred-fallback", _UNFIT.sub(b"?", ", ".join(fallbacks).encode("utf-8")))]
+def _fallback_header(fallbacks: Sequence[str]) -> Header:
+    """Which models were tried after the one that was asked for, the one that answers last."""
+    return b"x-maitred-fallback", _UNFIT.sub(b"?", ", ".join(fallbacks).encode("utf-8"))
 
 
-def escalated_headers(failed: Sequence[Failed]) -> list[Header]:
-    """The models whose answers failed a check, and which; nothing if none did."""
-    if not failed:
-        return []
+def _escalated_header(failed: Sequence[Failed]) -> Header:
+    """The models whose answers failed a check, and which."""
     told = ", ".join(f"{each.model}={each.reason}" for each in failed)
-    return [(b"x-maitred-escalated", _UNFIT.sub(b"?", told.encode("utf-8")))]
+    return b"x-maitred-escalated", _UNFIT.sub(b"?", told.encode("utf-8"))
 
 
 def _place_headers(place: Place) -> list[Header]:
