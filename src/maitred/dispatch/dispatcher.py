@@ -75,6 +75,8 @@ class Dispatcher:
         self._clock = clock
         self._seats: dict[Ticket, Seat] = {}
         self._by_id: dict[str, list[Ticket]] = {}
+        self._waits = asyncio.Event()
+        """Somebody waits."""
         self._turn_asked = False
         self._after_turn: Callable[[], None] = lambda: None
         self._answered = answered
@@ -172,6 +174,9 @@ class Dispatcher:
     async def run(self) -> None:
         """Notices deadlines while nothing else happens; until it is cancelled."""
         while True:
+            if not self._seats:
+                self._waits.clear()
+                await self._waits.wait()
             await asyncio.sleep(_TICK_S)
             if self._seats:
                 self.turn()
@@ -297,6 +302,7 @@ class Dispatcher:
         ticket = seat.ticket
         seat.passage = Passage(ticket, now_s)
         self._seats[ticket] = seat
+        self._waits.set()
         self._by_id.setdefault(ticket.errand.id, []).append(ticket)
 
     def _forget(self, ticket: Ticket) -> Seat | None:

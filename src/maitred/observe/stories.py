@@ -33,9 +33,7 @@ _PLAIN = {
     "priority": "priority",
 }
 """Fields of `Ask` that are told as they are, and what they are called then."""
-_PARAMETERS = ("sampling", "left_open", "stops", "needs", "whole", *_PLAIN)
-"""Fields of `Ask` that are kept."""
-_parameters_of: Callable[[Ask], tuple[Any, ...]] = attrgetter(*_PARAMETERS)
+_parameters_of: Callable[[Ask], tuple[Any, ...]] = attrgetter("sampling", "left_open", "needs", "whole", *_PLAIN)
 
 
 class Facts(NamedTuple):
@@ -92,7 +90,7 @@ class Kept(NamedTuple):
     asked: str
     """The model, as the client named it."""
     parameters: tuple[Any, ...]
-    """What it asked for beside the answer, see `_PARAMETERS`."""
+    """What it asked for beside the answer, as `_told` takes it."""
 
 
 class Stories:
@@ -129,7 +127,8 @@ class Stories:
             if (ask := tally.ask) is not None:
                 kept.pop(tally.request_id, None)
                 facts = Facts._make(_facts_of(tally))
-                kept[tally.request_id] = Kept(facts, since_s + tally.ended_s, ask.model, _parameters_of(ask))
+                parameters = (len(ask.stops), *_parameters_of(ask))
+                kept[tally.request_id] = Kept(facts, since_s + tally.ended_s, ask.model, parameters)
         while len(kept) > self._most:
             kept.popitem(last=False)
 
@@ -210,13 +209,13 @@ def story_of(kept: Kept) -> StoryBody:
 
 def parameters_of(ask: Ask) -> dict[str, Any]:
     """What a client has asked for beside the answer, by the names of the API. No text of its own is among it."""
-    return _told(*_parameters_of(ask))
+    return _told(len(ask.stops), *_parameters_of(ask))
 
 
 def _told(
+    stops: int,
     sampling: SamplingParams,
     left_open: frozenset[str],
-    stops: Sequence[str],
     needs: Sequence[str],
     whole: bool,
     *plain: Any,  # noqa: ANN401 - of JSON
@@ -224,7 +223,7 @@ def _told(
     """What was asked for, of what is kept of it."""
     told: dict[str, Any] = {
         **dict(zip(_PLAIN.values(), plain, strict=True)),
-        "stops": len(stops) or None,
+        "stops": stops or None,
         "needs": [*needs] or None,
         "stream": None if whole else True,
     }

@@ -94,3 +94,10 @@ def test_parameters_are_told_that_were_set():
     assert parameters_of(ASK) == {"temperature": 0.2, "stream": True}
     left_open = Ask(model="m", prompts=[""], sampling=ASK.sampling, left_open=frozenset({"temperature"}), whole=True)
     assert parameters_of(left_open) == {}
+
+
+def test_stop_strings_are_counted_and_not_kept():
+    stories, stop = Stories(2, FakeClock()), "a word of the client's"
+    stories.ended(ended(ask=Ask(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
+    assert stories.of("req-1").parameters["stops"] == 1
+    assert not any(one is stop for one in held_by(stories))
