@@ -1,14 +1,19 @@
 """Our HTTP client against servers that write every byte themselves."""
 
 import asyncio
+import json
 import ssl
 from contextlib import asynccontextmanager
 
 import pytest
 
+from maitred.core.request import FinishReason
 from maitred.replica.http.connection import MOST_HEAD_BYTES, Interrupted
 from maitred.replica.http.head import head_of, line_of, request_of
 from maitred.replica.http.line import Connections, Line, Unreachable
+from maitred.replica.upstream.answer import AnswerReader
+from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.stream import UpstreamStream
 from maitred.testing.server_process import free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
@@ -228,3 +233,52 @@ async def test_leaving_closes_all_connections():
 def test_no_value_of_a_header_can_begin_another_one(value):
     with pytest.raises(ValueError, match="control character"):
         line_of("x-request-id", value)
+
+
+def event(text=None, finish=None):
+    delta = {} if text is None else {"content": text}
+    data = json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data.encode())
+
+
+async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
+    end = event(finish="stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    head = OK + b"transfer-encoding: chunked\r\n\r\n"
+    async with line_to([head + event("a"), ..., event("b"), event("c") + end]) as (server, line):
+        response = await line.ask(REQUEST)
+        now_s = asyncio.get_running_loop().time()
+        times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
+        stream = UpstreamStream(response, AnswerReader("there", 1, DIALECTS["generic"]), **times)
+        poured = []
+
+        def pour(batch):
+            poured.extend(part.text for part in batch.parts)
+            return True
+
+        assert [part.text for part in (await anext(stream)).parts] == ["a"]
+        stream.listen(pour)
+        server.may_go_on.set()
+        read = [part async for batch in stream for part in batch.parts]
+        assert "".join([*poured, *(part.text for part in read)]) == "bc"
+        assert read[-1].finish is FinishReason.STOP
+        stream.close()
+
+
+async def test_what_fails_on_the_way_out_is_raised_by_the_reader():
+    head = OK + b"transfer-encoding: chunked\r\n\r\n"
+    async with line_to([head + event("a"), ..., event("b"), ...]) as (server, line):
+        response = await line.ask(REQUEST)
+        now_s = asyncio.get_running_loop().time()
+        times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
+        stream = UpstreamStream(response, AnswerReader("there", 1, DIALECTS["generic"]), **times)
+
+        def pour(batch):
+            raise LookupError(batch.parts[0].text)
+
+        await anext(stream)
+        stream.listen(pour)
+        asyncio.get_running_loop().call_soon(server.may_go_on.set)
+        with pytest.raises(LookupError, match="b"):
+            await anext(stream)
+        stream.close()
+        server.may_go_on.clear()

@@ -39,7 +39,7 @@ class Meter:
     def take(self, batch: Batch) -> None:
         """Something came."""
         tally = self._tally
-        self._chunks += len(batch.parts)
+        self._chunks += batch.chunks
         for part in batch.parts:
             self._estimated_output += estimate(part.text)
             if part.extra:

@@ -19,7 +19,7 @@ from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.hedging import Head, opened
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
-from maitred.core.answer import Outcome, Part, Tally
+from maitred.core.answer import Outcome, Outlet, Part, Tally
 from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
 from maitred.core.errors import (
@@ -31,14 +31,14 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.ids import new_span_id
-from maitred.core.relay import Batch, TextReplica, TextRequest
+from maitred.core.relay import Batch, TextReplica, TextRequest, TextStream
 from maitred.core.request import FinishReason
 from maitred.core.story import ChapterName
 from maitred.dispatch.errand import Post
 
 
 class Relay:
-    """Implements `maitred.core.answer.Answer`.
+    """Implements `maitred.core.answer.Answer` and `Pouring`.
 
     Args:
         seat: Its place in the queue, and then at a replica.
@@ -89,7 +89,8 @@ class Relay:
         self._partial = partial
         self._held: list[Part] | None = [] if whole else None
         """What nobody has seen yet."""
-        self._batches: AsyncIterator[Batch] | None = None
+        self._batches: _Batches | None = None
+        self._outlet: Outlet | None = None
         self._at_server = AsyncExitStack()
         """Holds the attempt."""
         self._finishes: dict[int, FinishReason] = {}
@@ -113,6 +114,21 @@ class Relay:
         if batch is None:
             return await self._end(self._finishes)
         return self._take(batch)
+
+    def pour(self, outlet: Outlet) -> None:
+        """See `core.answer.Pouring`."""
+        self._outlet = outlet
+        if self._batches is not None:
+            self._batches.listen(self._hear)
+
+    def _hear(self, batch: Batch) -> bool:
+        """Lets out what is nothing but text; returns whether it is."""
+        assert self._outlet is not None
+        if not self._outlet.open or self._joint or not all(part.plain for part in batch.parts):
+            return False
+        if shown := self._take(batch):
+            self._outlet.send(shown)
+        return True
 
     async def _news(self) -> Batch | None:
         """What comes next; None at the end of the answer."""
@@ -139,7 +155,7 @@ class Relay:
                 raise
             raise ReplicaLost from failure
 
-    async def _ask(self, post: Post[TextReplica]) -> AsyncIterator[Batch]:
+    async def _ask(self, post: Post[TextReplica]) -> "_Batches":
         """Sends the request."""
         tally = self._tally
         tally.place, tally.released_s = None, self._clock.monotonic_s()
@@ -149,17 +165,19 @@ class Relay:
             await self._running.enter_async_context(self._at_server)
         server, stream = await opened(self._seat, post, self._open, self._at_server, tally)
         self._grant.served_by(server.name)
+        if self._outlet is not None:
+            stream.listen(self._hear)
         return stream
 
     @asynccontextmanager
-    async def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> AsyncIterator[Head[Batch]]:
+    async def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> AsyncIterator["_Batches"]:
         """Sends it to a server."""
         story = self._tally.story
         with story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, **_facts_of(post)) as chapter:
             request = msgspec.structs.replace(self._request, trace=story.context_at(chapter, new_span_id))
             async with post.replica.relay(request) as stream:
                 submitted()
-                yield Head(aiter(stream))
+                yield _Batches(stream)
 
     async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.
@@ -266,6 +284,14 @@ class Relay:
             unfinished = dict.fromkeys(range(self._request.choices), FinishReason.DEADLINE)
             return await self._end({**unfinished, **self._finishes})
         raise DeadlineExceeded
+
+
+class _Batches(Head[Batch]):
+    """What comes from a server."""
+
+    def __init__(self, stream: TextStream) -> None:
+        super().__init__(aiter(stream))
+        self.listen = stream.listen
 
 
 def _facts_of(post: Post[TextReplica]) -> dict[str, Any]:

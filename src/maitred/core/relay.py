@@ -5,7 +5,7 @@ the tokenizer, so it counts the tokens, and what it says that it used is what is
 are estimates (`maitred.text.estimate`).
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -45,10 +45,16 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     parts: list[Part]
     usage: Usage | None = None
     """What the replica has counted up to now, if it says so."""
+    chunks: int = 0
+    """How many pieces of its answer have become these parts."""
 
 
 class TextStream(Protocol):
     """The answer to one `TextRequest`, as it comes."""
+
+    def listen(self, pour: Callable[[Batch], bool]) -> None:
+        """Offers `pour` what comes while somebody waits for it; what it does not take, who waits gets."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         """Batches, of which the first has the first part of the answer; ends after the answer is whole.

@@ -148,20 +148,24 @@ class AnswerReader:
         self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
         if self._undecoded_bytes > MOST_EVENT_BYTES:
             raise broken("it sent an event without an end")
-        for event in events:
-            if self.whole:
-                break
-            if event.strip() == b"[DONE]":
-                if self._unfinished:
-                    raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
-                self.whole = True
-                break
-            if event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
-                usage = self._take(event, parts) or usage
+        chunks = _chunks_of(events) if len(events) > 1 else None
+        before = self._chunks
+        if chunks is not None:
+            usage = self._take_all(chunks, events, parts) or usage
+            if len(chunks) < len(events):
+                self._end()
+        else:
+            for event in events:
+                if self.whole:
+                    break
+                if event.strip() == b"[DONE]":
+                    self._end()
+                elif event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
+                    usage = self._take(_chunk_or_none(event), event, parts) or usage
         if not self.begun:
             self._usage = usage
             return None
-        return Batch(parts, usage) if parts or usage is not None else None
+        return Batch(parts, usage, self._chunks - before) if parts or usage is not None else None
 
     def ended(self) -> None:
         """The body has ended, as HTTP sees it.
@@ -174,13 +178,43 @@ class AnswerReader:
         if not self.whole:
             raise broken("the body ended before [DONE]" if self.begun else "the body was empty")
 
-    def _take(self, data: bytes, parts: list[Part]) -> Usage | None:
-        """Reads one event; appends the parts in it and returns the usage in it."""
-        try:
-            chunk = _chunk_of(data)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    def _end(self) -> None:
+        """``[DONE]`` has come."""
+        if self._unfinished:
+            raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
+        self.whole = True
+
+    def _take_all(self, chunks: Sequence[_Chunk], events: Sequence[bytes], parts: list[Part]) -> Usage | None:
+        """Takes what came at once; plain text of an only choice becomes one part, however many chunks it came in."""
+        usage = None
+        texts: list[str] = []
+        for chunk, event in zip(chunks, events, strict=False):
+            text = _plain_text_of(chunk) if self._choices == 1 and self._unfinished else None
+            if text is None:
+                self._say(texts, parts)
+                usage = self._take(chunk, event, parts) or usage
+                continue
+            texts.append(text)
+            self.begun = True
+            self._chunks += 1
+            if chunk.usage is not None and (counted := chunk.usage.usage()) is not None:
+                usage = self._settled(counted, running=True) or usage
+        self._say(texts, parts)
+        return usage
+
+    def _say(self, texts: list[str], parts: list[Part]) -> None:
+        """Makes one part of them, if there are any."""
+        if texts:
+            text = "".join(texts)
+            texts.clear()
+            parts.append(Part(0, text))
+            self._offsets[0] += len(text)
+
+    def _take(self, chunk: _Chunk | None, data: bytes, parts: list[Part]) -> Usage | None:
+        """Takes one event; appends the parts in it and returns the usage in it."""
+        if chunk is None:
             self._raise_error_in(data)
-            raise broken("it sent an event that is no chunk of an answer") from None
+            raise broken("it sent an event that is no chunk of an answer")
         if chunk.choices is None:
             self._raise_error_in(data)
             if chunk.usage is None:
@@ -255,12 +289,47 @@ class AnswerReader:
         return failure_of(self._server, error.status or 502, error, None)
 
 
-def _chunk_of(data: bytes) -> _Chunk:
-    """Reads a chunk; what in it is no UTF-8 is replaced, as in every stream of events."""
+def _chunk_or_none(data: bytes) -> _Chunk | None:
+    """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
     try:
-        return _chunk.decode(data)
-    except UnicodeDecodeError:
-        return _chunk.decode(data.decode("utf-8", "replace"))
+        try:
+            return _chunk.decode(data)
+        except UnicodeDecodeError:
+            return _chunk.decode(data.decode("utf-8", "replace"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _chunks_of(events: Sequence[bytes]) -> list[_Chunk] | None:
+    """Reads events in one call, a line each; without ``[DONE]``, if that is the last one.
+
+    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with
+    as many values as lines each has its own. None: they are not like that, and have to be looked at one by one.
+    """
+    count = len(events) - (events[-1] == b"[DONE]")
+    lines = b"\n".join(events[:count])
+    if lines.count(b"}\n{") != count - 1 or lines.count(b"\n") != count - 1:
+        return None
+    try:
+        chunks = _chunk.decode_lines(lines)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return chunks if len(chunks) == count else None
+
+
+def _plain_text_of(chunk: _Chunk) -> str | None:
+    """The text of a chunk that has nothing else, as most have; None of any other."""
+    choices = chunk.choices
+    if choices is None or len(choices) != 1:
+        return None
+    choice = choices[0]
+    delta = choice.delta
+    if delta is None or choice.index or choice.text is not None or choice.finish_reason or choice.logprobs is not None:
+        return None
+    if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
+        return None
+    text = delta.content
+    return text if isinstance(text, str) and text else None
 
 
 def _together(own: Sequence[Usage], samples: int) -> Usage:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from maitred.core.errors import MaitredError, ReplicaLost, ReplicaTooSlow
+from maitred.core.errors import ReplicaLost, ReplicaTooSlow
 from maitred.core.relay import Batch
 from maitred.replica.http.connection import Response
 from maitred.replica.upstream.answer import Reader, broken
@@ -57,7 +57,7 @@ class UpstreamStream:
         response.listen(self._come)
 
     def listen(self, pour: Callable[[Batch], bool]) -> None:
-        """Offers `pour` what comes while its reader waits; what it does not take, the reader gets."""
+        """See `core.relay.TextStream`."""
         self._pour = pour
 
     def close(self) -> None:
@@ -98,10 +98,11 @@ class UpstreamStream:
             return
         try:
             batch = self._news()
-        except MaitredError as failure:
+            told = self._reader.whole or (batch is not None and not self._poured(batch))
+        except Exception as failure:  # raised where it is read
             waiter.set_exception(failure)
             return
-        if self._reader.whole or (batch is not None and not self._poured(batch)):
+        if told:
             waiter.set_result(batch)
         else:
             self._waits_since_s = self._loop.time()

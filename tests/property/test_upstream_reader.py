@@ -1,0 +1,87 @@
+"""Events that come in one read are taken together. Whatever they are, that must come to the same as one by one."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.core.errors import MaitredError
+from maitred.replica.upstream.answer import AnswerReader, how_broken
+from maitred.replica.upstream.dialects import DIALECTS
+
+
+def chunk(delta, finish=None, index=0, usage=None, **more):
+    choice = {"index": index, "delta": delta, "finish_reason": finish, **more}
+    return json.dumps({"choices": [choice], "usage": usage}).encode()
+
+
+def counted(tokens):
+    return {"prompt_tokens": 5, "completion_tokens": tokens}
+
+
+LOGPROBS = {"content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}]}
+TEXTS = st.text(st.sampled_from('aé{}"\n \\'), max_size=3).map(lambda text: chunk({"content": text}))
+EVENTS = st.one_of(
+    TEXTS,
+    TEXTS,
+    st.integers(0, 9).map(lambda tokens: chunk({"content": "b"}, usage=counted(tokens))),
+    st.integers(0, 2).map(lambda index: chunk({"content": "c"}, index=index)),
+    st.sampled_from(["stop", "length", "abort"]).map(lambda finish: chunk({}, finish)),
+    st.integers(0, 9).map(lambda tokens: json.dumps({"choices": [], "usage": counted(tokens)}).encode()),
+    st.sampled_from(
+        [
+            chunk({"role": "assistant", "content": ""}),
+            chunk({"content": "d"}, "stop"),
+            chunk({"content": "a"}, logprobs=LOGPROBS),
+            chunk({"reasoning_content": "why"}),
+            chunk({"content": 3}),
+            b"[DONE]",
+            b"null",
+            b"{}",
+            b"{}{}",
+            b"}",
+            b'{"choices": [',
+            b']}{"choices": []}',
+            b' {"choices": []}',
+            b'{"choices": []} ',
+            b'{"error": {"message": "no", "code": 400}}',
+            b'{"choices": [{"index": 0, "delta": {"content": "\xff"}}]}',
+            b"<html>",
+        ]
+    ),
+)
+
+
+def read(pieces, choices, dialect):
+    """What is known after each way to have come to its end."""
+    reader = AnswerReader("there", choices, DIALECTS[dialect])
+    texts, others, usage, chunks = [""] * choices, [], None, 0
+    try:
+        for piece in pieces:
+            batch = reader.feed(piece)
+            if batch is not None:
+                usage = batch.usage or usage
+                chunks += batch.chunks
+                for part in batch.parts:
+                    texts[part.index] += part.text
+                    if not part.plain:
+                        others.append((len(texts[part.index]), part))
+        reader.ended()
+    except MaitredError as failure:
+        return type(failure), how_broken(failure), str(failure), reader.begun
+    return texts, others, usage, chunks, reader.begun, reader.whole
+
+
+@given(st.lists(EVENTS, max_size=8), st.booleans(), st.integers(1, 2), st.sampled_from(["vllm", "generic", "ollama"]))
+def test_events_together_are_read_as_events_one_by_one(events, ends, choices, dialect):
+    if ends:
+        events = [*events, chunk({}, "stop"), json.dumps({"choices": [], "usage": counted(20)}).encode(), b"[DONE]"]
+    pieces = [b"data: " + event + b"\n\n" for event in events]
+    assert read([b"".join(pieces)], choices, dialect) == read(pieces, choices, dialect)
+
+
+def test_text_that_comes_at_once_is_one_part():
+    reader = AnswerReader("there", 1, DIALECTS["vllm"])
+    batch = reader.feed(b"".join(b"data: " + chunk({"content": text}) + b"\n\n" for text in "abc"))
+    assert [part.text for part in batch.parts] == ["abc"]
+    assert batch.chunks == 3
