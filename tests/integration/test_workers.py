@@ -232,6 +232,22 @@ async def test_repeats_of_a_request_get_one_answer_whichever_worker_they_reach(s
     assert len({answer.json()["id"] for answer in answers}) == 1
 
 
+async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(server):
+    port = int(server.url.rpartition(":")[2])
+    pairs = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(200)))
+    for reader, writer in pairs:
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: here\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"}")
+    taken = [
+        sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in worker.net_connections())
+        for worker in processes(server)[1]
+    ]
+    for _, writer in pairs:
+        writer.close()
+    assert sum(taken) >= 200
+    assert min(taken) >= 40, taken
+
+
 async def test_a_killed_worker_takes_only_its_own_streams_with_it(server, client):
     _, workers = processes(server)
     streams = [Stream(client, MODELS[number % 2], max_tokens=60) for number in range(6)]

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import uvicorn
 
 from maitred.api.call import Receive, Scope, Send
 from maitred.app.http_protocol import STALL_GRACE_S, BoundedHttp
+from maitred.app.turnstile import Turnstile
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LAST_WORDS_S = 2
@@ -36,10 +38,16 @@ class HttpServer(uvicorn.Server):
         application: What is served, by ASGI.
         stall_grace_s: How long a client may go without reading what is sent to it.
         path: A Unix socket to listen at, where `serve` is given none.
+        shared: A socket where other processes take connections, too; `serve` is given none then either.
     """
 
     def __init__(
-        self, application: Application, *, stall_grace_s: float = STALL_GRACE_S, path: Path | None = None
+        self,
+        application: Application,
+        *,
+        stall_grace_s: float = STALL_GRACE_S,
+        path: Path | None = None,
+        shared: socket.socket | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -59,6 +67,21 @@ class HttpServer(uvicorn.Server):
             )
         )
         logging.getLogger("uvicorn.error").addFilter(_expected)
+        self._shared = shared
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take connections."""
+        if self._shared is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self.servers.append(
+            cast(asyncio.Server, Turnstile(self._shared, self._connection, lambda: len(self.server_state.connections)))
+        )
+
+    def _connection(self) -> asyncio.Protocol:
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        return self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
 
     def adopt(self, stall_grace_s: float) -> None:
         """Connections that come from now on have so much; those that are there keep what they had."""

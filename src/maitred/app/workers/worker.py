@@ -106,10 +106,10 @@ async def work(config: Config, number: int, listener: socket.socket, house: Hous
             body_timeout_s=config.server.body_timeout_s,
             clock=clock,
         )
-        server = HttpServer(Front(edge, table, passing), stall_grace_s=config.server.stall_grace_s)
+        server = HttpServer(Front(edge, table, passing), stall_grace_s=config.server.stall_grace_s, shared=listener)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
         with shutdown.on_signals():
-            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
+            serving = asyncio.create_task(server.serve(), name="http server")
             serving.add_done_callback(lambda _: shutdown.request())
             collect_seldom()
             house.ready()
