@@ -105,11 +105,11 @@ class RequestMetrics:
 
     def ended(self, *tallies: Tally) -> None:
         """Counts some: each sort of them at once, and then those that something has happened to."""
-        sorts = Tallied((each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies)
+        sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies])
         for (route, outcome, status), number in sorts.items():
             self._count("maitred_requests", route, outcome, status, by=number)
         of_models = Tallied(
-            (each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in tallies if each.model
+            [(each.model, each.priority or "", each.outcome or Outcome.FAILED) for each in tallies if each.model]
         )
         for sort, number in of_models.items():
             self._count("maitred_model_requests", *sort, by=number)
@@ -131,11 +131,11 @@ class RequestMetrics:
         for name, values in _measured(tallies).items():
             if values:
                 self._of_model(name, model).add(values)
-        self._of_model("maitred_itl_seconds", model).add(gap_s for each in tallies for gap_s in each.gaps_s)
+        self._of_model("maitred_itl_seconds", model).add([gap_s for each in tallies for gap_s in each.gaps_s])
         self._count("maitred_prompt_tokens", model, by=sum([each.prompt_tokens for each in tallies]))
         self._count("maitred_cached_tokens", model, by=sum([each.cached_tokens for each in tallies]))
         self._count("maitred_output_tokens", model, by=sum([each.completion_tokens for each in tallies]))
-        for reason, number in Tallied(reason for each in tallies for reason in each.finishes).items():
+        for reason, number in Tallied([reason for each in tallies for reason in each.finishes]).items():
             self._count("maitred_choices", model, reason, by=number)
 
     def _count_incidents(self, tally: Tally) -> None:

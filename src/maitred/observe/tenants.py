@@ -85,7 +85,7 @@ class TenantMetrics:
             if tally.principal is not None and tally.model:
                 of[self.named.label(tally.principal.tenants[-1])].append(tally)
         for tenant, theirs in of.items():
-            for outcome, number in Tallied(each.outcome or Outcome.FAILED for each in theirs).items():
+            for outcome, number in Tallied([each.outcome or Outcome.FAILED for each in theirs]).items():
                 self._requests(tenant, outcome).inc(number)
             served = [each for each in theirs if each.first_token_s is not None]
             if served:
