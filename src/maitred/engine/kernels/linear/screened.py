@@ -101,7 +101,8 @@ class ScreenedLinear:
 
     def room_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.Taped`."""
-        return self._rough.room_bytes(rows) + rows * self._bounds.shape[1] * (8 + 1)
+        searched = min(rows, MOST_ROWS)
+        return self._rough.room_bytes(searched) + searched * self._bounds.shape[1] * (8 + 1)
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
         """See `maitred.engine.kernels.linear.form.Taped`."""
@@ -121,10 +122,10 @@ class ScreenedLinear:
             most_rows: Most that there can be.
             found: int64 ``[most_rows]``: gets the number of strips of each row that were computed in the end.
         """
-        self._rough.record(tape, rows, out, counter, room, most_rows)
-        strips = self._bounds.shape[1]
-        tops = room + self._rough.room_bytes(most_rows)
-        marks = tops + most_rows * strips * 8
+        searched, strips = min(most_rows, MOST_ROWS), self._bounds.shape[1]
+        self._rough.record(tape, rows, out, counter, room, searched)
+        tops = room + self._rough.room_bytes(searched)
+        marks = tops + searched * strips * 8
         places = [rows, out, self._bounds.data_ptr(), tops, marks, found.data_ptr()]
         sizes = [self._inputs, self._outputs, self._exact.layout.part, strips]
         tape.add(screen_rows(), places + sizes, counter, 1)
