@@ -126,9 +126,9 @@ async def test_a_server_that_keeps_failing_is_left_alone():
 async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
     with scripted_openai(behaviour) as broken:
         async with upstream_gateway("", model=servers(broken.url), retries=0) as system:
-            for _ in range(12):
-                assert (await system.chat()).status_code in (502, 503)
-            assert system.model.replicas[0].standing.breaker is not BreakerState.CLOSED
+            statuses = [(await system.chat()).status_code for _ in range(12)]
+            # It may have been asked again since: the time for which it is left alone is drawn.
+            assert (statuses[:5], set(statuses)) == ([502] * 5, {502, 503})
             assert system.upstream.open_streams == 0
 
 
