@@ -3,9 +3,10 @@
 The traffic of `overload` in simulated time, where steps take exactly what the model of them says (or that, times a
 random factor), so that what is left of the error is the prediction's own and that of the future. How much the future is
 worth is measured, too: at some arrivals the world is copied with all that is hidden from the gateway (the true length
-of every answer, the true time of every step), and goes on with other requests than came in fact. The median of the
-copies is what somebody would say who knows everything but who comes next; *foresight* is what that is wrong by. Under
-a fair order no prediction can be expected to be better, because somebody who comes later may be served before.
+of every answer, the end of the step under way), and goes on with other requests than came in fact, and with other
+random factors. The median of the copies is what somebody would say who knows everything but who comes next and how long
+steps take; *foresight* is what that is wrong by. Under a fair order no prediction can be expected to be better, because
+somebody who comes later may be served before.
 
 Nothing is measured here, so the machine does not matter.
 """
@@ -43,9 +44,8 @@ def main() -> int:
     for line in (LineConfig(), LineConfig(policy="fifo")):
         for name, jitter in jitters.items():
             for load in loads:
-                foresee = line.policy == "fair" and not jitter
                 play = Simulation(load * requests_per_s, line, objective_s=OBJECTIVE_S, seed=SEED, jitter=jitter)
-                figures = errors(play, seconds, foresee=foresee)
+                figures = errors(play, seconds, foresee=line.policy == "fair")
                 report.figures.setdefault(line.policy, {}).setdefault(name, {})[f"{load:g}"] = figures
                 print(line.policy, name, f"{load:g} x", figures, flush=True)
     return report.finish()
