@@ -23,6 +23,7 @@ from maitred.dispatch.policy.hedging import Hedging
 from maitred.dispatch.relief import Relief
 from maitred.dispatch.seat import Seat
 from maitred.dispatch.spare import Spare
+from maitred.dispatch.stalls import Stalls
 from maitred.dispatch.state import DispatchState, state_of
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Grip, State, Ticket
@@ -78,6 +79,7 @@ class Dispatcher:
         self._waits = asyncio.Event()
         """Somebody waits."""
         self._turn_asked = False
+        self._stalls = Stalls(clock, self.floor)
         self._after_turn: Callable[[], None] = lambda: None
         self._answered = answered
         for post in posts:
@@ -194,6 +196,7 @@ class Dispatcher:
             self.floor.resume(ticket, seat.runs_at, now_s)
         if seat.runs_at or self.floor.walk_in(ticket, now_s):
             walked_in(ticket, now_s)
+            self._stalls.watch()
             self._after_turn()
             return
         ready = self.floor.join(ticket, now_s)
@@ -275,6 +278,7 @@ class Dispatcher:
             if seat is not None:
                 seat.passage.over(now_s)
                 seat.wake()
+                self._stalls.watch()
         self._after_turn()
 
     def _news(self) -> None:

@@ -67,6 +67,8 @@ class Floor:
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
         self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, played=config.line.policy == "fair")
         self.counts = Counts()
+        self.stalled_s = 0.0
+        """For how long, in all, whoever drives this had no time for it; no replica is late by that."""
         self._config = config
         self._rooms = dict(zip(self.allotment.quotas.all, self.rooms, strict=True))
         self._ready: list[Station] = []
@@ -75,6 +77,11 @@ class Floor:
         """Whether it is noted already that nobody waits."""
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
+
+    @property
+    def learns(self) -> bool:
+        """Whether the time to first token says how much a replica can take."""
+        return any(station.learns for station in self.stations)
 
     def adopt(
         self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None, now_s: float
@@ -273,7 +280,7 @@ class Floor:
         station = self.allotment.spare_for(ticket, others, now_s)
         if station is None:
             return None
-        grip = Grip(station, station.hold(ticket.costs, now_s), ticket.grip.quota, now_s)
+        grip = Grip(station, station.hold(ticket.costs, now_s), ticket.grip.quota, now_s, self.stalled_s)
         self.allotment.take(ticket, grip.quota)
         self.choice.released(ticket, station)
         self.forecaster.changed()
@@ -387,7 +394,8 @@ class Floor:
     def first_token(self, ticket: Ticket, now_s: float) -> None:
         """Its first token came."""
         if ticket.grip is not None and ticket.state is State.RELEASED:
-            ticket.grip.station.first_token(now_s - ticket.grip.since_s)
+            grip = ticket.grip
+            grip.station.first_token(now_s - grip.since_s - (self.stalled_s - grip.stalled_s))
             self.outlook.first_token(ticket, now_s)
 
     # --- how ---
@@ -436,7 +444,7 @@ class Floor:
         """It runs at a replica from now on."""
         ticket.state = State.RELEASED
         ticket.released_s = now_s
-        ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s)
+        ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s, self.stalled_s)
         self.allotment.take(ticket, quota)
         self.choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None

@@ -123,7 +123,7 @@ class Forecaster:
             turn = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
             turn_s = None if turn is None else self._outlook.turn_s(turn, ready, now_s)
             if turn is None or turn.steps or ticket.cost.blocks > free.blocks:
-                wait = self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s)
+                wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s))
         station = max(ready, key=ease_of)
         beside = ahead.entries if wait.at_once else 0
         return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))
@@ -154,3 +154,14 @@ class Forecaster:
             contest = Contest(ticket.room, self._joins, self._outlook, self._allotment, ready, steps_per_s, now_s)
             self._contests[ticket.room] = contest
         return contest.turn(ticket, left, free, self._outlook.weights.output)
+
+
+def _widened(ahead: Ahead, ready: Sequence[Station], wait: Wait) -> Wait:
+    """The wait where a replica takes more with every first token, because nothing has come to queue in it so far.
+
+    What it takes now says nothing of how long a line will wait then.
+    """
+    if wait.at_once:
+        return wait
+    widened_s = [in_s for station in ready if (in_s := station.widened_in_s(ahead.entries + 1)) is not None]
+    return min([wait, *(Wait(False, in_s) for in_s in widened_s)], key=lambda one: one.seconds)

@@ -116,6 +116,15 @@ class Station:
         if self._window is not None:
             self._window.first_token(after_s, self.credits.held)
 
+    @property
+    def learns(self) -> bool:
+        """Whether its times to first token say how much it can take, because it does not."""
+        return self._window is not None
+
+    def widened_in_s(self, more: int) -> float | None:
+        """When it will take so many more than now; None: nobody expects that it will (see `Window`)."""
+        return None if self._window is None else self._window.widened_in_s(more)
+
     def failed(self) -> None:
         """It refused a request, or lost it."""
         if self._window is not None:

@@ -41,13 +41,15 @@ class State(Enum):
 class Grip:
     """What a released request holds."""
 
-    __slots__ = ("begun", "hold", "quota", "since_s", "station")
+    __slots__ = ("begun", "hold", "quota", "since_s", "stalled_s", "station")
 
-    def __init__(self, station: Station, hold: Hold, quota: Quota, since_s: float) -> None:
+    def __init__(self, station: Station, hold: Hold, quota: Quota, since_s: float, stalled_s: float) -> None:
         self.station = station
         self.hold = hold
         self.quota = quota
         self.since_s = since_s
+        self.stalled_s = stalled_s
+        """Of the floor, at that time."""
         self.begun = False
         """Whether something came of it from there."""
 

@@ -746,3 +746,55 @@ async def test_nothing_is_learnt_from_an_outage():
     assert desk.floor.outlook.calibration.compared == 0
     await guests[4].go()
     desk.assert_empty()
+
+
+async def granted(seats, running):
+    """Has all of them released, and their first tokens asked for."""
+    for seat in seats:
+        await running.enter_async_context(seat)
+        await seat.granted()
+
+
+def first_tokens(desk, seats, after_s=0.0):
+    desk.clock.now_s += after_s
+    for seat in seats:
+        seat.first_token()
+
+
+async def test_what_the_event_loop_was_late_by_is_no_queue_in_a_server():
+    desk = Desk(exact=False)
+    station = desk.floor.stations[0]
+    async with AsyncExitStack() as running:
+        quick, busy = ([desk.seat(4 * number + one) for one in range(4)] for number in range(2))
+        await granted(quick, running)
+        first_tokens(desk, quick, 0.05)
+        await granted(busy, running)
+        desk.clock.now_s += 0.5  # and nothing else ran in that time
+        beaten = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.02, beaten.set)  # after the beat
+        await beaten.wait()
+        assert desk.floor.stalled_s == pytest.approx(0.05 + 0.5 - 0.01)  # but for a beat
+        first_tokens(desk, busy, 0.05)
+        assert station.widened_in_s(8) is not None
+    desk.assert_empty()
+
+
+async def test_who_waits_for_a_server_that_takes_ever_more_is_not_refused_for_what_it_takes_now():
+    desk = Desk(exact=False, max_wait_s={PriorityClass.STANDARD: 1.0})
+    async with AsyncExitStack() as running:
+        seats = [desk.seat(number) for number in range(8)]
+        await granted(seats, running)
+        first = desk.seat(8)
+        await running.enter_async_context(first)
+        for _ in range(50):
+            desk.clock.now_s += 0.1
+            for seat in seats:
+                seat.took(output_tokens=1)
+            desk.dispatcher.turn()
+        assert desk.check(9).wait_s < 1.0
+        first_tokens(desk, seats[:1])
+        assert desk.floor.stations[0].widened_in_s(1) is not None
+        desk.floor.stations[0].failed()
+        with pytest.raises(QueueFull):
+            desk.check(10)
+    desk.assert_empty()

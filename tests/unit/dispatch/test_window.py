@@ -111,3 +111,13 @@ def test_a_refusal_halves_it_down_to_one():
     for _ in range(10):
         window.refused()
     assert window.size == 1
+
+
+def test_until_something_queues_a_line_waits_as_long_as_it_takes_to_widen():
+    window = Window(first=8)
+    assert window.widened_in_s(1_000) == 0  # nobody knows its TTFT
+    window.first_token(0.1, 8)
+    assert 0.5 < window.widened_in_s(1_000) < 0.1 * 10
+    for _ in range(2):
+        window.first_token(0.3, window.size)
+    assert window.widened_in_s(1_000) is None

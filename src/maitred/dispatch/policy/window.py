@@ -11,6 +11,8 @@ smoothed, and grown only while it is what limits. Until the first sign of a queu
 more, so twice as many are sent after every TTFT (TCP's slow start): a stream lasts much longer than its TTFT, and a
 window that grew with the ends of streams would leave a large server idle for minutes.
 
+A false alarm costs most where streams are long: a window that is full of them hears nothing until they end.
+
 What the least is may change with the load, and cannot be seen while something queues. So after many late answers the
 window is halved, and the least of the first answers beside half as many others is the new one (as BBR probes for the
 round trip). Where nothing is late there is nothing to find out. A refusal (429, 503) or an error halves the window at
@@ -21,8 +23,8 @@ import math
 
 TOLERANCE = 1.5
 """A TTFT of so many times the least one is still no sign of a queue: prompts differ, and a batch costs something."""
-_LEAST_TTFT_S = 0.02
-"""What is faster counts as this: such times differ by how busy our own event loop is, and say nothing of a queue."""
+_LEAST_TTFT_S = 0.1
+"""What is faster counts as this: nobody minds a queue so short, and such times differ by what else the machine does."""
 _SMOOTHING = 0.2
 _START = 2.0
 """Requests more for each first token."""
@@ -60,6 +62,15 @@ class Window:
     def size(self) -> int:
         """Requests, in whole ones."""
         return max(int(self._least), int(self._size) // 2) if self._probing else int(self._size)
+
+    def widened_in_s(self, more: int) -> float | None:
+        """How long it takes until it is so much wider, if nothing comes to queue meanwhile; 0 where nobody knows.
+
+        None: something has queued before, so nobody expects that.
+        """
+        if not self._starting or self._probing:
+            return None
+        return math.log2(1.0 + more / self._size) * self._fastest_s if self._fastest_s < math.inf else 0.0
 
     def first_token(self, ttft_s: float, outstanding: int) -> None:
         """The first token of a request came.
