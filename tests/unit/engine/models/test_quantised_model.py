@@ -28,7 +28,8 @@ def test_logits_are_those_of_rounded_numbers_in_plain_torch(folder, scheme, monk
         kept = rounded_weight(weight, bits)
         return lambda rows: torch.nn.functional.linear(rows if real else rounded_rows(rows), kept, bias)
 
-    monkeypatch.setattr(weights, "make_linear", plain)
+    for name in ("make_linear", "make_head"):
+        monkeypatch.setattr(weights, name, plain)
     reference = load_model(folder, dtype=torch.float32)
     tokens = random_tokens(exact.config, 60)
     original, expected, logits = (Driver(model.decoder).prefill(tokens) for model in (exact, reference, rounded))
