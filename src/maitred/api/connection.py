@@ -7,7 +7,8 @@ an answer with an `Unknown` one, which never stalls and is never lost.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-Header = tuple[bytes, bytes]
+from maitred.api.errors import Header
+
 EXTENSION = "maitred.connection"
 """The key under `extensions`."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-Header = tuple[bytes, bytes]
+from maitred.api.errors import Header
 
 
 class DirectHttp(HttpToolsProtocol):

@@ -196,7 +196,7 @@ class Dispatcher:
             self.floor.resume(ticket, seat.runs_at, now_s)
         if seat.runs_at or self.floor.walk_in(ticket, now_s):
             walked_in(ticket, now_s)
-            self._stalls.watch()
+            self._stalls.watch(ticket)
             self._after_turn()
             return
         ready = self.floor.join(ticket, now_s)
@@ -278,7 +278,7 @@ class Dispatcher:
             if seat is not None:
                 seat.passage.over(now_s)
                 seat.wake()
-                self._stalls.watch()
+                self._stalls.watch(ticket)
         self._after_turn()
 
     def _news(self) -> None:

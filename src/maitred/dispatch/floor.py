@@ -78,11 +78,6 @@ class Floor:
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
 
-    @property
-    def learns(self) -> bool:
-        """Whether the time to first token says how much a replica can take."""
-        return any(station.learns for station in self.stations)
-
     def adopt(
         self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None, now_s: float
     ) -> list[AnyPost]:

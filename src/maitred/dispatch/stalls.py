@@ -4,6 +4,7 @@ import asyncio
 
 from maitred.core.clock import Clock
 from maitred.dispatch.floor import Floor
+from maitred.dispatch.ticket import Ticket
 
 _BEAT_S = 0.01
 _PUNCTUAL_S = 0.002
@@ -28,9 +29,9 @@ class Stalls:
         self._beating = False
         self._began_s = 0.0
 
-    def watch(self) -> None:
-        """Somebody runs from now on."""
-        if not self._beating and self._floor.learns:
+    def watch(self, ticket: Ticket) -> None:
+        """It has just been released, if it has."""
+        if not self._beating and (grip := ticket.grip) is not None and grip.station.learns:
             self._beating = True
             self._begin()
 
@@ -42,7 +43,7 @@ class Stalls:
         late_s = self._clock.monotonic_s() - self._began_s - _BEAT_S
         if late_s > _PUNCTUAL_S:
             self._floor.stalled_s += late_s
-        if self._floor.forecaster.at_work:
+        if self._floor.running:
             self._begin()
         else:
             self._beating = False

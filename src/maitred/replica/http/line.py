@@ -125,7 +125,7 @@ class Line:
                 )
                 try:
                     _, connection = await loop.create_connection(
-                        lambda: Connection(self._let_go, self._lost),
+                        lambda: Connection(self._let_go, self._connections.remove),
                         sock=sock,
                         ssl=self._tls,
                         server_hostname=None if self._tls is None else self._host,
@@ -163,9 +163,6 @@ class Line:
         for connection in old:
             connection.close()
         self._sweeping = loop.call_at(self._free[0][1] + _KEEP_S, self._sweep, loop) if self._free else None
-
-    def _lost(self, connection: Connection) -> None:
-        self._connections.remove(connection)
 
 
 async def _begun(response: Response) -> Response:

@@ -17,14 +17,6 @@ SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
 LEFT_OUT = float("-inf")
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def screen(weight):
     return ScreenedLinear(PackedLinear(weight), weight)
 

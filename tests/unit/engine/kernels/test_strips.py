@@ -13,14 +13,6 @@ SHAPES = [(96, 200), (256, 704), (896, 896), (512, 512), (1152, 896), (512, 1536
 """Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_computes_what_mkl_computes_to_the_last_bit(outputs, inputs, bias, threads):
