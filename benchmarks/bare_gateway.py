@@ -85,6 +85,9 @@ class _KnowsEverybody:
     async def identify(self, header: Callable[[bytes], str | None]) -> Principal:
         return self._ONE
 
+    def stands(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
+        return True
+
 
 class _LimitsNobody:
     edition = 0

@@ -113,11 +113,15 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def _commit() -> str:
-    root = Path(__file__).parent.parent
+    """What is measured: with `-dirty` behind it if files differ from the commit, be it not results of other runs."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True
-        )
+        name = _git("describe", "--always")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parent.parent
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()

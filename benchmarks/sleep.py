@@ -1,8 +1,9 @@
 """What a model that sleeps gives back, and how soon it answers again, beside a load.
 
 An engine is started, asked once, sent to sleep and asked again, round after round; each time it is a request that wakes
-it. *Load* is from the start of a process to its first token, with everything kept on disk that can be. Memory is the
-proportional set size, and what the system could have back of it (anonymous pages; the others are files).
+it. *Load* is from the start of a process to its first token for the same question, with everything kept on disk that
+can be. Memory is the proportional set size, and what the system could have back of it (anonymous pages; the others are
+files).
 """
 
 import argparse
@@ -19,12 +20,11 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_qwen, servable
-from benchmarks.startup import LIMIT_S, StartedEngine
+from benchmarks.startup import LIMIT_S, PROMPT, StartedEngine
 from maitred.core.request import Request, SamplingParams
 from maitred.wire.frames import FrameReader, Hello, Rest, Step, Submit, ToGateway, encode_frame
 
 SEED = 20261122
-PROMPT = list(range(40, 168))
 OUTPUT_TOKENS = 8
 
 

@@ -9,8 +9,9 @@ each, so that both see the same machine. Compared are output tokens per second o
 * *drafted*: own text of a deeper model (`benchmarks.deeper`), for which the bundled one drafts; and *copied and
   drafted*, with both methods at once.
 
-Each at several numbers of requests at a time, up to a full batch, where drafts must vanish. The answers of both engines
-are compared, token by token.
+Each at several numbers of requests at a time, up to a full batch, where drafts must vanish. A round there is half a
+second, and two equal ones differ by up to 4 %; so there are many of them where a loss of 2 % is looked for. The answers
+of both engines are compared, token by token.
 """
 
 import argparse
@@ -105,19 +106,19 @@ class Case:
 
 FULL = (
     Case("copied, 1 at a time", (PASSAGE * 4,), 1, 256, 0.0, 9),
-    Case("copied, 8 at a time", (PASSAGE * 4,), 8, 128, 0.0, 5),
-    Case("copied, 32 at a time", (PASSAGE * 4,), 32, 64, 0.0, 5),
-    Case("copied, full batch", (PASSAGE * 4,), FULL_BATCH, 48, 0.0, 3),
+    Case("copied, 8 at a time", (PASSAGE * 4,), 8, 128, 0.0, 15),
+    Case("copied, 32 at a time", (PASSAGE * 4,), 32, 64, 0.0, 15),
+    Case("copied, full batch", (PASSAGE * 4,), FULL_BATCH, 48, 0.0, 9),
     Case("own, 1 at a time", OPENINGS, 1, 256, 0.8, 9),
-    Case("own, 8 at a time", OPENINGS, 8, 128, 0.8, 5),
-    Case("own, full batch", OPENINGS, FULL_BATCH, 64, 0.8, 5),
+    Case("own, 8 at a time", OPENINGS, 8, 128, 0.8, 15),
+    Case("own, full batch", OPENINGS, FULL_BATCH, 64, 0.8, 9),
     Case("JSON, 1 at a time", (RECORDS,), 1, 200, 0.8, 5, records=True),
-    Case("JSON, 8 at a time", (RECORDS,), 8, 120, 0.8, 3, records=True),
-    Case("JSON, full batch", (RECORDS,), FULL_BATCH, 32, 0.8, 3, records=True),
+    Case("JSON, 8 at a time", (RECORDS,), 8, 120, 0.8, 15, records=True),
+    Case("JSON, full batch", (RECORDS,), FULL_BATCH, 32, 0.8, 9, records=True),
     Case("drafted, 1 at a time", OPENINGS, 1, 160, 0.8, 5, "draft_model", deeper=True),
     Case("drafted, greedy, 1 at a time", OPENINGS, 1, 160, 0.0, 5, "draft_model", deeper=True),
-    Case("drafted, 8 at a time", OPENINGS, 8, 64, 0.8, 3, "draft_model", deeper=True),
-    Case("drafted, full batch", OPENINGS, FULL_BATCH, 24, 0.8, 3, "draft_model", deeper=True),
+    Case("drafted, 8 at a time", OPENINGS, 8, 64, 0.8, 9, "draft_model", deeper=True),
+    Case("drafted, full batch", OPENINGS, FULL_BATCH, 24, 0.8, 5, "draft_model", deeper=True),
     Case("copied and drafted, 1 at a time", (PASSAGE * 4,), 1, 160, 0.0, 5, "auto", deeper=True),
 )
 QUICK = (

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, make_head
-from maitred.engine.kernels.linear.screened import MOST_ROWS, Search, searchable
+from maitred.engine.kernels.linear.screened import Search, searchable
+from maitred.engine.kernels.linear.strips import MOST_ROWS
 from maitred.engine.kernels.tape import Tape
 
 pytestmark = pytest.mark.skipif(
@@ -115,7 +116,7 @@ def test_a_search_that_finds_too_much_is_given_up_for_a_while():
     search = Search(strips=100)
     assert search.begins(1)
     assert not search.begins(MOST_ROWS + 1)
-    search.found(torch.tensor([12, 12]))
+    search.found(torch.tensor([12, 38]))
     assert search.begins(2)
-    search.found(torch.tensor([20, 12]))
+    search.found(torch.tensor([12, 39]))
     assert sum(not search.begins(1) for _ in range(100)) == 64

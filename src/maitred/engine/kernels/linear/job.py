@@ -49,6 +49,8 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                 weights, scales = job[_WEIGHTS] + panel * job[_PANEL_BYTES], job[_SCALES] + panel * job[_SCALE_BYTES]
                 bias = job[_BIAS] + panel * panel_outputs * 4
                 left = outputs - panel * panel_outputs
+                # The next panel comes from memory while this one is multiplied; behind the last one of a share is none.
+                ahead = weights + (job[_PANEL_BYTES] if panel + 1 < min(first + share, last) else 0)
                 for t in range(tiles):
                     row, end = t * count // tiles, (t + 1) * count // tiles
                     out = job[_OUT] + (row * outputs + panel * panel_outputs) * 4
@@ -61,7 +63,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                         integer_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
-                            steps, bits, way,
+                            steps, ahead + t * groups * steps * 64, bits, way,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

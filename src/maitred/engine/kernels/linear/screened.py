@@ -6,10 +6,11 @@ rounded to 8 bits: a quarter of the memory. How far an output can be off is know
 
     |w·h - w'·h'|  <=  |w - w'| |h|  +  |w'| |h - h'|
 
-where ``w'`` and ``h'`` are what was rounded. An output that stays below another one even if it is off by that much and
-the other one as well cannot be the largest. Those that can are computed from the weight as it is, in strips (see
-`strips`) and with the same bits as ever, so that the largest of them is what it would have been; all others are set to
-minus infinity. Of 150,000 random outputs a dozen are left.
+where ``w'`` and ``h'`` are what was rounded. Outputs are computed from the weight as it is in strips (see `strips`),
+with the same bits as ever: first of each row the one strip that holds the largest rounded output. Another output that
+stays below the largest of these even if it is off by that much cannot be the largest. Those that can are computed, too,
+so that the largest of them is what it would have been; all others are set to minus infinity. Of 150,000 random outputs
+a dozen are left.
 
 Where many are, nothing is gained, and a search costs a quarter of a product on top; see `Search`.
 """
@@ -21,26 +22,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numba import carray
+from numba.extending import register_jitable
 from torch import Tensor
 
 from maitred.engine.kernels.job import COUNT, NEXT, Entry, floats, int8s, ints, longs, take
 from maitred.engine.kernels.linear.packed import PackedLinear
 from maitred.engine.kernels.linear.panels import lengths_of_8_bits
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
-from maitred.engine.kernels.linear.strips import STRIP, strips_product
+from maitred.engine.kernels.linear.strips import MOST_ROWS, STRIP, strips_product
 from maitred.engine.kernels.simd import float_of_bits
 from maitred.engine.kernels.tape import Tape
 
-MOST_ROWS = 8
-"""That are searched at once. Each has strips of its own that are left; with more rows, all but nothing is saved."""
 WORTH_WEIGHTS = 1 << 24
 """Fewer stay in a processor's cache, or are read so soon that a search gains nothing."""
-EDITION = 1
+EDITION = 2
 """Raise it with every change to what is compiled; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 _SLACK = 1.001
 """For the rounding of the lengths themselves."""
-_WORTH_SHARE = 0.125
-"""Of strips, which are computed row by row in a search."""
+_WORTH_SHARE = 0.5
+"""So many of all strips may be computed, counted once for each row: a search computes them row by row."""
 _PATIENCE_STEPS = 64
 
 
@@ -64,7 +64,7 @@ class Search:
 
     def found(self, strips: Tensor) -> None:
         """How many strips of each row were computed in the end."""
-        if int(strips.sum()) > _WORTH_SHARE * self._strips * len(strips):
+        if int(strips.sum()) > _WORTH_SHARE * self._strips:
             self._rest = _PATIENCE_STEPS
 
 
@@ -102,7 +102,7 @@ class ScreenedLinear:
     def room_bytes(self, rows: int) -> int:
         """See `maitred.engine.kernels.linear.form.Taped`."""
         searched = min(rows, MOST_ROWS)
-        return self._rough.room_bytes(searched) + searched * self._bounds.shape[1] * (8 + 1)
+        return self._rough.room_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
         """See `maitred.engine.kernels.linear.form.Taped`."""
@@ -111,7 +111,7 @@ class ScreenedLinear:
     def record_search(
         self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int, found: Tensor
     ) -> None:
-        """The same for a search, of at most `MOST_ROWS` rows.
+        """The same for a search, of at most `maitred.engine.kernels.linear.strips.MOST_ROWS` rows.
 
         Args:
             tape: To be played as long as this product lives.
@@ -124,12 +124,13 @@ class ScreenedLinear:
         """
         searched, strips = min(most_rows, MOST_ROWS), self._bounds.shape[1]
         self._rough.record(tape, rows, out, counter, room, searched)
-        tops = room + self._rough.room_bytes(searched)
-        marks = tops + searched * strips * 8
-        places = [rows, out, self._bounds.data_ptr(), tops, marks, found.data_ptr()]
-        sizes = [self._inputs, self._outputs, self._exact.layout.part, strips]
-        tape.add(screen_rows(), places + sizes, counter, 1)
-        tape.add(strips_product(), self._exact.strip_fields(rows, out, tape.threads, marks), counter, 0)
+        most = room + self._rough.room_bytes(searched)
+        marks = most + searched * strips * 4
+        places = [rows, out, self._bounds.data_ptr(), most, marks, found.data_ptr()]
+        fields = [*places, self._inputs, self._outputs, self._exact.layout.part, strips]
+        for screening in (mark_best_strips(), mark_other_strips()):
+            tape.add(screening, fields, counter, 1)
+            tape.add(strips_product(), self._exact.strip_fields(rows, out, tape.threads, marks), counter, 0)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`."""
@@ -167,33 +168,40 @@ def _by_strip(exact: PackedLinear, numbers: Tensor) -> Tensor:
     return parts.view(-1, STRIP).amax(dim=1)
 
 
-@cache
-def screen_rows() -> Entry:
-    """Marks the strips that can hold a row's largest output, and makes minus infinity of all others.
+_FIELDS = "rows", "out", "bounds", "most", "marks", "found", "inputs", "outputs", "part", "strips"
+"""Of a screening's job, behind those that all have: addresses of rows, of what the rounded weight gave, of the bounds
+``[2, strips]``, of the most that an output of each strip can be ``[rows, strips]``, of which strips are to be computed
+``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `Layout`."""
+_ROWS, _OUT, _BOUNDS, _MOST, _MARKS, _FOUND, _INPUTS, _OUTPUTS, _PART, _STRIPS = range(
+    COUNT + 1, COUNT + 1 + len(_FIELDS)
+)
+_ALL = COUNT + 1 + len(_FIELDS)
 
-    Fields: rows, what the rounded weight gave, bounds ``[2, strips]``, room for each strip's largest output and how far
-    it can be off ``[rows, 2, strips]``, marks ``[rows, strips]``, how many of a row are marked ``[rows]``; inputs,
-    outputs, outputs of a part, strips.
-    """
-    own, strip_outputs, edition = COUNT + 1, STRIP, EDITION
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _key(pattern: np.int32) -> np.int32:
+    """An fp32 number's bits as an integer that is ordered as the number is; the key's own key are the bits again."""
+    return np.int32(pattern ^ np.int32(np.int32(pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@cache
+def mark_best_strips() -> Entry:
+    """Marks the strip with each row's largest rounded output, and notes the most that those of all strips can be."""
+    strip_outputs, edition = STRIP, EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         if edition < 0:  # never; but what a function names is part of its key on disk
             return
-        job = carray(address, own + 10)
-        inputs, outputs, part, strips = job[own + 6], job[own + 7], job[own + 8], job[own + 9]
+        job = carray(address, _ALL)
+        inputs, outputs, part, strips = job[_INPUTS], job[_OUTPUTS], job[_PART], job[_STRIPS]
         of_part = (part + strip_outputs - 1) // strip_outputs
-        bounds = carray(floats(job[own + 2]), 2 * strips)
-        founds = carray(longs(job[own + 5]), job[COUNT])
+        bounds = carray(floats(job[_BOUNDS]), 2 * strips)
+        marks = carray(int8s(job[_MARKS]), (strips, job[COUNT]))
         row = take(job, NEXT, 1)
         while row < job[COUNT]:
-            numbers = carray(floats(job[own] + row * inputs * 4), inputs)
-            bits = carray(ints(job[own] + row * inputs * 4), inputs)
-            rough = carray(floats(job[own + 1] + row * outputs * 4), outputs)
-            patterns = carray(ints(job[own + 1] + row * outputs * 4), outputs)
-            tops = carray(floats(job[own + 3] + row * 8 * strips), strips)
-            offs = carray(floats(job[own + 3] + (row * 8 + 4) * strips), strips)
-            marks = carray(int8s(job[own + 4] + row * strips), strips)
+            numbers = carray(floats(job[_ROWS] + row * inputs * 4), inputs)
+            bits = carray(ints(job[_ROWS] + row * inputs * 4), inputs)
+            most = carray(floats(job[_MOST] + row * 4 * strips), strips)
             # The row's length, and that of what its rounding takes off; as in `maitred.engine.kernels.linear.job`.
             highest = np.int32(0)
             for i in range(inputs):
@@ -208,32 +216,72 @@ def screen_rows() -> Entry:
                 rest = numbers[i] - scale * np.rint(numbers[i] * shrink)
                 away += rest * rest
             length, away = np.sqrt(length), np.sqrt(away)
-            floor = np.float32(-np.inf)
-            for strip in range(strips):
-                first = strip // of_part * part + strip % of_part * strip_outputs
-                end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
-                # Ordered as the numbers are, and compared many at a time.
-                top = np.int32(-0x80000000)
-                for i in range(first, end):
-                    pattern = patterns[i]
-                    key = np.int32(pattern ^ np.int32(np.int32(pattern >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-                    top = key if key > top else top
-                top = np.int32(top ^ np.int32(np.int32(top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-                tops[strip] = float_of_bits(top)
-                offs[strip] = bounds[strip] * length + bounds[strips + strip] * away
-                least = tops[strip] - offs[strip]
-                floor = least if least > floor else floor
-            found = 0
-            for strip in range(strips):
-                first = strip // of_part * part + strip % of_part * strip_outputs
-                end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
-                # What is no number is below nothing, so it is computed, and seen by whoever draws.
-                below = tops[strip] + offs[strip] < floor
-                marks[strip] = np.int8(0 if below else 1)
-                if below:
-                    rough[first:end] = np.float32(-np.inf)
-                else:
-                    found += 1
+            marks[:, row] = np.int8(0)
+            best, best_top = 0, np.int32(-0x80000000)
+            for part_first in range(0, outputs, part):
+                part_end = min(part_first + part, outputs)
+                strip = part_first // part * of_part
+                for first in range(part_first, part_end, strip_outputs):
+                    # Ordered as the numbers are, and compared many at a time: all but the last are of one size.
+                    width = min(strip_outputs, part_end - first)
+                    patterns = carray(ints(job[_OUT] + (row * outputs + first) * 4), width)
+                    top = np.int32(-0x80000000)
+                    if width == strip_outputs:
+                        for i in range(strip_outputs):
+                            key = _key(patterns[i])
+                            top = key if key > top else top
+                    else:
+                        for i in range(width):
+                            key = _key(patterns[i])
+                            top = key if key > top else top
+                    if top > best_top:
+                        best, best_top = strip, top
+                    off = bounds[strip] * length + bounds[strips + strip] * away
+                    most[strip] = float_of_bits(_key(top)) + off
+                    strip += 1
+            marks[best, row] = np.int8(1)
+            row = take(job, NEXT, 1)
+
+    return Entry(compute)
+
+
+@cache
+def mark_other_strips() -> Entry:
+    """Marks the strips that can hold more than the one that was computed, and makes minus infinity of all others."""
+    strip_outputs, edition = STRIP, EDITION
+
+    def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        if edition < 0:  # never; but what a function names is part of its key on disk
+            return
+        job = carray(address, _ALL)
+        outputs, part, strips = job[_OUTPUTS], job[_PART], job[_STRIPS]
+        of_part = (part + strip_outputs - 1) // strip_outputs
+        founds = carray(longs(job[_FOUND]), job[COUNT])
+        marks = carray(int8s(job[_MARKS]), (strips, job[COUNT]))
+        row = take(job, NEXT, 1)
+        while row < job[COUNT]:
+            out = carray(floats(job[_OUT] + row * outputs * 4), outputs)
+            most = carray(floats(job[_MOST] + row * 4 * strips), strips)
+            best = 0
+            while not marks[best, row]:
+                best += 1
+            marks[best, row] = np.int8(0)
+            largest = np.float32(-np.inf)
+            first = best // of_part * part + best % of_part * strip_outputs
+            for i in range(first, min(min(first + strip_outputs, (best // of_part + 1) * part), outputs)):
+                largest = out[i] if out[i] > largest else largest
+            found = 1
+            for part_first in range(0, outputs, part):
+                part_end = min(part_first + part, outputs)
+                strip = part_first // part * of_part
+                for first in range(part_first, part_end, strip_outputs):
+                    # What is no number is below nothing, so it is computed, and seen by whoever draws.
+                    if strip != best and most[strip] < largest:
+                        out[first : min(first + strip_outputs, part_end)] = -np.inf
+                    elif strip != best:
+                        marks[strip, row] = np.int8(1)
+                        found += 1
+                    strip += 1
             founds[row] = found
             row = take(job, NEXT, 1)
 

@@ -30,7 +30,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from maitred.engine.kernels.job import COUNT, NEXT, Entry, int8s, take
-from maitred.engine.kernels.linear.tiles import LANES, Tile, element, splat
+from maitred.engine.kernels.linear.tiles import LANES, Tile, element, prefetch, splat
 
 MOST_ROWS = 48
 """With more, MKL is as fast: what is multiplied takes so long that what is read hides behind it."""
@@ -41,7 +41,7 @@ _MOST_INPUTS = 384
 """Of a block."""
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 2
+EDITION = 3
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -120,7 +120,7 @@ FIELDS = (
 )  # fmt: skip
 """Of a job, behind those that all have; see `maitred.engine.kernels.linear.packed.packed_product`. Here: sizes, as in
 `Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; how many strips a thread
-takes at a time; and the address of bytes ``[rows, strips]``, which of them are computed at all, or 0 for all."""
+takes at a time; and the address of bytes ``[strips, rows]``, which of them are computed at all, or 0 for all."""
 (
     COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE, MARKS
 ) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
@@ -141,11 +141,13 @@ def strips_product() -> Entry:
         padded = (outputs + strip_outputs - 1) // strip_outputs * strip_outputs
         of_part = (part + strip_outputs - 1) // strip_outputs
         last = (outputs + part - 1) // part * of_part
-        marks = carray(int8s(job[MARKS]), count * last)
+        marks = carray(int8s(job[MARKS]), (last, count))
         tiles = count if job[MARKS] else (count + height - 1) // height
         taken = take(job, NEXT, share)
         while taken < last:
             for strip in range(taken, min(taken + share, last)):
+                if job[MARKS] and not marks[strip].any():
+                    continue
                 first = strip // of_part * part + strip % of_part * strip_outputs
                 end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
                 width = end - first
@@ -158,7 +160,7 @@ def strips_product() -> Entry:
                         ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
                     for t in range(tiles):
                         row, below = t * count // tiles, (t + 1) * count // tiles
-                        if job[MARKS] and not marks[row * last + strip]:
+                        if job[MARKS] and not marks[strip, row]:
                             continue
                         rows = job[ROWS] + (row * inputs + k) * 4
                         out = job[OUT] + (row * outputs + first) * 4
@@ -218,7 +220,7 @@ def _tile(
     builder: Any, tile: Tile, rows: Any, row_bytes: Any, weights: Any, weight_bytes: Any, before: Any,
     before_bytes: Any, out: Any, out_bytes: Any, inputs: Any, ahead: Any,
 ) -> None:  # fmt: skip
-    sums, fetch = tile.zeros(_FLOATS), _fetch(builder)
+    sums, fetch = tile.zeros(_FLOATS), prefetch(builder)
 
     def at(address: Any, step: Any, index: Any) -> Any:
         return builder.add(address, builder.mul(step, index))
@@ -246,17 +248,3 @@ def _tile(
             store(lambda r, v: builder.load(sums[r, v]))
         with something:
             store(added)
-
-
-def _fetch(builder: Any) -> Callable[[Any], None]:
-    """Has a cache line brought to the second-level cache."""
-    number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[number] * 3]), "llvm.prefetch.p0"
-    )
-    read, second_level, data = number(0), number(2), number(1)
-
-    def fetch(address: Any) -> None:
-        builder.call(function, [builder.inttoptr(address, pointer), read, second_level, data])
-
-    return fetch

@@ -27,7 +27,7 @@ PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
 MOST_ROWS = 6
 """Rows of a tile whose sums, with a panel's vectors, fit into 32 registers."""
-EDITION = 2
+EDITION = 3
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -52,6 +52,7 @@ def integer_tile(
     outputs: Any,
     groups: Any,
     steps: Any,
+    ahead_at: Any,
     bits: Any,
     dot: Any,
 ) -> Any:
@@ -64,15 +65,16 @@ def integer_tile(
 
     All but the constants `bits` and `dot` (see `maitred.engine.kernels.linear.dots`) are addresses and counts. 8-bit
     weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then offsets, in
-    bf16 for each group of `steps` steps.
+    bf16 for each group of `steps` steps. At each step, one cache line of `ahead_at` is fetched into the second-level
+    cache.
     """
     narrow, way = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:13]))
+        _for_each_height(builder, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:14]))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 13, bits, dot), generate
+    return types.void(*[types.int64] * 14, bits, dot), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -113,9 +115,10 @@ def _for_each_height(builder: Any, height: Any, emit: Callable[[int], None]) -> 
 
 def _integer(
     builder: Any, height: int, narrow: bool, way: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
-    weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any,
+    weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
 ) -> None:  # fmt: skip
     tile, dot, quads = Tile(builder, height), _dot(builder, way), 2 if narrow else 1
+    fetch = prefetch(builder)
     totals, sums = tile.zeros(_FLOATS), tile.zeros(_INTS)
     with cgutils.for_range(builder, groups) as group:
 
@@ -131,6 +134,7 @@ def _integer(
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
             vectors = tile.weights(weight, step)
+            fetch(builder.add(ahead, builder.mul(step, _LONG(64))))
             offset = builder.add(row, builder.mul(step, _LONG(4 * quads)))
             for quad in range(quads):
                 unsigned = [_nibbles(builder, vector, quad) for vector in vectors] if narrow else vectors
@@ -236,6 +240,20 @@ def splat(builder: Any, scalar: Any, vector: Any) -> Any:
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+
+
+def prefetch(builder: Any) -> Callable[[Any], None]:
+    """Has a cache line brought to the second-level cache."""
+    number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [pointer, *[number] * 3]), "llvm.prefetch.p0"
+    )
+    read, second_level, data = number(0), number(2), number(1)
+
+    def fetch(address: Any) -> None:
+        builder.call(function, [builder.inttoptr(address, pointer), read, second_level, data])
+
+    return fetch
 
 
 def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
