@@ -82,12 +82,11 @@ def serving(
         environment: Variables on top of this process's own.
         program: What Python runs; it must take the same options.
     """
-    port = free_port()
-    command: Sequence[str] = [
-        *(sys.executable, *program, *arguments, "--port", str(port)),
-        *(f"--set={key}={value}" for key, value in (settings or {}).items()),
-    ]
-    with tempfile.TemporaryDirectory(prefix="maitred-") as folder:
+    with kept_port() as port, tempfile.TemporaryDirectory(prefix="maitred-") as folder:
+        command: Sequence[str] = [
+            *(sys.executable, *program, *arguments, "--port", str(port)),
+            *(f"--set={key}={value}" for key, value in (settings or {}).items()),
+        ]
         own = {"MAITRED__STORE__FOLDER": str(Path(folder) / "data")}  # nothing of earlier servers, nothing left
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
@@ -105,6 +104,19 @@ def serving(
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A loopback port for a server that is yet to start; until the block ends, the system gives it to nobody else.
+
+    It is bound and not listened on, so the server can have it: servers bind with ``SO_REUSEADDR``. A port that was only
+    looked for would be anybody's until the server listens, and of two that start at once both would bind it.
+    """
+    with socket.socket() as keeper:
+        keeper.bind(("127.0.0.1", 0))
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: then it might be another's
+        yield int(keeper.getsockname()[1])
 
 
 def free_port() -> int:
