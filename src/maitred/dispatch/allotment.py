@@ -59,7 +59,7 @@ class Allotment:
         """The replica for it, of those that have room; else what is lacking."""
         headroom = self.headroom if above_share else 0.0
         guest = self._may_be_guest(ticket)
-        if len(self.quotas.all) > 1:
+        if self.quotas.parted:
             whole = self.quotas.limit(quota, total_of(ready))
             limit = whole.minus(_kept(whole, headroom, ready))
             need = ticket.cost.at_most(limit).at_least(_ONE)
@@ -88,11 +88,11 @@ class Allotment:
 
     def ample(self, cost: Cost, ready: Sequence[Station]) -> bool:
         """Whether there is surely room at a single replica, whoever asks: beside all headroom, and not as a guest."""
-        return len(ready) == 1 == len(self.quotas.all) and ready[0].credits.has(cost, self.headroom)
+        return len(ready) == 1 and not self.quotas.parted and ready[0].credits.has(cost, self.headroom)
 
     def spare_for(self, ticket: Ticket, others: Sequence[Station], now_s: float) -> Station | None:
         """A further replica for a request that has one, of what is free beyond the headroom; None: none has room."""
-        if len(self.quotas.all) > 1 and not ticket.cost.within(self.quotas.room(ticket.room.quota, total_of(others))):
+        if self.quotas.parted and not ticket.cost.within(self.quotas.room(ticket.room.quota, total_of(others))):
             return None
         roomy = [
             station
@@ -138,7 +138,7 @@ class Allotment:
             free = free.minus(_kept(total, self.headroom, ready))
         if self._may_be_guest(ticket):
             free = free.plus(Cost(sum(station.guest_places for station in ready), 0))
-        if len(self.quotas.all) > 1:
+        if self.quotas.parted:
             free = free.at_most(self.quotas.room(quota, total))
         return free
 

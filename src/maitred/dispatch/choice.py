@@ -21,17 +21,20 @@ class Choice:
         placement: Decides. None: the replica with the most room takes it.
         outlook: What is predicted.
         reports: What is believed of the replicas' own words.
+
+    Attributes:
+        placement: See above.
     """
 
     def __init__(self, placement: Placement | None, outlook: Outlook, reports: Reports) -> None:
-        self._placement = placement
+        self.placement = placement
         self._outlook = outlook
         self._reports = reports
         self._steps: dict[str, int] = {}
 
     def adopt(self, placement: Placement | None, reports: Reports) -> None:
         """Goes by these from now on."""
-        self._placement = placement
+        self.placement = placement
         self._reports = reports
 
     def of(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Station:
@@ -39,12 +42,12 @@ class Choice:
         ticket.candidates = ()
         if len(stations) == 1:
             return stations[0]
-        if self._placement is None:
+        if self.placement is None:
             return max(stations, key=ease_of)
         for station in stations:
-            self._follow(self._placement, station)
+            self._follow(self.placement, station)
         errand = ticket.errand
-        held = self._placement.held(errand.principal_org, errand.prompts)
+        held = self.placement.held(errand.principal_org, errand.prompts)
         named = {station.post.name: station for station in stations}
         inquiry = Inquiry(errand.prompt_tokens, ticket.expected_tokens * errand.choices, errand.session)
         words = self._reports.believed(stations, self._outlook.typical_prompt_tokens, now_s)
@@ -53,19 +56,19 @@ class Choice:
             for station, word in zip(stations, words, strict=True)
         ]
         ticket.candidates = candidates
-        return named[self._placement.choose(inquiry, candidates).name]
+        return named[self.placement.choose(inquiry, candidates).name]
 
     def held(self, errand: Errand) -> int:
         """Leading tokens of its prompts that one of the replicas holds, as far as that is followed."""
-        if self._placement is None:
+        if self.placement is None:
             return 0
-        return max(self._placement.held(errand.principal_org, errand.prompts).values(), default=0)
+        return max(self.placement.held(errand.principal_org, errand.prompts).values(), default=0)
 
     def released(self, ticket: Ticket, station: Station) -> None:
         """A request was released to that replica."""
-        if self._placement is not None:
+        if self.placement is not None:
             room_tokens = station.load.total_blocks * station.block_tokens or _UNKNOWN_ROOM_TOKENS
-            self._placement.sent(station.post.name, room_tokens, ticket.errand.principal_org, ticket.errand.prompts)
+            self.placement.sent(station.post.name, room_tokens, ticket.errand.principal_org, ticket.errand.prompts)
 
     def _candidate(self, station: Station, word: Word, prompt_tokens: int, held_tokens: int, now_s: float) -> Candidate:
         account = station.credits

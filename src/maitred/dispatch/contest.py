@@ -1,6 +1,7 @@
 """The fair line of one room, set up to be played through (see `policy.race`)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 
 from maitred.core.flow import Share
 from maitred.dispatch.allotment import Allotment
@@ -54,7 +55,7 @@ class Contest:
         self._played: dict[tuple[str, int, int], Turn] = {}
         for tickets in room.tenants.values():
             first = next(iter(tickets))
-            self._add(first, len(tickets), joins.per_s(first.tenant.id, now_s) / steps_per_s)
+            self._add(first, tickets, joins.per_s(first.tenant.id, now_s) / steps_per_s)
         self._level = min((runner.counter for runner in self._runners), default=0.0)
         for tenant, flow in joins:
             if len(self._runners) == MOST_TENANTS:
@@ -81,7 +82,7 @@ class Contest:
         if known is not None:
             return known
         if tenant not in self._index:
-            self._add(ticket, 0, 0.0)
+            self._add(ticket, (), 0.0)
             mine = self._runners[-1]
             mine.counter = max(mine.counter, self._level)
         turns = [
@@ -101,13 +102,23 @@ class Contest:
         )
         return played
 
-    def _add(self, ticket: Ticket, waiting: int, joins_per_step: float) -> None:
-        tenant = ticket.tenant
+    def _add(self, ticket: Ticket, waiting: Collection[Ticket], joins_per_step: float) -> None:
+        tenant, outlook = ticket.tenant, self._outlook
         self._index[tenant.id] = len(self._runners)
         lead = self._room.line.over_service(ticket.flow)
-        self._append(tenant, lead, waiting, self._outlook.steps(ticket), joins_per_step)
+        next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_of)
+        prompts = [outlook.prompt_service_of(one) for one in next_ones]
+        self._append(tenant, lead, len(waiting), outlook.steps(ticket), joins_per_step, prompts)
 
-    def _append(self, tenant: Share, lead: float, waiting: int, steps: float, joins_per_step: float) -> None:
+    def _append(
+        self,
+        tenant: Share,
+        lead: float,
+        waiting: int,
+        steps: float,
+        joins_per_step: float,
+        prompts: Sequence[float] = (),
+    ) -> None:
         self._runners.append(
             Runner(
                 lead,
@@ -117,6 +128,7 @@ class Contest:
                 steps,
                 joins_per_step,
                 self._allotment.holdings.held_by(tenant),
+                prompts,
             )
         )
 

@@ -80,7 +80,7 @@ class Dispatcher:
         """Somebody waits."""
         self._turn_asked = False
         self._stalls = Stalls(clock, self.floor)
-        self._after_turn: Callable[[], None] = lambda: None
+        self._after_turn: Callable[[], None] | None = None
         self._answered = answered
         for post in posts:
             post.replica.watch(self._news)
@@ -197,7 +197,8 @@ class Dispatcher:
         if seat.runs_at or self.floor.walk_in(ticket, now_s):
             walked_in(ticket, now_s)
             self._stalls.watch(ticket)
-            self._after_turn()
+            if self._after_turn is not None:
+                self._after_turn()
             return
         ready = self.floor.join(ticket, now_s)
         self._relief.joined(ticket)
@@ -230,20 +231,21 @@ class Dispatcher:
         self.floor.leave(ticket, now_s, finished=error is None, lost=lost, moved=seat.moved)
         if self._seats:
             self._ask_for_turn()
-        else:
+        elif not self.floor.slack or self._after_turn is not None:
             self._turn(now_s)
 
     def first_token(self, ticket: Ticket) -> None:
         """See `Seat`."""
         now_s = self._clock.monotonic_s()
-        if self._hedging.is_for(ticket.errand) and not ticket.returns:
+        if self._hedging.on and not ticket.returns and self._hedging.is_for(ticket.errand):
             self._hedging.answered(now_s - ticket.released_s)
         self.floor.first_token(ticket, now_s)
         self._answered(now_s - ticket.errand.arrived_s)
 
     def hedge_after_s(self, ticket: Ticket) -> float | None:
         """See `Seat`."""
-        if len(self.floor.stations) == 1 or ticket.returns or not self._hedging.is_for(ticket.errand):
+        hedging = self._hedging
+        if not hedging.on or ticket.returns or len(self.floor.stations) == 1 or not hedging.is_for(ticket.errand):
             return None
         self._hedging.released()
         return self._hedging.after_s
@@ -279,7 +281,8 @@ class Dispatcher:
                 seat.passage.over(now_s)
                 seat.wake()
                 self._stalls.watch(ticket)
-        self._after_turn()
+        if self._after_turn is not None:
+            self._after_turn()
 
     def _news(self) -> None:
         """A replica has something new to say."""

@@ -32,7 +32,7 @@ from maitred.dispatch.counts import Counts
 from maitred.dispatch.errand import AnyPost, Errand
 from maitred.dispatch.forecast import Forecast, Forecaster
 from maitred.dispatch.outlook import Outlook
-from maitred.dispatch.policy.credits import cost_of
+from maitred.dispatch.policy.credits import Cost, cost_of
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
 from maitred.dispatch.reports import Reports
@@ -73,8 +73,8 @@ class Floor:
         self._rooms = dict(zip(self.allotment.quotas.all, self.rooms, strict=True))
         self._ready: list[Station] = []
         """As of the last look."""
-        self._slack = False
-        """Whether it is noted already that nobody waits."""
+        self.slack = False
+        """Whether nobody waits, and that is noted."""
         self._due: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
 
@@ -130,7 +130,7 @@ class Floor:
         """Requests in all lines."""
         waiting = 0
         for room in self.rooms:
-            waiting += len(room.line)
+            waiting += room.waiting
         return waiting
 
     def refresh(self, now_s: float) -> list[Station]:
@@ -150,18 +150,36 @@ class Floor:
 
     def ticket(self, errand: Errand) -> Ticket:
         """A ticket that has not joined."""
-        if (asked := self.forecaster.asked_about(errand)) is not None and asked.state is State.NEW:
-            return asked
+        told = self.forecaster.last
+        if told is not None and told.ticket.errand is errand and told.ticket.state is State.NEW:
+            return told.ticket  # it was made to ask what would become of it
         room = self._rooms[self.allotment.quotas.of(errand.flow.path)]
         expected, mean = self.outlook.outputs.lengths(errand.principal_org, errand.max_tokens)
-        block_tokens = self.stations[0].block_tokens
-        choices = max(1, errand.choices // max(1, len(errand.prompts)))
-        costs = [cost_of(len(prompt), choices, expected, block_tokens) for prompt in errand.prompts]
         service = self.weights.prompt * errand.prompt_tokens + self.weights.output * mean * errand.choices
-        deadline_s = errand.deadline_s
-        if deadline_s is None and (ttft_s := self._config.first_token_within_s(errand.flow)) is not None:
-            deadline_s = errand.arrived_s + ttft_s
-        return Ticket(errand, room, costs, expected, service, deadline_s)
+        return Ticket(errand, room, self._costs(errand, expected), expected, service, self._due_s(errand))
+
+    def _costs(self, errand: Errand, expected_tokens: int) -> list[Cost]:
+        """What each of its prompts needs."""
+        prompts, block_tokens = errand.prompts, self.stations[0].block_tokens
+        if len(prompts) == 1:
+            return [cost_of(errand.prompt_tokens, errand.choices, expected_tokens, block_tokens)]
+        choices = max(1, errand.choices // max(1, len(prompts)))
+        return [cost_of(len(prompt), choices, expected_tokens, block_tokens) for prompt in prompts]
+
+    def _due_s(self, errand: Errand) -> float | None:
+        """When its first token must be there."""
+        config = self._config
+        if errand.deadline_s is not None or not (config.ttft_s or config.tenant_ttft_s):
+            return errand.deadline_s
+        ttft_s = config.first_token_within_s(errand.flow)
+        return None if ttft_s is None else errand.arrived_s + ttft_s
+
+    def foretell(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
+        """What would become of a request that joined now; its ticket notes what it was told."""
+        forecast = self.forecaster.of(ticket, ready, now_s)
+        ticket.raw_wait_s, ticket.prefill_s = forecast.wait.seconds, forecast.prefill_s
+        ticket.predicted = self.place(forecast, now_s)
+        return forecast
 
     def place(self, forecast: Forecast, now_s: float) -> Place:
         """A forecast as it is told to callers."""
@@ -178,30 +196,40 @@ class Floor:
         Returns:
             Whether it was. If not, nothing has changed, but that its tenant was seen.
         """
-        if self.waiting:
+        if not self.slack and self.waiting:
             return False
-        ready = self.forecaster.seen_for(ticket, now_s) or self.refresh(now_s)
-        if not ready:
-            return False
-        allotment, quota = self.allotment, ticket.room.quota
-        allotment.holdings.saw(ticket.tenant, now_s)
-        if allotment.ample(ticket.cost, ready):
-            station: Station | WaitCause = ready[0]
+        room, forecaster = ticket.room, self.forecaster
+        told = forecaster.told(ticket, now_s)
+        ready = self.refresh(now_s) if told is None else told.ready
+        self.allotment.holdings.saw(ticket.tenant, now_s)
+        if told is not None and told.forecast.ample:
+            station: Station | None = ready[0]  # nothing has changed since it was asked about
         else:
-            above_share = allotment.above_share(ticket, quota, ready, now_s)
-            station = allotment.station_for(ticket, quota, ready, now_s, above_share=above_share)
-        if isinstance(station, WaitCause) or self._too_late(ticket, station, now_s):
+            station = self._station_for_newcomer(ticket, ready, now_s)
+        if station is None or (ticket.first_token_by_s is not None and self._too_late(ticket, station, now_s)):
             return False
-        self._foretell(ticket, ready, now_s)
+        if told is None:
+            self.foretell(ticket, ready, now_s)
         if len(ready) > 1:
             ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
         ticket.joined_s = now_s
-        self.forecaster.joined(ticket.flow, now_s)
-        ticket.room.line.pass_through(ticket, now_s)
-        self._run(ticket, station, quota, now_s)
-        if not self._slack:
+        forecaster.joins.saw(ticket.flow, now_s)
+        room.line.pass_through(ticket, now_s)
+        self._run(ticket, station, room.quota, now_s)
+        if not self.slack:
             self._nobody_waits(now_s)
         return True
+
+    def _station_for_newcomer(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Station | None:
+        """The replica for a request that comes where nobody waits; None: none has room."""
+        allotment, quota = self.allotment, ticket.room.quota
+        if not ready:
+            return None
+        if allotment.ample(ticket.cost, ready):
+            return ready[0]
+        above_share = allotment.above_share(ticket, quota, ready, now_s)
+        station = allotment.station_for(ticket, quota, ready, now_s, above_share=above_share)
+        return None if isinstance(station, WaitCause) else station
 
     def resume(self, ticket: Ticket, replica: str, now_s: float) -> None:
         """It runs at a replica already, whatever that has left."""
@@ -214,8 +242,8 @@ class Floor:
         """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
         ready = self.refresh(now_s)
         if ready:
-            self._foretell(ticket, ready, now_s)
-        ticket.state = State.WAITING
+            self.foretell(ticket, ready, now_s)
+        ticket.state, self.slack = State.WAITING, False
         ticket.joined_s = now_s
         self.allotment.holdings.saw(ticket.tenant, now_s)
         ticket.room.join(ticket, now_s)
@@ -251,7 +279,7 @@ class Floor:
             grip.station.rest(now_s, draw, rest_s)
             ticket.failed_at.add(grip.station.post.name)
         ticket.keep(prompts)
-        ticket.grip, ticket.state, ticket.joined_s = None, State.WAITING, now_s
+        ticket.grip, ticket.state, ticket.joined_s, self.slack = None, State.WAITING, now_s, False
         ticket.returns += 1
         ticket.predicted = None  # nothing is to be learnt from a wait that nobody could foresee
         if ticket.begun:
@@ -262,7 +290,10 @@ class Floor:
     def elsewhere(self, ticket: Ticket, now_s: float) -> bool:
         """Whether a released request that has just been failed could go to a replica that has not failed it."""
         assert ticket.grip is not None
-        return any(station is not ticket.grip.station for station in untried(ticket, self.refresh(now_s)))
+        station = ticket.grip.station
+        if len(self.stations) == 1 and self.stations[0] is station:
+            return False
+        return any(other is not station for other in untried(ticket, self.refresh(now_s)))
 
     def spare(self, ticket: Ticket, now_s: float) -> Grip | None:
         """Takes the credits of a second replica for a released request of which nothing has come.
@@ -304,10 +335,10 @@ class Floor:
         """
         changed: list[Ticket] = []
         if not self.waiting:
-            if not self._slack:
+            if not self.slack:
                 self._nobody_waits(now_s)
             return changed
-        self._slack = False
+        self.slack = False
         if ready is None:
             ready = self.refresh(now_s)
         self._expire(changed, now_s)
@@ -361,8 +392,9 @@ class Floor:
 
     def submitted(self, ticket: Ticket) -> None:
         """The next of its prompts was sent to the replica."""
-        if ticket.grip is not None:
-            ticket.grip.station.credits.submitted(ticket.grip.hold)
+        grip = ticket.grip
+        if grip is not None and not grip.station.learns:  # others never say what they have heard
+            grip.station.credits.submitted(grip.hold)
 
     def took(self, ticket: Ticket, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
         """Real tokens came.
@@ -382,7 +414,8 @@ class Floor:
         ticket.told_prompt_tokens += prompt_tokens
         ticket.output_tokens += output_tokens
         weights = self.weights
-        self._charge(ticket, weights.output * output_tokens - (weights.prompt - weights.cached) * cached_tokens)
+        if service := weights.output * output_tokens - (weights.prompt - weights.cached) * cached_tokens:
+            self._charge(ticket, service)
         if prompt_tokens:
             self.outlook.prompt(prompt_tokens, cached_tokens)
 
@@ -391,7 +424,8 @@ class Floor:
         if ticket.grip is not None and ticket.state is State.RELEASED:
             grip = ticket.grip
             grip.station.first_token(now_s - grip.since_s - (self.stalled_s - grip.stalled_s))
-            self.outlook.first_token(ticket, now_s)
+            if ticket.predicted is not None:
+                self.outlook.first_token(ticket, now_s)
 
     # --- how ---
 
@@ -420,13 +454,7 @@ class Floor:
         for room in self.rooms:
             room.waits.now(now_s, None)
         self.outlook.slack()
-        self._slack = True
-
-    def _foretell(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> None:
-        """Notes what is predicted for it when it comes."""
-        forecast = self.forecaster.of(ticket, ready, now_s)
-        ticket.raw_wait_s, ticket.prefill_s = forecast.wait.seconds, forecast.prefill_s
-        ticket.predicted = self.place(forecast, now_s)
+        self.slack = True
 
     def _too_late(self, ticket: Ticket, station: Station, now_s: float) -> bool:
         """Whether its first token could not come in time from a replica, which has something else to do."""
@@ -441,7 +469,8 @@ class Floor:
         ticket.released_s = now_s
         ticket.grip = Grip(station, station.hold(ticket.costs, now_s), quota, now_s, self.stalled_s)
         self.allotment.take(ticket, quota)
-        self.choice.released(ticket, station)
+        if self.choice.placement is not None:
+            self.choice.released(ticket, station)
         self.forecaster.at_work[ticket] = None
         self.forecaster.changed()
         if ticket.returns:
@@ -449,7 +478,8 @@ class Floor:
         ticket.owes_prompts = True
         self._charge(ticket, self.weights.prompt * ticket.errand.prompt_tokens)
         self.outlook.released(ticket)
-        self.outlook.waited(ticket, now_s)
+        if ticket.raw_wait_s > 0:
+            self.outlook.waited(ticket, now_s)
         self.counts.released(ticket.flow.priority, ticket.waited_ms)
 
     def _let_go(self, ticket: Ticket, *, lost: bool) -> Grip:
@@ -467,8 +497,9 @@ class Floor:
     def _refund(self, ticket: Ticket) -> None:
         """What of its prompts was charged and never computed is not owed."""
         told = ticket.told_prompt_tokens
-        if ticket.owes_prompts and (told or not ticket.begun):
-            self._charge(ticket, -self.weights.prompt * max(0, ticket.errand.prompt_tokens - told))
+        left = ticket.errand.prompt_tokens - told
+        if ticket.owes_prompts and left > 0 and (told or not ticket.begun):
+            self._charge(ticket, -self.weights.prompt * left)
         ticket.owes_prompts = False
 
     def _watch(self, ticket: Ticket) -> None:
@@ -489,9 +520,8 @@ class Floor:
         self.counts.refused(failure.code)
 
     def _charge(self, ticket: Ticket, service: float) -> None:
-        if service:
-            ticket.room.line.charge(ticket.flow, service)
-            self.outlook.served += service
+        ticket.room.line.charge(ticket.flow, service)
+        self.outlook.served += service
 
     def _expire(self, changed: list[Ticket], now_s: float) -> None:
         """Fails those whose deadline has passed."""

@@ -8,7 +8,6 @@ from maitred.core.flow import Flow
 from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.choice import ease_of
 from maitred.dispatch.contest import Contest, playable
-from maitred.dispatch.errand import Errand
 from maitred.dispatch.outlook import Left, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
 from maitred.dispatch.policy.race import Joins, Turn
@@ -30,9 +29,11 @@ class Forecast(Struct, frozen=True):
     prefill_s: float
     cold_s: float = 0.0
     """Of the wait, until a replica is ready; it says so itself, so no correction is made to it."""
+    ample: bool = False
+    """There is surely room for it at the only replica, whoever asks, and nobody is before it."""
 
 
-class _Told(Struct, frozen=True):
+class Told(Struct, frozen=True):
     """What was forecast last, and of whom."""
 
     ticket: Ticket
@@ -58,10 +59,12 @@ class Forecaster:
         self._allotment = allotment
         self._outlook = outlook
         self._played = played
-        self._joins = Joins()
+        self.joins = Joins()
+        """Who sends how often; whoever adds to it calls `changed`."""
         self._left: Left | None = None
         self._contests: dict[Room, Contest] = {}
-        self._told: _Told | None = None
+        self.last: Told | None = None
+        """The last one; None: something has changed since."""
 
     def adopt(self, *, played: bool) -> None:
         """Lines share among tenants, or not, from now on; and whatever else has changed."""
@@ -70,48 +73,40 @@ class Forecaster:
 
     def changed(self) -> None:
         """Something joined, left, was released or advanced."""
-        self._left = self._told = None
+        self._left = self.last = None
         if self._contests:
             self._contests.clear()
 
     def joined(self, flow: Flow, now_s: float) -> None:
         """A request of a flow has begun to wait."""
-        self._joins.saw(flow, now_s)
-        self._told = None
+        self.joins.saw(flow, now_s)
+        self.last = None
         if self._contests:
             self._contests.clear()
 
-    def seen_for(self, ticket: Ticket, now_s: float) -> Sequence[Station] | None:
-        """The replicas that were ready when it was asked what would become of this ticket, just now.
-
-        None: that was not asked, or something has changed since.
-        """
-        told = self._told
-        return told.ready if told is not None and told.ticket is ticket and now_s - told.now_s <= _SAME_S else None
+    def told(self, ticket: Ticket, now_s: float) -> Told | None:
+        """What was forecast of this ticket just now. None: nobody has asked, or something has changed since."""
+        told = self.last
+        return told if told is not None and told.ticket is ticket and now_s - told.now_s <= _SAME_S else None
 
     def of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
         """What is ahead of it, when it is released, and how long its prefill takes then."""
         if ticket.state is not State.NEW:
             return self._of(ticket, ready, now_s)
-        told = self._told
+        told = self.last
         same = told is not None and (told.ticket is ticket or told.ticket.errand == ticket.errand)
         if told is None or not same or now_s - told.now_s > _SAME_S or told.ready != ready:
-            told = self._told = _Told(ticket, ready, now_s, self._of(ticket, ready, now_s))
+            told = self.last = Told(ticket, ready, now_s, self._of(ticket, ready, now_s))
         return told.forecast
 
-    def asked_about(self, errand: Errand) -> Ticket | None:
-        """The ticket that was made to ask what would become of an errand; None: it was another, or things changed."""
-        told = self._told
-        return told.ticket if told is not None and told.ticket.errand is errand else None
-
     def _of(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Forecast:
-        line = ticket.room.line
-        ahead = line.ahead(ticket, now_s) if len(line) else _NOBODY
+        room = ticket.room
+        ahead = room.line.ahead(ticket, now_s) if room.waiting else _NOBODY
         if not ready:
             return self._cold(ticket, ahead, now_s)
         allotment = self._allotment
         if not ahead.entries and allotment.ample(ticket.cost, ready):
-            return Forecast(ahead, AT_ONCE, self._outlook.prefill_s(ticket, ready[0], 0, now_s))
+            return Forecast(ahead, AT_ONCE, self._outlook.prefill_s(ticket, ready[0], 0, now_s), ample=True)
         above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
         free = allotment.free(ticket, ready, above_share=above)
         wait = AT_ONCE
@@ -125,8 +120,10 @@ class Forecaster:
             if turn is None or turn.steps or ticket.cost.blocks > free.blocks:
                 wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s))
         station = max(ready, key=ease_of)
-        beside = ahead.entries if wait.at_once else 0
-        return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, beside, now_s))
+        if wait.at_once:
+            return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, ahead.entries, now_s))
+        # Places come free with a report, and with that a step begins.
+        return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, 0, station.step_began_s))
 
     def _cold(self, ticket: Ticket, ahead: Ahead, now_s: float) -> Forecast:
         """Where a replica comes because requests wait for it: it comes empty, and takes those ahead first."""
@@ -151,7 +148,7 @@ class Forecaster:
             steps_per_s = self._outlook.steps_per_s(ready)
             if not steps_per_s:
                 return None
-            contest = Contest(ticket.room, self._joins, self._outlook, self._allotment, ready, steps_per_s, now_s)
+            contest = Contest(ticket.room, self.joins, self._outlook, self._allotment, ready, steps_per_s, now_s)
             self._contests[ticket.room] = contest
         return contest.turn(ticket, left, free, self._outlook.weights.output)
 

@@ -64,8 +64,11 @@ class Gatekeeper:
         stands = self._refusals.place(ticket, ready, now_s)
         if stands is not None and (refusal := self._against(ticket, stands, now_s, at_once=False)) is not None:
             raise refusal
-        forecast = floor.forecaster.of(ticket, ready, now_s)
-        at_once, place = forecast.wait.at_once, floor.place(forecast, now_s)
+        at_once = floor.foretell(ticket, ready, now_s).wait.at_once
+        place = ticket.predicted
+        assert place is not None
+        if at_once and ticket.first_token_by_s is None:
+            return place
         if (refusal := self._against(ticket, place, now_s, at_once=at_once)) is not None:
             if not at_once:
                 self._refusals.note(ticket, place, ready, now_s)

@@ -27,18 +27,6 @@ _FOLLOW = 0.05
 """Weight of the newest request in what is typical."""
 
 
-class _Mean:
-    """A mean that follows."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def saw(self, value: float) -> None:
-        self.value += _FOLLOW * (value - self.value)
-
-
 class Outlook:
     """The predictions for one model.
 
@@ -62,11 +50,12 @@ class Outlook:
         self._steps = Pace(memory_s=5.0)
         self._wait = Correction()
         self._prefill = Correction()
-        self._prompt = _Mean(256.0)
-        """Tokens of a prompt that had to be computed."""
-        self._fresh = _Mean(1.0)
+        # Means that follow:
+        self._prompt_tokens = 256.0
+        """Of a prompt, those that had to be computed."""
+        self._fresh = 1.0
         """Which part of prompts that was."""
-        self._blocks = _Mean(1.0)
+        self._blocks = 1.0
         """Per place."""
         self._learnt: Typical | None = None
         """What is typical; None: something was learnt since somebody asked."""
@@ -156,7 +145,7 @@ class Outlook:
             left=[[steps for steps, _ in way] for way in left],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
-            blocks_per_place=self._blocks.value,
+            blocks_per_place=self._blocks,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
             steps_per_s=self.steps_per_s(ready),
@@ -175,7 +164,11 @@ class Outlook:
     @property
     def prompt_service(self) -> float:
         """What a typical prompt counts."""
-        return self.weights.prompt * self._prompt.value
+        return self.weights.prompt * self._prompt_tokens
+
+    def prompt_service_of(self, ticket: Ticket) -> float:
+        """What the prompt of this one counts, as far as it has to be computed."""
+        return self.weights.prompt * ticket.errand.prompt_tokens * self._fresh
 
     def full(self, steps: int, now_s: float) -> None:
         """Requests wait, and there is no room for them."""
@@ -190,7 +183,7 @@ class Outlook:
     @property
     def typical_prompt_tokens(self) -> float:
         """That had to be computed of a prompt."""
-        return self._prompt.value
+        return self._prompt_tokens
 
     @property
     def typical_service(self) -> float:
@@ -202,12 +195,12 @@ class Outlook:
         """A request as most are, by all that ended until now."""
         if self._learnt is None:
             mean = self.outputs.mean
-            self._learnt = Typical(self._prompt.value, 64.0 if mean is None else mean)
+            self._learnt = Typical(self._prompt_tokens, 64.0 if mean is None else mean)
         return self._learnt
 
     def _places(self, station: Station) -> int:
         total = station.total
-        return min(total.slots, int(total.blocks / max(1.0, self._blocks.value)))
+        return min(total.slots, int(total.blocks / max(1.0, self._blocks)))
 
     def prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
         """From its release to its first token, before any correction.
@@ -218,7 +211,9 @@ class Outlook:
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
         """
-        return self._prefill_of(ticket.errand.prompt_tokens * self._fresh.value, station, ahead, now_s)
+        if station.load.times is UNMEASURED:
+            return 0.0
+        return self._prefill_of(ticket.errand.prompt_tokens * self._fresh, station, ahead, now_s)
 
     def prefill_at(self, station: Station, tokens: int, now_s: float) -> float:
         """The same for a prompt of which so many tokens have to be computed there."""
@@ -227,19 +222,21 @@ class Outlook:
     def _prefill_of(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
         if station.load.times == UNMEASURED:
             return 0.0
-        fresh, under_way = self._fresh.value, station.under_way
+        fresh, under_way = self._fresh, station.under_way
         sent = station.credits.uncounted.minus(under_way)
         return prefill_of(
             station.load,
             tokens,
             Prompts(under_way.slots, under_way.prompt_tokens * fresh),
-            Prompts(max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt.value),
+            Prompts(max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt_tokens),
             station.block_tokens,
             now_s - station.step_began_s,
         )
 
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:
         """What is said to the caller."""
+        if not (wait_s or prefill_s):
+            return Place(position, 0.0, 0.0)
         if wait_s:
             wait_s *= self._wait.factor(now_s)
         return Place(position, wait_s, wait_s + self.corrected_prefill_s(prefill_s, now_s) if prefill_s else wait_s)
@@ -256,7 +253,8 @@ class Outlook:
 
     def released(self, ticket: Ticket) -> None:
         """A request was given places."""
-        self._blocks.saw(ticket.cost.blocks / (ticket.cost.slots or 1))
+        cost = ticket.cost
+        self._blocks += _FOLLOW * (cost.blocks / (cost.slots or 1) - self._blocks)
 
     def waited(self, ticket: Ticket, now_s: float) -> None:
         """A request has been released, or has given up waiting, which it would have had to do for longer."""
@@ -280,15 +278,16 @@ class Outlook:
 
     def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, as far as it was not found in the cache."""
-        self._prompt.saw(prompt_tokens - cached_tokens)
-        self._fresh.saw(1.0 - cached_tokens / prompt_tokens)
+        self._prompt_tokens += _FOLLOW * (prompt_tokens - cached_tokens - self._prompt_tokens)
+        self._fresh += _FOLLOW * (1.0 - cached_tokens / prompt_tokens - self._fresh)
         self._learnt = None
 
     def finished(self, ticket: Ticket) -> None:
         """A request came to its end by itself."""
-        errand = ticket.errand
-        if ticket.output_tokens or not errand.max_tokens:
-            self.outputs.saw(errand.principal_org, round(ticket.output_tokens / errand.choices), errand.max_tokens)
+        errand, tokens = ticket.errand, ticket.output_tokens
+        if tokens or not errand.max_tokens:
+            each = tokens if errand.choices == 1 else round(tokens / errand.choices)
+            self.outputs.saw(errand.principal_org, each, errand.max_tokens)
             self._learnt = None
 
 

@@ -41,19 +41,16 @@ class Passage:
 def walked_in(ticket: Ticket, now_s: float) -> None:
     """Tells of one that was released in the moment in which it came."""
     facts = {"class": ticket.flow.priority, "tenant": ticket.tenant.id, "waited_ms": {}}
-    ticket.errand.story.note(ChapterName.QUEUE, now_s, **facts)
+    ticket.errand.story.tell(ChapterName.QUEUE, now_s, now_s, facts)
     _note_choice(ticket, now_s)
 
 
 def _note_choice(ticket: Ticket, now_s: float) -> None:
     if ticket.grip is None:
         return
-    ticket.errand.story.note(
-        ChapterName.ROUTING,
-        now_s,
-        replica=ticket.grip.station.post.name,
-        candidates=[_facts_of(candidate) for candidate in ticket.candidates] if ticket.candidates else [],
-    )
+    candidates = [_facts_of(candidate) for candidate in ticket.candidates] if ticket.candidates else []
+    facts = {"replica": ticket.grip.station.post.name, "candidates": candidates}
+    ticket.errand.story.tell(ChapterName.ROUTING, now_s, now_s, facts)
     ticket.candidates = ()
 
 

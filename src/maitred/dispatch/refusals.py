@@ -19,10 +19,11 @@ from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import Ticket
 
-_STANDS_S = 0.05
+_STANDS_S = 0.1
 """Some steps of an engine. What goes otherwise than foreseen, such as a long answer that ends early, shows after it."""
-_LEAST, _MOST = 0.75, 4 / 3
-"""Of the KV blocks of the one that was refused, which another may want."""
+_LEAST, _MOST = 0.5, 2.0
+"""Of the KV blocks of the one that was refused, which another may want. It is places that an overload lacks mostly, and
+then its own blocks change nothing but its prompt's milliseconds."""
 _MANY = 1024
 """From so many flows on, those whose refusals stand no more are forgotten."""
 
@@ -85,6 +86,7 @@ class Refusals:
     def _stands(self, last: _Refused, ticket: Ticket, ready: Sequence[Station], now_s: float) -> bool:
         return (
             now_s - last.at_s <= _STANDS_S
+            and ticket.room.waiting > 0  # else there may be room, and a look at it is cheap
             and due_of(ticket) >= due_of(last.ticket)  # it would not go before that one
             and _alike(ticket.cost, last.ticket.cost)
             and _own_waiting(ticket) == last.own_waiting

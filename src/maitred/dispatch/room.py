@@ -38,10 +38,13 @@ class Room:
         """Whose requests wait here, each tenant's in the order in which they joined."""
         self.returned: dict[Ticket, None] = {}
         """Those of them whose replicas have failed them, in the order in which they came back."""
-        self._local = config.policy == "fair" and config.quantum > 0
+        self.waiting = 0
+        """Requests."""
+        self.local = config.policy == "fair" and config.quantum > 0
+        """Whether the line wants to know which prompts have a common prefix."""
 
     def __len__(self) -> int:
-        return len(self.line)
+        return self.waiting
 
     def join(self, ticket: Ticket, now_s: float) -> None:
         """A request begins to wait."""
@@ -86,6 +89,7 @@ class Room:
     def _joined(self, ticket: Ticket, now_s: float) -> None:
         tenant = ticket.tenant
         self.tenants.setdefault(tenant.id, {})[ticket] = None
+        self.waiting += 1
         ticket.waited = self.waits.join(tenant, now_s)
 
     def _left(self, ticket: Ticket, now_s: float) -> None:
@@ -93,6 +97,7 @@ class Room:
         tenant = ticket.tenant.id
         of_tenant = self.tenants[tenant]
         del of_tenant[ticket]
+        self.waiting -= 1
         if not of_tenant:
             del self.tenants[tenant]
         assert ticket.waited is not None
@@ -111,4 +116,4 @@ class Room:
 
     def locality(self, errand: Errand) -> Hashable | None:
         """Equal for errands with a common prefix, if the line wants to know."""
-        return hash(tuple(errand.prompts[0][:_LOCAL_TOKENS])) if self._local and errand.prompts else None
+        return hash(tuple(errand.prompts[0][:_LOCAL_TOKENS])) if self.local and errand.prompts else None

@@ -6,7 +6,7 @@ from maitred.core.backoff import Ceiling
 from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.core.ports import LoadReport
 from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold, sum_of
+from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, Hold
 from maitred.dispatch.policy.window import Window
 
 _UNKNOWN_BLOCK_TOKENS = 16
@@ -42,6 +42,8 @@ class Station:
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
         self._window = None if post.exact else Window()
+        self.learns = not post.exact
+        """Whether its times to first token say how much it can take, because it does not."""
         self._rests = 0
         self._rests_until_s = 0.0
 
@@ -101,9 +103,10 @@ class Station:
     def hold(self, costs: Sequence[Cost], now_s: float) -> Hold:
         """A request is released to it; see `Credits.hold`. `release` gives back what it holds."""
         self.post.duty.began()
-        if self.credits.idle:
-            self.step_began_s, self.under_way = now_s, sum_of(costs)
-        return self.credits.hold(costs)
+        idle, hold = self.credits.idle, self.credits.hold(costs)
+        if idle:
+            self.step_began_s, self.under_way = now_s, hold.cost
+        return hold
 
     def release(self, hold: Hold) -> None:
         """The request has left it."""
@@ -115,11 +118,6 @@ class Station:
         self._rests = 0
         if self._window is not None:
             self._window.first_token(after_s, self.credits.held)
-
-    @property
-    def learns(self) -> bool:
-        """Whether its times to first token say how much it can take, because it does not."""
-        return self._window is not None
 
     def widened_in_s(self, more: int) -> float | None:
         """When it will take so many more than now; None: nobody expects that it will (see `Window`)."""

@@ -95,23 +95,25 @@ class Ticket(Entry[None]):
         service: float,
         first_token_by_s: float | None,
     ) -> None:
+        flow = errand.flow
         super().__init__(
             None,
-            errand.flow,
+            flow,
             arrived_s=errand.arrived_s,
             service=service,
             # The line takes off what the whole request needs; this deadline is for its first token.
             deadline_s=None if first_token_by_s is None else first_token_by_s + SECONDS_PER_SERVICE * service,
-            locality=room.locality(errand),
+            locality=room.locality(errand) if room.local else None,
         )
         self.errand = errand
-        self.tenant = errand.flow.path[0]
+        self.tenant = flow.path[0]
         """The organisation, with its weight."""
         self.room = room
         self._costs = costs
         self.costs = costs
-        """Of the prompts that are to be submitted."""
-        self.cost = sum_of(costs)
+        """Of the prompts that are to be submitted..."""
+        self.cost = costs[0] if len(costs) == 1 else sum_of(costs)
+        """...and all of them together."""
         self.expected_tokens = expected_tokens
         self.first_token_by_s = first_token_by_s
         self.state = State.NEW

@@ -114,6 +114,9 @@ class FairLine(Generic[T]):
         """Nothing is due before."""
         self._locality = Locality(config.quantum) if config.quantum else None
         self._runs: dict[Flow, Runs] = {}
+        self._alone: Flow | None = None
+        """Of the last entry that ended, if nothing else ran or waited then. It counts as running until somebody comes:
+        who sends one request at a time finds its nodes as it has left them."""
         self._waiting = dict.fromkeys(PriorityClass, 0)
         self._size = 0
         self._numbers = 0
@@ -123,7 +126,10 @@ class FairLine(Generic[T]):
         self._numbers += 1
         entry.number = self._numbers
         entry.rank = entry.flow.priority.rank
+        goes_on = self._alone is not None and self._meet(entry.flow)
         self._join(entry, now_s)
+        if goes_on:
+            self._stop(entry.flow, None)
 
     def remove(self, entry: Entry[T]) -> None:
         """Leaves without having run."""
@@ -141,28 +147,30 @@ class FairLine(Generic[T]):
         self._numbers += 1
         leaf.start(self._numbers)
         self._leave(entry)
-        self._runs_now(entry, leaf, now_s)
+        self._runs_now(entry, leaf, self._runs.get(entry.flow), now_s)
 
     def pass_through(self, entry: Entry[T], now_s: float) -> None:
         """Joins, and is taken in the same moment, where nobody waits whom it could meet."""
         flow = entry.flow
         entry.number = self._numbers + 1
-        entry.rank = flow.priority.rank
+        rank = entry.rank = flow.priority.rank
+        goes_on = self._alone is not None and self._meet(flow)
         runs = self._runs.get(flow)
-        if runs is None or (leaf := runs.only) is None or leaf.path[-1] is not self._classes[entry.rank]:
+        if runs is None or (leaf := runs.only) is None or leaf.path[-1] is not self._classes[rank]:
             self._numbers += 1
-            leaf = self._leaf(flow, entry.rank)
+            leaf = self._leaf(flow, rank)
             self._numbers += 1
             leaf.pass_through(self._numbers)
         else:
             self._numbers += 3
             leaf.pass_through(self._numbers, runs.rates)
         entry.place = leaf
-        self._runs_now(entry, leaf, now_s)
+        self._runs_now(entry, leaf, runs, now_s)
+        if goes_on:
+            self._stop(flow, None)
 
-    def _runs_now(self, entry: Entry[T], leaf: Node, now_s: float) -> None:
+    def _runs_now(self, entry: Entry[T], leaf: Node, runs: Runs | None, now_s: float) -> None:
         leaf.path[-1].taken_s = now_s
-        runs = self._runs.get(entry.flow)
         if runs is None:
             runs = self._runs[entry.flow] = Runs(leaf, entry.flow)
         runs.count(leaf, 1)
@@ -171,6 +179,8 @@ class FairLine(Generic[T]):
 
     def charge(self, flow: Flow, service: float) -> None:
         """Books service on every level of the flow's path; of a flow that is forgotten, nothing."""
+        if self._alone is not None:
+            self._part()
         runs = self._runs.get(flow)
         if runs is not None:
             if runs.only is not None:
@@ -191,7 +201,10 @@ class FairLine(Generic[T]):
 
     def done(self, flow: Flow) -> None:
         """A taken entry has ended."""
-        self._stop(flow, None)
+        if not self._size and len(self._runs) == 1 and self._runs[flow].total == 1:
+            self._alone = flow
+        else:
+            self._stop(flow, None)
 
     def put_back(self, entry: Entry[T], now_s: float) -> None:
         """Waits again, with the age it has."""
@@ -200,6 +213,7 @@ class FairLine(Generic[T]):
 
     def ahead(self, entry: Entry[T], now_s: float) -> Ahead:
         """Estimates what is taken before an entry; see `maitred.fairness.estimate`."""
+        self._part()
         waits = entry.place is not None and entry in entry.place.entries
         rank = entry.rank if waits else entry.flow.priority.rank
         path = self._trace(entry.flow, rank)
@@ -259,6 +273,7 @@ class FairLine(Generic[T]):
 
     def _levels(self, flow: Flow) -> Sequence[Node]:
         """The nodes of a flow from its leaf up to below the class; none if it is not known."""
+        self._part()
         runs = self._runs.get(flow)
         leaf = self._home(flow) if runs is None else next(iter(runs.leaves))
         return () if leaf is None else leaf.path[:-1]
@@ -311,11 +326,29 @@ class FairLine(Generic[T]):
         if self._locality is not None:
             self._locality.leave(entry)
 
+    def _meet(self, flow: Flow) -> bool:
+        """Somebody comes where one was alone: whether it is the same one, which goes on. Else nothing is left of it."""
+        if flow != self._alone:
+            self._part()
+            return False
+        self._alone = None
+        # Whoever was ahead of others would have been let off when all had ended.
+        for leaf in self._runs[flow].leaves:
+            for node in leaf.path[:-1]:
+                node.among.leave_alone(node)
+        return True
+
+    def _part(self) -> None:
+        """Lets go of the one that was alone."""
+        alone, self._alone = self._alone, None
+        if alone is not None:
+            self._stop(alone, None)
+
     def _stop(self, flow: Flow, leaf: Node | None) -> None:
         """One run of a flow ends, of this leaf if it has one."""
         runs = self._runs[flow]
         if leaf is None or leaf not in runs.leaves:
-            leaf = next(iter(runs.leaves))
+            leaf = next(iter(runs.leaves)) if runs.only is None else runs.only
         runs.count(leaf, -1)
         if not runs.total:
             del self._runs[flow]

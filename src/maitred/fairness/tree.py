@@ -155,6 +155,15 @@ class Siblings:
             if node is not self.last:
                 node.part()
 
+    def leave_alone(self, node: "Node") -> None:
+        """Drops all children but one; none of the others waits or runs."""
+        if len(self.children) > 1:
+            for other in self.children.values():
+                if other is not node:
+                    other.part()
+            self.children = {node.name: node}
+            self.idle.clear()
+
     def clear(self) -> None:
         """Begins anew, without children; none of them waits or runs."""
         for node in self.children.values():

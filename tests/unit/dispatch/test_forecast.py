@@ -3,9 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from maitred.core.ports import StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Post
 from maitred.dispatch.floor import Floor
+from maitred.fairness.config import LineConfig
 from tests.dispatch_desk import EMPTY, SaidReplica, errand
 
 
@@ -53,3 +55,17 @@ def test_who_waits_is_always_looked_at_anew(floor, replica):
     ready = floor.refresh(0.0)
     places = [floor.forecaster.of(ticket, ready, 0.0).ahead.entries for ticket in tickets]
     assert places == [0, 1]
+
+
+def test_who_waits_is_released_when_a_step_begins(replica):
+    floor = Floor([Post("local", replica)], DispatchConfig(line=LineConfig(policy="fifo")))
+    times = StepTimes(fixed_s=0.1, token_s=0.001)
+    replica._load = replace(EMPTY, running=4, free_sequences=4, times=times)
+    floor.refresh(0.0)
+    at_once, later = forecast(floor, 0.01), forecast(floor, 0.07)
+    assert at_once.prefill_s - later.prefill_s == pytest.approx(0.06), "less of the step under way is left"
+    replica._load = replace(EMPTY, running=4, free_sequences=0, times=times)
+    floor.refresh(0.1)
+    waits, still = forecast(floor, 0.11), forecast(floor, 0.17)
+    assert not waits.wait.at_once
+    assert waits.prefill_s == still.prefill_s > at_once.prefill_s

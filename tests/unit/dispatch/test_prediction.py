@@ -99,6 +99,14 @@ def test_counters_rise_with_the_answers_that_run():
     assert until_turn([runner(), runner(5.0, 9)], 0, 0, [(10.0, 1)] * 3 + [(20.0, 0)], 0, 2.0).steps == 10
 
 
+def test_a_long_prompt_that_is_charged_puts_its_tenant_behind():
+    places = [(10.0, -1), (20.0, -1), (30.0, -1)]
+    other = runner(0.0, 2)
+    assert until_turn([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 30, "two typical ones of 10 go before"
+    other.prompts = (20.0, 10.0)
+    assert until_turn([runner(15.0), other], 0, 0, places, 0, 0.0).steps == 20
+
+
 def test_who_will_send_something_is_reckoned_with():
     places = [(10.0, -1), (20.0, -1), (30.0, -1)]
     others = [runner(0.0, 0, joins=0.1) for _ in range(2)]

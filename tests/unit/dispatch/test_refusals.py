@@ -1,10 +1,13 @@
 """A refusal stands for a moment, and only for those whom it would have met as well."""
 
+import asyncio
+
 import pytest
 
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.ports import StepTimes
 from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.ticket import State
 from tests.dispatch_desk import Desk
 
 IN_S = 3.0
@@ -57,11 +60,11 @@ async def test_the_same_moment_is_told_from_closer_by(crowd):
 
 async def test_it_is_looked_at_anew_after_a_moment(crowd):
     crowd.slower()
-    crowd.desk.clock.now_s += 0.06
+    crowd.desk.clock.now_s += 0.11
     assert crowd.refused().ttft_s > crowd.told.ttft_s
 
 
-@pytest.mark.parametrize("other", [{"tokens": 64}, {"max_tokens": 4}, {"prompts": 2}, {"org": "other"}])
+@pytest.mark.parametrize("other", [{"tokens": 128}, {"tokens": 8, "max_tokens": 4}, {"prompts": 2}, {"org": "other"}])
 async def test_others_are_looked_at_themselves(crowd, other):
     crowd.slower()
     assert crowd.refused(**other).ttft_s != crowd.told.ttft_s
@@ -83,7 +86,7 @@ async def test_nobody_is_refused_for_what_was_told_to_others_alone(crowd):
 async def test_it_falls_when_somebody_gives_up_waiting(crowd):
     other = crowd.desk.seat(20, "other", deadline_s=crowd.desk.clock.now_s + 100)
     crowd.desk.dispatcher.join(other)
-    crowd.desk.clock.now_s += 0.06
+    crowd.desk.clock.now_s += 0.11
     told = crowd.refused()
     crowd.slower()
     assert crowd.refused() == told
@@ -116,3 +119,15 @@ async def test_those_of_many_keys_are_forgotten(crowd):
         crowd.desk.clock.now_s += 0.001
         crowd.refused(org=f"org-{number}", deadline_s=crowd.desk.clock.now_s)
     assert len(last) <= 1024
+
+
+async def test_it_falls_when_nobody_waits_any_more(crowd):
+    assert crowd.refused(org="other") is not None
+    while crowd.seats:
+        for seat in [seat for seat in crowd.seats if seat.ticket.state is State.RELEASED]:
+            crowd.seats.remove(seat)
+            crowd.desk.dispatcher.leave(seat, None)
+        crowd.desk.replica.say()
+        await asyncio.sleep(0)
+    crowd.desk.assert_empty()
+    assert crowd.refused(org="other") is None

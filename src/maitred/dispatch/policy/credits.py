@@ -105,15 +105,20 @@ class Hold:
     def __init__(self, costs: Sequence[Cost]) -> None:
         self._unsent = deque(costs)
         self._left = False
-        self.cost = sum_of(costs)
-        self.uncounted = self.cost
+        cost = self.cost = costs[0] if len(costs) == 1 else sum_of(costs)
+        """All together."""
+        self.uncounted = cost
         """Of this, what no report contains."""
-        self.unanswered_tokens = self.cost.prompt_tokens
+        self.unanswered_tokens = cost.prompt_tokens
         """Of prompts of which nothing has come back."""
 
 
 class Credits:
-    """The account of one replica."""
+    """The account of one replica.
+
+    Attributes:
+        held: Requests that were released and have not left.
+    """
 
     def __init__(self) -> None:
         self._report = NOTHING
@@ -125,7 +130,7 @@ class Credits:
         self._uncounted = Sum()
         self._sent: deque[tuple[Hold, Cost]] = deque()
         self._outstanding = Sum()
-        self._held = 0
+        self.held = 0
         self._unanswered_tokens = 0
         self._busy = False
 
@@ -163,11 +168,6 @@ class Credits:
         return self._uncounted.cost
 
     @property
-    def held(self) -> int:
-        """Requests that were released and have not left."""
-        return self._held
-
-    @property
     def unanswered_tokens(self) -> int:
         """Of prompts that were released and of which nothing has come back, whoever counts them."""
         return self._unanswered_tokens
@@ -180,7 +180,7 @@ class Credits:
     @property
     def idle(self) -> bool:
         """Whether nothing at all runs or waits there, as far as one can know."""
-        return not self._busy and not self._held
+        return not self._busy and not self.held
 
     def heard(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
         """There is a report, or the same one as before.
@@ -220,10 +220,10 @@ class Credits:
     def hold(self, costs: Sequence[Cost]) -> Hold:
         """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
         hold = Hold(costs)
-        self._held += 1
+        self.held += 1
+        self._unanswered_tokens += hold.unanswered_tokens
         self._outstanding.add(hold.cost)
         self._uncounted.add(hold.cost)
-        self._unanswered_tokens += hold.unanswered_tokens
         return hold
 
     def submitted(self, hold: Hold) -> None:
@@ -233,7 +233,8 @@ class Credits:
 
     def answered(self, hold: Hold) -> None:
         """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
-        self._begun(hold)
+        self._unanswered_tokens -= hold.unanswered_tokens
+        hold.unanswered_tokens = 0
         while hold._unsent:
             self._count(hold, hold._unsent.popleft())
 
@@ -242,21 +243,19 @@ class Credits:
         if hold._left:
             return
         hold._left = True
-        self._held -= 1
-        self._begun(hold)
-        self._outstanding.less(hold.cost)
-        self._uncounted.less(hold.uncounted)
-        hold.uncounted = NOTHING
-
-    def _begun(self, hold: Hold) -> None:
-        """Its prompts are no longer to be computed, as far as one knows from here."""
+        self.held -= 1
+        # Its prompts are no longer to be computed, as far as one knows from here.
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
+        self._outstanding.less(hold.cost)
+        if hold.uncounted is not NOTHING:
+            self._uncounted.less(hold.uncounted)
+            hold.uncounted = NOTHING
 
     def _count(self, hold: Hold, cost: Cost) -> None:
         """The engine counts it from now on."""
         if not hold._left:
-            hold.uncounted = hold.uncounted.minus(cost)
+            hold.uncounted = NOTHING if cost is hold.uncounted else hold.uncounted.minus(cost)
             self._uncounted.less(cost)
 
 

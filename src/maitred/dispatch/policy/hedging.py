@@ -31,6 +31,9 @@ class Hedging:
     Args:
         config: The settings.
         model: Its name.
+
+    Attributes:
+        on: Whether it is, for this model.
     """
 
     def __init__(self, config: HedgingConfig, model: str) -> None:
@@ -42,11 +45,11 @@ class Hedging:
     def adopt(self, config: HedgingConfig) -> None:
         """Goes by these settings from now on, and by the times that it has seen."""
         self._config = config
-        self._on = self._model in config.models
+        self.on = self._model in config.models
 
     def is_for(self, errand: Errand) -> bool:
         """Whether it is on, and the request small and urgent enough."""
-        if not self._on or errand.flow.priority is not PriorityClass.INTERACTIVE:
+        if not self.on or errand.flow.priority is not PriorityClass.INTERACTIVE:
             return False
         return errand.prompt_tokens + errand.max_tokens * errand.choices <= self._config.most_tokens
 

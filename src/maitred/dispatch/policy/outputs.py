@@ -8,95 +8,79 @@ always use all that they may is predicted exactly, and so is one whose answers a
 """
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from operator import mul
 
 _ENOUGH = 8
 """Answers of a tenant from which on it is judged by them alone."""
-_RESORT = 16
-"""Beyond so many new values it is not looked for the place of each."""
-
-
-class _Recent:
-    """The last values in order of time; they are put in order of size when somebody looks."""
-
-    __slots__ = ("_by_size", "_most", "_news", "_squares", "_sum", "count", "values")
-
-    def __init__(self, most: int) -> None:
-        self.values: deque[float] = deque(maxlen=most)
-        self.count = 0
-        self._most = most
-        self._by_size: list[float] = []
-        """As of the last look."""
-        self._news: list[tuple[float, float | None]] | None = None
-        """What has come since then, each with the one that went; None: too many to look for the place of each."""
-        self._sum = 0.0
-        self._squares = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self.count
-
-    def add(self, value: float) -> None:
-        values, oldest = self.values, None
-        if self.count == self._most:
-            oldest = values[0]
-            self._sum -= oldest
-            self._squares -= oldest * oldest
-        else:
-            self.count += 1
-        values.append(value)
-        self._sum += value
-        self._squares += value * value
-        if (news := self._news) is not None:
-            news.append((value, oldest))
-            if len(news) > _RESORT:
-                self._news = None
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over mean."""
-        mean = self._sum / self.count
-        variance = self._squares / self.count - mean * mean
-        return math.sqrt(variance) / mean if mean and variance > 0.0 else 0.0
-
-    def quantiles(self, shares: Sequence[float], *, beyond: float = 0.0) -> list[float]:
-        """Of those that are larger than `beyond`; nothing if none is."""
-        values = self._sorted()
-        first = bisect_right(values, beyond)
-        count = len(values) - first
-        return [values[first + min(int(share * count), count - 1)] for share in shares] if count else []
-
-    def _sorted(self) -> list[float]:
-        by_size, news = self._by_size, self._news
-        if news is None:
-            by_size, self._news = sorted(self.values), []
-            self._by_size = by_size
-            return by_size
-        for value, oldest in news:
-            if oldest != value:
-                if oldest is not None:
-                    del by_size[bisect_left(by_size, oldest)]
-                insort(by_size, value)
-        news.clear()
-        return by_size
+_NEWS = 16
+"""A history is looked at again when one in so many of its answers is new: fewer hardly change what it says."""
 
 
 class _History:
-    """The last answers of somebody, in tokens and in parts of `max_tokens`."""
+    """The last answers of somebody, and what they came to when it was looked at them last.
 
-    __slots__ = ("parts", "tokens")
+    Args:
+        most: So many.
+    """
+
+    __slots__ = ("_answers", "_most", "count", "in_parts", "lengths", "mean", "most", "news")
 
     def __init__(self, most: int) -> None:
-        self.tokens = _Recent(most)
-        self.parts = _Recent(most)
+        self._answers: deque[tuple[int, float]] = deque(maxlen=most)
+        """Each in tokens, and as a part of its `max_tokens`."""
+        self._most = most
+        self.news = 0
+        """Answers since the last look."""
+        self.count = 0
+        self.in_parts = False
+        """Whether all the others are parts of `max_tokens`, and not tokens: whichever varies less."""
+        self.lengths: Sequence[float] = ()
+        """Of answers that had any, the shortest first..."""
+        self.most = 0.0
+        """...one of them that is longer than most..."""
+        self.mean = 0.0
+        """...and the mean of all."""
 
-    def best(self, max_tokens: int) -> tuple[_Recent, float]:
-        """What varies less, and the tokens that one of it stands for."""
-        if self.parts.spread < self.tokens.spread:
-            return self.parts, float(max_tokens)
-        return self.tokens, 1.0
+    def add(self, tokens: int, part: float) -> None:
+        """One more; the oldest may go."""
+        self._answers.append((tokens, part))
+        if self.count < self._most:
+            self.count += 1
+        self.news += 1
+
+    def look(self, quantile: float) -> None:
+        """Sees what they come to; `quantile` says what most is."""
+        self.news = 0
+        tokens, parts = _Moments([tokens for tokens, _ in self._answers]), _Moments([part for _, part in self._answers])
+        self.in_parts = parts.spread < tokens.spread
+        chosen = parts if self.in_parts else tokens
+        values = sorted(chosen.values)
+        self.mean, self.lengths = chosen.mean, values[bisect_right(values, 0.0) :]
+        self.most = _quantile(self.lengths, quantile) if self.lengths else 0.0
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of an answer."""
+        return sum([tokens for tokens, _ in self._answers]) / self.count
+
+
+class _Moments:
+    """Mean and spread of some values.
+
+    Attributes:
+        values: These.
+        mean: Theirs.
+        spread: Standard deviation over mean.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = values
+        self.mean = mean = sum(values) / len(values)
+        variance = sum(map(mul, values, values)) / len(values) - mean * mean
+        self.spread = math.sqrt(variance) / mean if mean and variance > 0.0 else 0.0
 
 
 class OutputLengths:
@@ -123,6 +107,9 @@ class OutputLengths:
         """Predicts by these from now on, from all that was seen before."""
         self._quantile = quantile
         self._unknown_share = unknown_share
+        for history in (*self._tenants.values(), self._all):
+            if history.count:
+                history.look(quantile)
 
     def __len__(self) -> int:
         """Tenants that are remembered."""
@@ -131,8 +118,7 @@ class OutputLengths:
     @property
     def mean(self) -> float | None:
         """Of the last answers of all; None before there was one."""
-        tokens = self._all.tokens
-        return tokens.mean if tokens.count else None
+        return self._all.mean_tokens if self._all.count else None
 
     def lengths(self, tenant: str, max_tokens: int) -> tuple[int, float]:
         """What is predicted for one choice, up to `max_tokens`: room for most, and the mean.
@@ -144,10 +130,11 @@ class OutputLengths:
         if known is None:
             part = max_tokens * self._unknown_share
             return min(max_tokens, max(1, int(part))), min(float(max_tokens), max(1.0, part))
-        recent, unit = known.best(max_tokens)
-        lengths = recent.quantiles([self._quantile])
-        most = max(1, math.ceil(lengths[0] * unit - 1e-6)) if lengths else 1
-        return min(most, max_tokens), min(max(1.0, recent.mean * unit), float(max_tokens))
+        unit = float(max_tokens) if known.in_parts else 1.0
+        most, mean = math.ceil(known.most * unit - 1e-6), known.mean * unit
+        if 1 <= most <= max_tokens and 1.0 <= mean <= max_tokens:
+            return most, mean
+        return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
 
     def left(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
         """What is still to come of an answer that has so many tokens: as of some of those that got as far.
@@ -163,12 +150,13 @@ class OutputLengths:
         known = self._known(tenant)
         if known is None:
             return [max(1.0, min(most, max_tokens * self._unknown_share))] * len(draws)
-        recent, unit = known.best(max_tokens)
-        lengths = recent.quantiles(draws, beyond=produced / unit + 1e-6)
-        if not lengths:
+        unit = float(max_tokens) if known.in_parts else 1.0
+        lengths = known.lengths
+        first = bisect_right(lengths, produced / unit + 1e-6)
+        if first == len(lengths):
             # Longer than all that were seen: nobody knows, but what has lasted goes on lasting.
             return [max(1.0, min(most, produced / 4))] * len(draws)
-        return [max(1.0, min(most, length * unit - produced)) for length in lengths]
+        return [max(1.0, min(most, _quantile(lengths, draw, first) * unit - produced)) for draw in draws]
 
     def saw(self, tenant: str, tokens: int, max_tokens: int) -> None:
         """A choice came to its end by itself. What was cut short by its caller tells nothing."""
@@ -180,12 +168,22 @@ class OutputLengths:
         else:
             self._tenants.move_to_end(tenant)
         part = tokens / (max_tokens or 1)
-        for each in (history, self._all):
-            each.tokens.add(tokens)
-            each.parts.add(part)
+        history.add(tokens, part)
+        self._all.add(tokens, part)
 
     def _known(self, tenant: str) -> _History | None:
+        """Whom it is judged by; None: nothing was seen."""
         history = self._tenants.get(tenant)
-        if history is not None and history.tokens.count >= _ENOUGH:
-            return history
-        return self._all if self._all.tokens.count else None
+        if history is None or history.count < _ENOUGH:
+            history = self._all
+        if not history.count:
+            return None
+        if history.news * _NEWS > history.count:
+            history.look(self._quantile)
+        return history
+
+
+def _quantile(lengths: Sequence[float], share: float, first: int = 0) -> float:
+    """Of lengths in order, from one of them on."""
+    count = len(lengths) - first
+    return lengths[first + min(int(share * count), count - 1)]

@@ -15,6 +15,8 @@ from maitred.fairness.places import gives_way
 
 _REMEMBER_S = 60.0
 """A tenant that has sent nothing for so long is not expected any more."""
+_LOOK_S = 0.5
+"""It is not noted more often that one is here."""
 
 
 class Quota:
@@ -41,11 +43,17 @@ class Quota:
 
     def take(self, cost: Cost) -> None:
         """Something of it runs."""
-        self._used.add(cost)
+        used = self._used
+        used.slots += cost.slots
+        used.blocks += cost.blocks
+        used.prompt_tokens += cost.prompt_tokens
 
     def give(self, cost: Cost) -> None:
         """It has ended."""
-        self._used.less(cost)
+        used = self._used
+        used.slots -= cost.slots
+        used.blocks -= cost.blocks
+        used.prompt_tokens -= cost.prompt_tokens
 
 
 COMMON = "common"
@@ -70,6 +78,8 @@ class Quotas:
         self.common = Quota(COMMON, max(0.0, 1.0 - sum(quota.share for quota in own)))
         self.all = [*own, self.common]
         """Those with a share of their own first."""
+        self.parted = bool(own)
+        """Whether there are any."""
 
     def of(self, path: tuple[Share, ...]) -> Quota:
         """Whose part a flow uses: of its key, else of its team, else of its organisation, else the common one."""
@@ -103,6 +113,9 @@ def _ceil(total: Cost, share: float) -> Cost:
     return Cost(math.ceil(total.slots * share - 1e-9), math.ceil(total.blocks * share - 1e-9))
 
 
+_CLASSES = len(PriorityClass)
+
+
 class _Held:
     """What one tenant holds."""
 
@@ -111,7 +124,7 @@ class _Held:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.slots = 0
-        self.by_rank = [0] * len(PriorityClass)
+        self.by_rank = [0] * _CLASSES
         """Of these, by the rank of the class."""
 
 
@@ -141,9 +154,15 @@ class Holdings:
 
     def saw(self, tenant: Share, now_s: float) -> None:
         """It has sent a request."""
-        known = self._seen.pop(tenant.id, None)
-        self._weight += tenant.weight - (known[1] if known is not None else 0.0)
-        self._seen[tenant.id] = (now_s, tenant.weight)
+        id_, weight = tenant.id, tenant.weight
+        if id_ in self._seen:
+            seen_s, known = self._seen[id_]
+            if now_s - seen_s < _LOOK_S and known == weight:
+                return
+            del self._seen[id_]
+            self._weight -= known
+        self._weight += weight
+        self._seen[id_] = (now_s, weight)
         if self._forget_s == inf:
             self._forget_s = now_s + _REMEMBER_S
         elif self._forget_s <= now_s:
@@ -151,8 +170,9 @@ class Holdings:
 
     def take(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
         """It holds more."""
-        held = self._held.get(tenant.id)
-        if held is None:
+        if tenant.id in self._held:
+            held = self._held[tenant.id]
+        else:
             held = self._held[tenant.id] = _Held(tenant.weight)
         held.by_rank[priority.rank] += slots
         held.slots += slots

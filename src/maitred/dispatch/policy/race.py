@@ -33,13 +33,19 @@ class Runner:
     weight: float
     waiting: int
     prompt_service: float
-    """What a request of it is charged when it is released."""
+    """What a typical request of it is charged when it is released."""
     steps: float
     """For which it keeps its place then."""
     joins_per_step: float
     """Requests that it will send."""
     held: int = 0
     """Places that it has."""
+    prompts: Sequence[float] = ()
+    """What those that wait are charged, the next one first; further ones, as is typical."""
+
+    def prompt(self, number: int) -> float:
+        """What one of its requests is charged when it is released, counted from the next one."""
+        return self.prompts[number] if number < len(self.prompts) else self.prompt_service
 
 
 class Turn(NamedTuple):
@@ -97,6 +103,7 @@ class _Race:
         self._output = output
         self._now = 0.0
         self._released = self._released_before = 0
+        self._taken = [0] * len(runners)
         self._ends = list(running)
         heapify(self._ends)
         self._counters = [runner.counter for runner in runners]
@@ -181,7 +188,8 @@ class _Race:
         self._released += 1
         self._waiting[whose] -= 1.0
         self._hold(whose, 1)
-        self._counters[whose] += runner.prompt_service / runner.weight
+        self._counters[whose] += runner.prompt(self._taken[whose]) / runner.weight
+        self._taken[whose] += 1
         heappush(self._ends, (self._now + runner.steps, whose))
 
     def _hold(self, whose: int, places: int) -> None:
@@ -220,12 +228,13 @@ class Joins:
 
     def saw(self, flow: Flow, now_s: float) -> None:
         """One more."""
-        tenant = flow.path[0].id
-        count = self.per_s(tenant, now_s) * _MEMORY_S + 1.0
-        self._of.pop(tenant, None)
-        self._of[tenant] = (count, now_s, flow)
-        if len(self._of) > 2 * MOST_TENANTS:
+        tenant, count = flow.path[0].id, 1.0
+        known = self._of.pop(tenant, None)
+        if known is not None:
+            count += known[0] * math.exp((known[1] - now_s) / _MEMORY_S)
+        elif len(self._of) >= 2 * MOST_TENANTS:
             del self._of[next(iter(self._of))]
+        self._of[tenant] = (count, now_s, flow)
 
     def per_s(self, tenant: str, now_s: float) -> float:
         """The rate now."""

@@ -44,6 +44,9 @@ class Window:
         first: To begin with.
         least: Never less.
         most: Never more.
+
+    Attributes:
+        size: Requests, in whole ones.
     """
 
     def __init__(self, first: float = 8.0, least: float = 1.0, most: float = 8192.0) -> None:
@@ -57,11 +60,7 @@ class Window:
         self._probing = 0
         """Answers that the probe still takes."""
         self._probed_s = math.inf
-
-    @property
-    def size(self) -> int:
-        """Requests, in whole ones."""
-        return max(int(self._least), int(self._size) // 2) if self._probing else int(self._size)
+        self.size = int(self._size)
 
     def widened_in_s(self, more: int) -> float | None:
         """How long it takes until it is so much wider, if nothing comes to queue meanwhile; 0 where nobody knows.
@@ -79,30 +78,35 @@ class Window:
             ttft_s: After it was sent to the replica; divide by the length of the prompt if these differ much.
             outstanding: Requests at the replica, this one included.
         """
-        ttft_s = max(ttft_s, _LEAST_TTFT_S)
+        if ttft_s < _LEAST_TTFT_S:
+            ttft_s = _LEAST_TTFT_S
         if self._probing:
             if outstanding <= self.size:  # the window was full when it was halved
                 self._probe(ttft_s)
             return
-        self._fastest_s = min(self._fastest_s, ttft_s)
-        gradient = min(1.0, max(0.5, TOLERANCE * self._fastest_s / ttft_s))
-        self._note(late=gradient < 1.0)
-        step = self._size * (gradient - 1.0) + math.sqrt(self._size)
-        if step > 0.0 and outstanding < self._size / 2:
-            return  # it does not show what more would do
-        change = _SMOOTHING * step
-        if self._starting and not self._late_in_a_row:
-            change = max(_START, change)
-        self._size = self._within(self._size + change)
+        if ttft_s < self._fastest_s:
+            self._fastest_s = ttft_s
+        if ttft_s > TOLERANCE * self._fastest_s:
+            self._late(ttft_s, outstanding)
+            return
+        self._late_in_a_row = 0
+        if outstanding < self._size / 2 or self._size == self._most:
+            return  # it does not show what more would do, or there is no more
+        step = _SMOOTHING * math.sqrt(self._size)
+        self._resize(self._size + (max(_START, step) if self._starting else step))
 
-    def _note(self, *, late: bool) -> None:
-        """What a first token says of a queue over there."""
-        self._late_in_a_row = self._late_in_a_row + 1 if late else 0
+    def _late(self, ttft_s: float, outstanding: int) -> None:
+        """It says that there is a queue over there."""
+        self._late_in_a_row += 1
         if self._late_in_a_row == _LATE_IN_A_ROW:
             self._starting = False
-        self._until_probe -= late
+        gradient = max(0.5, TOLERANCE * self._fastest_s / ttft_s)
+        step = self._size * (gradient - 1.0) + math.sqrt(self._size)
+        self._until_probe -= 1
         if self._until_probe <= 0:
             self._probing, self._probed_s = _PROBED, math.inf
+        shows = step <= 0.0 or outstanding >= self._size / 2
+        self._resize(self._size + _SMOOTHING * step if shows else self._size)
 
     def _probe(self, ttft_s: float) -> None:
         self._probing -= 1
@@ -110,11 +114,13 @@ class Window:
         if not self._probing:
             self._fastest_s = self._probed_s
             self._until_probe = max(_PROBE_AFTER, _PROBE_WINDOWS * int(self._size))
+            self._resize(self._size)
 
     def refused(self) -> None:
         """The replica had no room, or failed."""
         self._starting = False
-        self._size = self._within(self._size / 2)
+        self._resize(self._size / 2)
 
-    def _within(self, size: float) -> float:
-        return min(max(size, self._least), self._most)
+    def _resize(self, size: float) -> None:
+        self._size = min(max(size, self._least), self._most)
+        self.size = max(int(self._least), int(self._size) // 2) if self._probing else int(self._size)
