@@ -27,6 +27,7 @@ def chunk(text=None, finish=None, index=0, usage=None, **delta):
 
 ROLE = chunk("", role="assistant")
 DONE = event(b"[DONE]")
+BEYOND_BYTES = {"content": [{"token": "a", "logprob": -1.0, "bytes": [256]}]}
 COUNTED = event({"choices": [], "usage": USAGE})
 WHOLE = ROLE + chunk("He") + chunk("llo") + chunk(finish="stop") + COUNTED + DONE
 
@@ -93,6 +94,10 @@ def test_neither_a_role_nor_a_count_is_a_part_of_an_answer():
         (chunk("He", index=1), "a choice 1 of 1"),
         (chunk("He", index=-1), "a choice -1 of 1"),
         (chunk(tool_calls={"id": "no list"}), "other types"),
+        (chunk(tool_calls=["no call"]), "other types"),
+        (chunk(tool_calls=[{"index": "first", "function": {}}]), "other types"),
+        (chunk(tool_calls=[{"index": 0, "function": {"arguments": {}}}]), "other types"),
+        (event({"choices": [{"delta": {"content": "a"}, "logprobs": BEYOND_BYTES}]}), "no chunk of an answer"),
         (chunk("a") * 4 + chunk(finish="stop") + COUNTED + DONE, "4 chunks have 3 tokens: some came twice"),
         (b"data: " + b"x" * (9 << 20), "an event without an end"),
     ],
@@ -119,7 +124,9 @@ def test_an_error_before_anything_may_be_the_requests_fault():
 
 
 def test_usage_can_be_missing_or_unsound():
-    for usage in (b"", event({"choices": [], "usage": {"prompt_tokens": -1, "completion_tokens": 2}})):
+    counts = [(-1, 2), (7, -2), (10**30, 2), (7, 10**17)]
+    unsound = [{"prompt_tokens": prompt, "completion_tokens": completion} for prompt, completion in counts]
+    for usage in (b"", *(event({"choices": [], "usage": count}) for count in unsound)):
         assert read(chunk("He") + chunk(finish="length") + usage + DONE)[1] is None
 
 

@@ -3,12 +3,23 @@
 import msgspec
 import pytest
 
-from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaBusy, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ReplicaBusy,
+    ReplicaLost,
+    ReplicaUnavailable,
+    Unsupported,
+)
 from maitred.core.relay import TextRequest
+from maitred.replica.health.breaker import BreakerState
+from maitred.replica.http.line import Connections
+from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.failures import ServerError, error_in, failure_of, retry_after_of
 from maitred.replica.upstream.gauges import ServerLoad, load_in
 from maitred.replica.upstream.probe import window_in
+from maitred.replica.upstream.server import Upstream
 from maitred.replica.upstream.writing import body_of
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.written import merged_delta, written
@@ -179,3 +190,14 @@ vllm:gpu_cache_usage_perc NaN
     gauges = DIALECTS["vllm"].gauges
     assert load_in(page, gauges) == ServerLoad(5.0, 7.0, 0.5)
     assert load_in("vllm:num_requests_running\nvllm:num_requests_waiting oops", gauges) == ServerLoad()
+
+
+async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
+    async with Connections() as connections:
+        upstream = Upstream(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
+        upstream.standing.found()
+        with pytest.raises(Unsupported):
+            async with upstream.relay(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
+                pass
+        assert upstream.open_streams == 0
+        assert upstream.standing.breaker is BreakerState.CLOSED, "it is not the server's fault"

@@ -69,6 +69,7 @@ class Breaker:
         draw: Evenly from [0, 1).
 
     Attributes:
+        closed: Whether it lets everything through.
         openings: In a row, without a whole window of peace between them.
         closed_since_s: When it was closed; before the first opening, minus infinity.
         cause: Why it was opened last.
@@ -83,7 +84,7 @@ class Breaker:
         self.adopt(config)
         self._era = 0
         self._fails = 0
-        self._closed = True
+        self.closed = True
         self._until_s = 0.0
         self._probe: Attempt | None = None
 
@@ -95,7 +96,7 @@ class Breaker:
 
     def state(self, now_s: float) -> BreakerState:
         """What it is now."""
-        if self._closed:
+        if self.closed:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._until_s else BreakerState.HALF_OPEN
 
@@ -106,7 +107,7 @@ class Breaker:
 
     def remaining_s(self, now_s: float) -> float:
         """For how long it lets nothing through, whatever happens."""
-        return 0.0 if self._closed else max(0.0, self._until_s - now_s)
+        return 0.0 if self.closed else max(0.0, self._until_s - now_s)
 
     def lets_through(self, now_s: float) -> bool:
         """Whether `begin` would make an attempt."""
@@ -115,12 +116,12 @@ class Breaker:
 
     def begin(self, now_s: float) -> Attempt | None:
         """An attempt, which must be given to `ended`; None: nothing is let through now."""
+        if self.closed:
+            return Attempt(self._era, probe=False, begun_s=now_s)
         if not self.lets_through(now_s):
             return None
-        attempt = Attempt(self._era, probe=not self._closed, begun_s=now_s)
-        if attempt.probe:
-            self._probe = attempt
-        return attempt
+        self._probe = Attempt(self._era, probe=True, begun_s=now_s)
+        return self._probe
 
     def answered(self, attempt: Attempt, now_s: float) -> None:
         """Its first token came. For a probe that is enough: an answer may take minutes, and others wait.
@@ -149,7 +150,7 @@ class Breaker:
             elif outcome is Outcome.FAILURE:
                 self._open(now_s, "its probe failed")
                 return True
-        elif attempt._era == self._era and self._closed:
+        elif attempt._era == self._era and self.closed:
             return self._count(outcome, now_s)
         return False
 
@@ -170,17 +171,17 @@ class Breaker:
         return False
 
     def _open(self, now_s: float, cause: str) -> None:
-        if self._closed and now_s - self.closed_since_s >= self._config.window_s:
+        if self.closed and now_s - self.closed_since_s >= self._config.window_s:
             self.openings = 0
         self.openings += 1
         self.cause = cause
-        self._closed = False
+        self.closed = False
         self._era += 1
         self._until_s = now_s + self._draw() * self._ceiling.after(self.openings)
 
     def _close(self, now_s: float) -> None:
         self._probe = None
-        self._closed = True
+        self.closed = True
         self._era += 1
         self._fails = 0
         self.closed_since_s = now_s

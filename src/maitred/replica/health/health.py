@@ -30,6 +30,9 @@ class Verdict(Struct, frozen=True):
     """Why not, as the end of a sentence that begins with the replica's name."""
 
 
+_FIT = Verdict(True, 1.0)
+
+
 class Health:
     """One replica's.
 
@@ -71,14 +74,17 @@ class Health:
             now_s: Now.
             ejected_too: It is not left out for being worse than its peers: there is no other.
         """
+        config, breaker = self._config, self.breaker
+        rises_s = config.slow_start_s
+        if breaker.closed and now_s - max(breaker.closed_since_s, self._ejected_until_s) >= rises_s and not self.absent:
+            return _FIT  # as nearly always
         why = "is away." if self.absent else self._why_not(now_s, ejected_too)
         if why:
             return Verdict(False, 0.0, why=why)
-        config = self._config
-        if self.breaker.state(now_s) is BreakerState.HALF_OPEN:
+        if breaker.state(now_s) is BreakerState.HALF_OPEN:
             return Verdict(True, config.slow_start_least, probe=True)
-        back_s = max(self.breaker.closed_since_s, min(self._ejected_until_s, now_s))
-        return Verdict(True, slow_start(now_s - back_s, config.slow_start_s, config.slow_start_least))
+        back_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
+        return Verdict(True, slow_start(now_s - back_s, rises_s, config.slow_start_least))
 
     @property
     def absent(self) -> bool:
@@ -105,7 +111,7 @@ class Health:
 
         Being absent is no reason: what has been released to it before is sent, and finds out.
         """
-        if self._why_not(now_s, ejected_too):
+        if self.ejected(now_s) and not ejected_too:
             return None
         return self.breaker.begin(now_s)
 

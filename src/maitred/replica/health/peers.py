@@ -59,7 +59,8 @@ class Peers:
 
     def begin(self, name: str, now_s: float) -> Attempt | None:
         """A request on its way to that replica, as `Health.begin`."""
-        return self._members[name].begin(now_s, ejected_too=self.panics(now_s))
+        member = self._members[name]
+        return member.begin(now_s, ejected_too=member.ejected(now_s) and self.panics(now_s))
 
     def sweep(self, now_s: float) -> list[str]:
         """Compares them, if it is time to; returns the names of those that are left out from now on."""

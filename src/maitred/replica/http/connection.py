@@ -35,9 +35,11 @@ class Response:
         headers: By their names in lower case; of one that comes twice, the last.
         ended: Whether the body is there to its end.
         failure: Why there will be no more of it; None: nothing is wrong.
+        pieces: What has come of the body and has not been taken.
+        heard: Called when all that came at once has been noted.
     """
 
-    __slots__ = ("_connection", "_heard", "_pieces", "_waiter", "ended", "failure", "headers", "status")
+    __slots__ = ("_connection", "_waiter", "ended", "failure", "headers", "heard", "pieces", "status")
 
     def __init__(self, connection: "Connection") -> None:
         self.status = 0
@@ -45,35 +47,48 @@ class Response:
         self.ended = False
         self.failure: Interrupted | None = None
         self._connection = connection
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._heard: Callable[[], None] = self._wake
+        self.heard: Callable[[], None] = self._wake
 
     def listen(self, heard: Callable[[], None]) -> None:
         """Calls `heard` for all that comes from now on, in place of waking who waits here."""
-        self._heard = heard
+        self.heard = heard
 
     def take(self) -> bytes:
         """What has come of the body and has not been taken."""
-        pieces = self._pieces
+        pieces = self.pieces
         if not pieces:
             return b""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        self.pieces = []
         if not self.ended:
             self._connection.resume()
-        return data
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def begun(self) -> None:
-        """Waits for the head.
+    async def begun(self, until_s: float | None = None) -> None:
+        """Waits for the head; where it does not come, or nobody waits any more, the connection is closed.
+
+        Args:
+            until_s: No longer than that, by the event loop's clock.
 
         Raises:
             Interrupted: There will be none.
+            TimeoutError: It has not come in time.
         """
-        while not self.status:
-            if self.failure is not None:
-                raise self.failure
-            await self._come()
+        timer = None
+        try:
+            while not self.status:
+                if self.failure is not None:
+                    raise self.failure
+                if timer is None and until_s is not None:
+                    timer = asyncio.get_running_loop().call_at(until_s, self._late)
+                await self._come()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def read(self) -> bytes:
         """The next bytes of the body; none at its end.
@@ -101,25 +116,15 @@ class Response:
 
     def close(self) -> None:
         """Nobody wants the rest of it: the connection is closed, which tells the server to stop."""
-        self._heard = _nobody  # who has heard it refers to it, and would have to be found by Python's collector
+        self.heard = _nobody  # who has heard it refers to it, and would have to be found by Python's collector
         if not self.ended:
             self._connection.close()
 
     def let_end(self, within_s: float) -> None:
         """Nobody wants the rest, but if it comes soon the connection can serve again."""
-        self._heard = _nobody
+        self.heard = _nobody
         if not self.ended:
             self._connection.let_end(within_s)
-
-    # --- what the connection tells ---
-
-    def add(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._pieces.append(data)
-
-    def tell(self) -> None:
-        """All that came at once has been noted."""
-        self._heard()
 
     async def _come(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -127,6 +132,10 @@ class Response:
             await self._waiter
         finally:
             self._waiter = None
+
+    def _late(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(TimeoutError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -228,7 +237,7 @@ class Connection(asyncio.Protocol):
         elif self._waiting_bytes > _MOST_WAITING_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        response.tell()
+        response.heard()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -239,7 +248,7 @@ class Connection(asyncio.Protocol):
         if response is not None:
             if error is None and response.status and self._ends_with_connection(response):
                 self._response, response.ended = None, True
-                response.tell()
+                response.heard()
             else:
                 reason = "it closed the connection" if error is None else type(error).__name__
                 self._fail(reason)
@@ -264,8 +273,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        if not (self._complete or self._deaf) and self._response is not None:
-            self._response.add(body)
+        response = self._response
+        if response is not None and not (self._complete or self._deaf):
+            response.pieces.append(body)
             self._waiting_bytes += len(body)
 
     def on_message_complete(self) -> None:
@@ -293,7 +303,7 @@ class Connection(asyncio.Protocol):
         self._response = None
         if response is not None:
             response.failure = Interrupted(reason, untouched=not self._head_bytes)
-            response.tell()
+            response.heard()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -8,8 +8,8 @@ choices that was not asked for, more chunks than tokens (something was sent twic
 should be.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -17,15 +17,19 @@ from maitred.core.answer import Part
 from maitred.core.errors import MaitredError, ReplicaLost
 from maitred.core.relay import Batch
 from maitred.core.request import FinishReason, Usage
+from maitred.replica.upstream.chunk import Chunk, ChunkChoice, Delta, are_calls, chunk_of, chunks_of
 from maitred.replica.upstream.dialects import Dialect
 from maitred.replica.upstream.failures import ServerError, error_in, failure_of
-from maitred.replica.upstream.logprobs import Logprobs, scores_of
+from maitred.replica.upstream.logprobs import scores_of
 from maitred.wire.event_cutter import EventCutter
 
 MOST_EVENT_BYTES = 8 << 20
 """Of one event. The largest honest ones have log-probabilities for many tokens."""
-_EXTRAS: Mapping[str, type] = {"tool_calls": list, "refusal": str, "reasoning_content": str, "reasoning": str}
-"""Members of a delta that are passed on as they are."""
+_EXTRAS: Mapping[str, Callable[[object], bool]] = {
+    "tool_calls": are_calls,
+    **dict.fromkeys(("refusal", "reasoning_content", "reasoning"), lambda value: isinstance(value, str)),
+}
+"""Members of a delta that are passed on as they are, and what they have to be."""
 _FINISHES: Mapping[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn"), FinishReason.STOP),
     **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
@@ -35,46 +39,7 @@ _FINISHES: Mapping[str, FinishReason] = {
 """Every word that means an end. Others, such as ``abort`` and ``error``, mean that there is none."""
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-    def usage(self) -> Usage | None:
-        prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
-        cached = (details.cached_tokens if details else None) or 0
-        if prompt is None or completion is None or min(prompt, completion, cached) < 0:
-            return None
-        return Usage(prompt, completion, min(cached, prompt))
-
-
-class _Delta(msgspec.Struct):
-    content: Any = None
-    tool_calls: Any = None
-    refusal: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: Logprobs | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
-_SILENT = _Delta()
+_SILENT = Delta()
 
 
 class Reader(Protocol):
@@ -142,30 +107,28 @@ class AnswerReader:
             ReplicaLost: The answer has failed.
             MaitredError: The server said at the beginning why there is none; see `failures`.
         """
-        parts: list[Part] = []
-        usage, self._usage = self._usage, None
         events = self._events.feed(data)
+        if len(events) == 1 and (batch := self._only_text(events[0])) is not None:
+            return batch
         self._undecoded_bytes = 0 if events else self._undecoded_bytes + len(data)
         if self._undecoded_bytes > MOST_EVENT_BYTES:
             raise broken("it sent an event without an end")
-        chunks = _chunks_of(events) if len(events) > 1 else None
+        parts: list[Part] = []
+        usage, self._usage = self._usage, None
         before = self._chunks
-        if chunks is not None:
+        chunks = chunks_of(events) if events and not self.whole else None
+        if chunks is None:
+            usage = self._take_each(events, parts) or usage
+        else:
             usage = self._take_all(chunks, events, parts) or usage
             if len(chunks) < len(events):
                 self._end()
-        else:
-            for event in events:
-                if self.whole:
-                    break
-                if event.strip() == b"[DONE]":
-                    self._end()
-                elif event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
-                    usage = self._take(_chunk_or_none(event), event, parts) or usage
         if not self.begun:
             self._usage = usage
             return None
-        return Batch(parts, usage, self._chunks - before) if parts or usage is not None else None
+        if not parts and usage is None:
+            return None
+        return Batch(parts, usage, self._chunks - before, self.whole)
 
     def ended(self) -> None:
         """The body has ended, as HTTP sees it.
@@ -184,14 +147,44 @@ class AnswerReader:
             raise broken(f"it ended with {len(self._unfinished)} of {self._choices} choices unfinished")
         self.whole = True
 
-    def _take_all(self, chunks: Sequence[_Chunk], events: Sequence[bytes], parts: list[Part]) -> Usage | None:
-        """Takes what came at once; plain text of an only choice becomes one part, however many chunks it came in."""
+    def _only_text(self, event: bytes) -> Batch | None:
+        """Takes an event that only goes on with the text of an only choice, as most do; None: nothing was taken."""
+        if not self.begun or self._choices != 1 or not self._unfinished:
+            return None
+        chunk = chunk_of(event)
+        text = None if chunk is None else chunk.plain_text()
+        if chunk is None or text is None:
+            return None
+        self._chunks += 1
+        self._offsets[0] += len(text)
+        self._undecoded_bytes = 0
+        count = None if chunk.usage is None else chunk.usage.usage()
+        usage = None if count is None else self._settled(count, running=True)
+        return Batch([Part(0, text)], usage, 1)
+
+    def _take_each(self, events: Sequence[bytes], parts: list[Part]) -> Usage | None:
+        """Takes events that may be anything; returns the usage in them."""
         usage = None
+        for event in events:
+            if self.whole:
+                break
+            if event.strip() == b"[DONE]":
+                self._end()
+            elif event.strip() != b"null":  # llama.cpp begins texts to continue with one, which says nothing
+                usage = self._take(chunk_of(event), event, parts) or usage
+        return usage
+
+    def _take_all(self, chunks: Sequence[Chunk], events: Sequence[bytes], parts: list[Part]) -> Usage | None:
+        """Takes what came at once; plain text of an only choice becomes one part, however many chunks it came in."""
+        usage: Usage | None = None
         texts: list[str] = []
+        only = self._choices == 1
         for chunk, event in zip(chunks, events, strict=False):
-            text = _plain_text_of(chunk) if self._choices == 1 and self._unfinished else None
+            text = chunk.plain_text() if only and self._unfinished else None
             if text is None:
-                self._say(texts, parts)
+                if texts:
+                    self._say(texts, parts)
+                    texts = []
                 usage = self._take(chunk, event, parts) or usage
                 continue
             texts.append(text)
@@ -199,18 +192,17 @@ class AnswerReader:
             self._chunks += 1
             if chunk.usage is not None and (counted := chunk.usage.usage()) is not None:
                 usage = self._settled(counted, running=True) or usage
-        self._say(texts, parts)
+        if texts:
+            self._say(texts, parts)
         return usage
 
-    def _say(self, texts: list[str], parts: list[Part]) -> None:
-        """Makes one part of them, if there are any."""
-        if texts:
-            text = "".join(texts)
-            texts.clear()
-            parts.append(Part(0, text))
-            self._offsets[0] += len(text)
+    def _say(self, texts: Sequence[str], parts: list[Part]) -> None:
+        """Makes one part of them."""
+        text = "".join(texts)
+        parts.append(Part(0, text))
+        self._offsets[0] += len(text)
 
-    def _take(self, chunk: _Chunk | None, data: bytes, parts: list[Part]) -> Usage | None:
+    def _take(self, chunk: Chunk | None, data: bytes, parts: list[Part]) -> Usage | None:
         """Takes one event; appends the parts in it and returns the usage in it."""
         if chunk is None:
             self._raise_error_in(data)
@@ -245,7 +237,7 @@ class AnswerReader:
         self._counted = True
         return usage
 
-    def _part(self, choice: _Choice) -> Part | None:
+    def _part(self, choice: ChunkChoice) -> Part | None:
         index, delta = choice.index, choice.delta or _SILENT
         if not 0 <= index < self._choices:
             raise broken(f"it sent a choice {index} of {self._choices}")
@@ -254,7 +246,7 @@ class AnswerReader:
         extra = None
         if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
             extra = {name: value for name in _EXTRAS if (value := getattr(delta, name))}
-            if not all(isinstance(value, _EXTRAS[name]) for name, value in extra.items()):
+            if not all(_EXTRAS[name](value) for name, value in extra.items()):
                 raise broken("it sent a delta whose members have other types than OpenAI's")
         if not text and extra is None and not choice.finish_reason:
             return None
@@ -287,49 +279,6 @@ class AnswerReader:
         if self.begun:
             return broken(f"it reported an error: {error.message[:200]}")
         return failure_of(self._server, error.status or 502, error, None)
-
-
-def _chunk_or_none(data: bytes) -> _Chunk | None:
-    """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
-    try:
-        try:
-            return _chunk.decode(data)
-        except UnicodeDecodeError:
-            return _chunk.decode(data.decode("utf-8", "replace"))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-
-
-def _chunks_of(events: Sequence[bytes]) -> list[_Chunk] | None:
-    """Reads events in one call, a line each; without ``[DONE]``, if that is the last one.
-
-    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with
-    as many values as lines each has its own. None: they are not like that, and have to be looked at one by one.
-    """
-    count = len(events) - (events[-1] == b"[DONE]")
-    lines = b"\n".join(events[:count])
-    if lines.count(b"}\n{") != count - 1 or lines.count(b"\n") != count - 1:
-        return None
-    try:
-        chunks = _chunk.decode_lines(lines)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return chunks if len(chunks) == count else None
-
-
-def _plain_text_of(chunk: _Chunk) -> str | None:
-    """The text of a chunk that has nothing else, as most have; None of any other."""
-    choices = chunk.choices
-    if choices is None or len(choices) != 1:
-        return None
-    choice = choices[0]
-    delta = choice.delta
-    if delta is None or choice.index or choice.text is not None or choice.finish_reason or choice.logprobs is not None:
-        return None
-    if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
-        return None
-    text = delta.content
-    return text if isinstance(text, str) and text else None
 
 
 def _together(own: Sequence[Usage], samples: int) -> Usage:

@@ -1,14 +1,18 @@
 """What must hold between the settings of upstreams."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from maitred.core.errors import ConfigInvalid
+from maitred.replica.http.head import line_of
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
 
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
+_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+"""Of a header: a token (RFC 9110, section 5.6.2)."""
 
 
 def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:
@@ -37,11 +41,18 @@ def upstream_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator
                 f"{here}.url",
                 "An API key would go over the network in the open. Use https, or an address of this machine.",
             )
-        for header in upstream.headers:
+        for header, value in upstream.headers.items():
             if header.lower() in _CREDENTIAL_HEADERS:
                 yield f"{here}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."
             elif header.lower() in _OURS:
                 yield f"{here}.headers", f"{header} is set by the connection itself. Remove it."
+            elif not _NAME.fullmatch(header):
+                yield f"{here}.headers", f"{header!r} is no name of a header. Use letters, digits and hyphens."
+            else:
+                try:
+                    line_of(header, value)
+                except ValueError as error:
+                    yield f"{here}.headers", str(error)
 
 
 def continuation_faults(upstreams: Sequence[UpstreamConfig], place: str) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """Log-probabilities as servers send them, in either of OpenAI's two shapes, as `TokenScore`."""
 
+from typing import Annotated
+
 import msgspec
 
 from maitred.core.answer import Score, TokenScore
@@ -8,7 +10,7 @@ from maitred.core.answer import Score, TokenScore
 class _Top(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int] | None = None
+    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
     def score(self) -> Score:
         return Score(self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob)

@@ -69,7 +69,7 @@ class MessagesReader:
             raise failure_of(self._server, failure.status, ServerError(failure.message, failure.kind), None) from None
         self.begun = self.begun or bool(parts)
         self.whole = self._answer.complete
-        return Batch(parts, self._answer.usage if self.whole else None, len(parts)) if parts else None
+        return Batch(parts, self._answer.usage if self.whole else None, len(parts), self.whole) if parts else None
 
     def ended(self) -> None:
         """The body has ended, as HTTP sees it; raises ReplicaLost if the answer has not."""

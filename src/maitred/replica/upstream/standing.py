@@ -139,7 +139,7 @@ class Standing:
         now_s = self._clock()
         self.health.ended(attempt, outcome, now_s)
         ejected = self._peers.sweep(now_s)
-        if attempt.probe or ejected or self.health.breaker.state(now_s) is not BreakerState.CLOSED:
+        if attempt.probe or ejected or not self.health.breaker.closed:
             self._tell()
 
     def _set(self, *, up: bool, reason: str) -> None:

@@ -1,0 +1,131 @@
+"""A chunk of a stream of OpenAI's API, as far as it is read here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from maitred.core.request import MOST_TOKENS, Usage
+from maitred.replica.upstream.logprobs import Logprobs
+
+
+class PromptDetails(msgspec.Struct):
+    """What is told of a prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class Count(msgspec.Struct):
+    """What a server says that it has counted."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    def usage(self) -> Usage | None:
+        """The same as we say it; None: it cannot be."""
+        prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
+        cached = (details.cached_tokens if details else None) or 0
+        if prompt is None or completion is None or cached < 0:
+            return None
+        if not (0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS):
+            return None
+        return Usage(prompt, completion, min(cached, prompt))
+
+
+class Delta(msgspec.Struct):
+    """What is new of a message."""
+
+    content: Any = None
+    tool_calls: Any = None
+    refusal: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _CallPiece(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+def are_calls(pieces: Any) -> bool:  # noqa: ANN401 - whatever JSON can be
+    """Whether these are pieces of tool calls, as whoever puts them together takes them."""
+    try:
+        msgspec.convert(pieces, list[_CallPiece])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+class ChunkChoice(msgspec.Struct):
+    """What is new of a choice."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class Chunk(msgspec.Struct):
+    """An event's data."""
+
+    choices: list[ChunkChoice] | None = None
+    usage: Count | None = None
+
+    def plain_text(self) -> str | None:
+        """The text of a chunk that has nothing else of an answer, as most have; None of any other."""
+        choices = self.choices
+        if choices is None or len(choices) != 1:
+            return None
+        choice = choices[0]
+        if choice.index or choice.finish_reason or choice.logprobs is not None:
+            return None
+        text: object = choice.text
+        if (delta := choice.delta) is not None:
+            if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
+                return None
+            text = delta.content if text is None else text
+        return text if isinstance(text, str) and text else None
+
+
+_decoder = msgspec.json.Decoder(Chunk)
+
+
+def chunk_of(data: bytes) -> Chunk | None:
+    """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
+    try:
+        try:
+            return _decoder.decode(data)
+        except UnicodeDecodeError:
+            return _decoder.decode(data.decode("utf-8", "replace"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def chunks_of(events: Sequence[bytes]) -> list[Chunk] | None:
+    """Reads events in one call, a line each; without ``[DONE]``, if that is the last of several.
+
+    Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with
+    as many values as lines each has its own. None: they are not like that, and have to be looked at one by one.
+    """
+    if len(events) == 1:
+        try:
+            return [_decoder.decode(events[0])]
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+    count = len(events) - (events[-1] == b"[DONE]")
+    lines = b"\n".join(events[:count])
+    if lines.count(b"}\n{") != count - 1 or lines.count(b"\n") != count - 1:
+        return None
+    try:
+        chunks = _decoder.decode_lines(lines)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return chunks if len(chunks) == count else None

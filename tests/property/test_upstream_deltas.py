@@ -1,0 +1,61 @@
+"""Whatever a server puts into its deltas: what its reader lets through, every API can write."""
+
+import json
+from contextlib import suppress
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.api.chat_shape import ChatShape
+from maitred.api.delivery import WholeChoice
+from maitred.api.messages import MessagesShape
+from maitred.core.answer import Tally
+from maitred.core.errors import MaitredError, ReplicaLost
+from maitred.core.request import Usage
+from maitred.replica.upstream.answer import AnswerReader
+from maitred.replica.upstream.dialects import DIALECTS
+from maitred.wire.openai.decode import decode_chat
+from maitred.wire.sse import encode_event
+
+ODD = st.sampled_from([None, "", "a", '{"b": 1}', 0, 1, -1, 2.5, True, [], {}, ["a"], {"name": "f"}])
+FUNCTIONS = st.fixed_dictionaries({}, optional={"name": ODD, "arguments": ODD, "more": ODD})
+CALLS = st.fixed_dictionaries({}, optional={"index": ODD, "id": ODD, "type": ODD, "function": FUNCTIONS | ODD})
+SCORES = st.fixed_dictionaries(
+    {"token": st.just("a") | ODD, "logprob": st.just(-1.0) | ODD},
+    optional={"bytes": ODD | st.lists(st.sampled_from([0, 255, 256, -1, "a"]), max_size=2), "top_logprobs": ODD},
+)
+CHOICES = st.fixed_dictionaries(
+    {
+        "delta": st.fixed_dictionaries(
+            {}, optional={"content": ODD, "tool_calls": st.lists(CALLS | ODD, max_size=2) | ODD, "refusal": ODD}
+        )
+    },
+    optional={"index": st.just(0) | ODD, "logprobs": ODD | st.fixed_dictionaries({"content": st.lists(SCORES)})},
+)
+END = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+
+
+def shapes():
+    for more in ({}, {"functions": [{"name": "f"}]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
+        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+        yield ChatShape(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
+    yield MessagesShape("m", "msg_1", Tally("req-1", 0.0), thoughts=True)
+
+
+@given(st.lists(CHOICES, max_size=3))
+def test_what_is_let_through_can_be_written(choices):
+    events = [{"choices": [choice]} for choice in choices]
+    reader = AnswerReader("there", 1, DIALECTS["generic"])
+    whole = WholeChoice()
+    streamed = [*shapes()]
+    with suppress(MaitredError):  # it is broken, and said to be
+        for event in [*events, END]:
+            batch = reader.feed(encode_event(json.dumps(event).encode()))
+            for part in () if batch is None else batch.parts:
+                whole.add(part)
+                for shape in streamed:
+                    shape.events([part])
+    for shape in shapes():
+        with suppress(ReplicaLost):  # arguments that are no JSON object have no place in Messages
+            shape.whole([whole], Usage(1, 1))
