@@ -105,21 +105,21 @@ class Admission:
         """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
         plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
         demand = plan.demand
-        length = length_of(_wish_of(work), plan.bounds, self._config.default_output_tokens)
+        length = length_of(_wish_of(work), plan.bounds, self.default_output_tokens)
         size = Size(work.prompt_tokens, work.choices)
         lease = new_object_id("use")
         output, standing = length.most, None
         readings: Sequence[Reading] = ()
         if demand.claims:
-            least = min(length.most, max(self._config.least_output_tokens, work.min_tokens))
-            wanted = Reservation(lease, demand.claims, length.most, least, self.leases.lease_s, size)
+            least = min(output, max(self._config.least_output_tokens, work.min_tokens))
+            wanted = Reservation(lease, demand.claims, output, least, self.leases.lease_s, size)
             granted = await self._reserve(work, demand, wanted)
             output, readings = granted.output, granted.readings
             standing = standing_of(demand.claims, readings)
         clamped = output < length.wanted
-        if work.tally is not None:
-            work.tally.standing = standing
-            work.tally.clamped_max_tokens = output if clamped else None
+        if (tally := work.tally) is not None:
+            tally.standing = standing
+            tally.clamped_max_tokens = output if clamped else None
         try:
             return Grant(
                 lease,
@@ -215,10 +215,10 @@ class Admission:
             # Nobody knows whether it was taken. Told to release it, the background waits for the counters.
             self.leases.settle_later(lease, {})
             raise
+        if demand.soft:
+            self._soft.look(demand, answer.readings, {})
         if isinstance(answer, Granted):
             self.leases.hold(lease)
-        self._soft.look(demand, answer.readings, {})
-        if isinstance(answer, Granted):
             return answer
         if work.tally is not None:
             work.tally.standing = standing_of(demand.claims, answer.readings)

@@ -100,9 +100,12 @@ class Grant:
 
     def served_by(self, replica: str) -> None:
         """A replica works on it from now on, after those that did before."""
-        names = self.replica.split(",") if self.replica else []
-        if replica not in names:
-            self.replica = ",".join([*names, replica])
+        if replica == self.replica:
+            return
+        if not self.replica:
+            self.replica = replica
+        elif replica not in self.replica.split(","):
+            self.replica += f",{replica}"
 
     def used(self, usage: Usage) -> None:
         """Says what has been used up to now, for whoever keeps no tally."""
@@ -141,8 +144,8 @@ class Grant:
         usage = self._used or self._work.usage_so_far()
         processed = usage.completion_tokens > 0 or self._work.began
         outcome = _outcome_of(error, processed=processed)
-        if not processed and outcome not in _BILLED:
-            usage = _NOTHING
+        if not processed and (outcome not in _BILLED or not self.replica):
+            usage = _NOTHING  # nor is anything made for a caller who leaves while it waits
         try:
             await self.settle(usage, outcome)
         except Exception:
@@ -155,24 +158,25 @@ class Grant:
     def _tell(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
         """Notes what it has cost."""
         if self._work.tally is not None:
-            self._work.tally.story.note(
-                ChapterName.SETTLEMENT,
-                self._books.clock.monotonic_s(),
-                outcome=str(outcome),
-                replica=self.replica,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                output_tokens=usage.completion_tokens,
-                cost_usd=usd_of(cost_nusd),
-                price=self._plan.tag.text,
-            )
+            now_s = self._books.clock.monotonic_s()
+            facts = {
+                "outcome": str(outcome),
+                "replica": self.replica,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "output_tokens": usage.completion_tokens,
+                "cost_usd": usd_of(cost_nusd),
+                "price": self._plan.tag.text,
+            }
+            self._work.tally.story.tell(ChapterName.SETTLEMENT, now_s, now_s, facts)
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
         demand = self._plan.demand
         if not demand.claims:
             return  # nothing was reserved
         await self._books.leases.settle(self.lease, charges)
-        self._books.soft.look(demand, self._readings, charges)
+        if demand.soft:
+            self._books.soft.look(demand, self._readings, charges)
 
     def _event(
         self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int], taken: Mapping[str, int]

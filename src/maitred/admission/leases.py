@@ -30,11 +30,14 @@ class Leases:
         counters: Where they are held.
         lease_s: They end so long after they were made or renewed.
         patience_s: How long `settle` may keep its caller waiting.
+
+    Attributes:
+        lease_s: How long a lease lasts without being renewed.
     """
 
     def __init__(self, counters: Counters, lease_s: float, *, patience_s: float = _PATIENCE_S) -> None:
         self._counters = counters
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._patience_s = patience_s
         self._held: set[str] = set()
         self._late: dict[str, Mapping[str, int]] = {}
@@ -49,11 +52,6 @@ class Leases:
     def late(self) -> int:
         """Of these, the ones whose request has ended: the counters could not be told yet."""
         return len(self._late)
-
-    @property
-    def lease_s(self) -> float:
-        """How long a lease lasts without being renewed."""
-        return self._lease_s
 
     def hold(self, lease: str) -> None:
         """Keeps a lease alive from now on."""
@@ -105,8 +103,8 @@ class Leases:
         if not self._held:
             return
         try:
-            async with asyncio.timeout(self._lease_s / 3):
-                await self._counters.renew(list(self._held), self._lease_s)
+            async with asyncio.timeout(self.lease_s / 3):
+                await self._counters.renew(list(self._held), self.lease_s)
         except Exception as error:
             log.warning("%d leases could not be renewed.", len(self._held), exc_info=_cause(error))
 
@@ -125,7 +123,7 @@ class Leases:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_s / 3)
+            await asyncio.sleep(self.lease_s / 3)
             await self.renew()
 
     async def _catch_up(self) -> None:

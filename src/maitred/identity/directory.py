@@ -79,6 +79,14 @@ class Directory:
             self._principals[key.id] = (key, principal)
         return principal
 
+    def stands(self, principal: Principal) -> bool:
+        """Whether `principal_of` gave this very one, and would again: nothing of its key or its tenants has changed.
+
+        Nor will anything by itself, so whoever has proved to hold the key's secret still holds it.
+        """
+        key, known = self._principals.get(principal.key, (None, None))
+        return known is principal and key is not None and key.lasting
+
     def principal_in(self, tenant_id: str, *, key: str, scopes: frozenset[Scope]) -> Principal | None:
         """Someone who belongs to a tenant, whatever it was that proved it; None as for `principal_of`."""
         if tenant_id in self._paths:

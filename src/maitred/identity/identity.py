@@ -93,6 +93,11 @@ class Identity:
             raise Unauthenticated("This API key is not valid here. Check it, or ask for a new one.")
         return principal
 
+    def stands(self, principal: Principal, header: Header) -> bool:
+        """See `maitred.core.tenancy.Identifying`. What proves to be somebody's does so until something changes."""
+        self._check_fresh()
+        return self._directory.stands(principal)
+
     def holds(self, principal: Principal) -> bool:
         """Whether who was let in before would still be: its key neither revoked nor expired, no tenant disabled.
 

@@ -72,7 +72,7 @@ class Refresher:
 
     def check(self) -> None:
         """Raises StoreUnavailable if the directory is too old to be used."""
-        if self.age_s > self._max_stale_s:
+        if self._as_of_s is None or self._clock.monotonic_s() - self._as_of_s > self._max_stale_s:
             raise StoreUnavailable(
                 "Keys cannot be checked now: the store that keeps them has been away for too long. Try again shortly.",
                 retry_after_s=max(1.0, self._every_s),

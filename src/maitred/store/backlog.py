@@ -34,18 +34,23 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._queue) + self._beyond
 
-    def add(self, event: UsageEvent) -> None:
+    def add(self, event: UsageEvent) -> int:
         """Journals an event and takes it up.
+
+        Returns:
+            How many there are then.
 
         Raises:
             StoreUnavailable: The journal cannot take it; nothing has changed.
         """
         position = self._journal.record(event)
-        if self._beyond or len(self._queue) >= self._most_events:
+        count = len(self._queue)
+        if self._beyond or count >= self._most_events:
             self._beyond += 1
             self._charges_beyond.update(event.charges)
-        else:
-            self._queue.append((event, position))
+            return count + self._beyond
+        self._queue.append((event, position))
+        return count + 1
 
     def oldest(self, most: int) -> list[UsageEvent]:
         """Up to `most` events that come next; they stay.

@@ -90,20 +90,17 @@ class UsageLedger:
             StoreUnavailable: The journal cannot be written: the answer must not be ended as if it were billed.
             Bug: An amount is one that no database would take, and that would keep all later ones out with it.
         """
-        of_tokens = (event.prompt_tokens, event.cached_tokens, event.output_tokens)
-        amounts = (*of_tokens, event.cost_nusd, *event.charges.values())
+        model, tokens = event.model, (event.prompt_tokens, event.output_tokens, event.cached_tokens)
+        amounts = (*tokens, event.cost_nusd, *event.charges.values())
         if min(amounts) < 0 or max(amounts) > _MOST:
             raise Bug(f"Request {event.request_id} cannot have used {amounts}. Report what its replica is.")
-        self._backlog.add(event)
-        prompt, output, cached = self._tokens.get(event.model, (0, 0, 0))
-        self._tokens[event.model] = (
-            prompt + event.prompt_tokens,
-            output + event.output_tokens,
-            cached + event.cached_tokens,
-        )
-        self._costs_nusd[event.model] += event.cost_nusd
-        if len(self._backlog) >= BATCH:
+        if self._backlog.add(event) >= BATCH:
             self._full.set()
+        if model in self._tokens:
+            prompt, output, cached = self._tokens[model]
+            tokens = (prompt + tokens[0], output + tokens[1], cached + tokens[2])
+        self._tokens[model] = tokens
+        self._costs_nusd[model] += event.cost_nusd
 
     @property
     def backlog(self) -> int:

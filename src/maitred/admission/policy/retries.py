@@ -19,6 +19,9 @@ from collections import OrderedDict
 
 WINDOW_S = 60.0
 """What happened so long ago counts for 37 %."""
+_GRAIN_S = 0.5
+"""What happened within it counts as of its beginning, which is off by less than 1 %; so most requests need no look at
+the time that has passed."""
 _MOST_TENANTS = 10_000
 _MOST_KEYS = 65_536
 
@@ -35,7 +38,7 @@ class _Account:
 
     def fade(self, now_s: float) -> None:
         """Brings the sums to now."""
-        factor = math.exp(-max(0.0, now_s - self.at_s) / WINDOW_S)
+        factor = math.exp((self.at_s - now_s) / WINDOW_S)
         self.firsts *= factor
         self.grants *= factor
         self.at_s = now_s
@@ -104,7 +107,7 @@ class RetryBudget:
             account = self._accounts[tenant] = _Account(now_s)
             if len(self._accounts) > self._most_tenants:
                 self._accounts.popitem(last=False)
-        else:
+        elif now_s - account.at_s >= _GRAIN_S:
             self._accounts.move_to_end(tenant)
             account.fade(now_s)
         return account

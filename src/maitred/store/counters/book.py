@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reading, Reservation
+from maitred.store.counters.tab import Tab
 from maitred.store.counters.tallies import Budget, Tally, bucket_after, new_tally
 
 REMEMBER_S = 3600.0
@@ -23,6 +24,9 @@ _LOOK_AFTER_US = 60_000_000
 _LOOKS = 16
 """Counters that one call looks at: many windows end at one midnight, and no request shall wait for all of them."""
 _SPARE_ENDS = 64
+_MOST_TABS = 4096
+"""Beyond which all are found anew."""
+_FAR_US = 2**62
 
 _BUDGET = CounterKind.BUDGET
 _BUCKET = CounterKind.BUCKET
@@ -42,9 +46,8 @@ class BookSize(msgspec.Struct, frozen=True):
 
 class _Lease(msgspec.Struct):
     ends_us: int
-    claims: Sequence[Claim]
-    tallies: list[Tally]
-    amounts: list[int]
+    tab: Tab
+    amounts: Sequence[int]
 
 
 class Book:
@@ -57,6 +60,11 @@ class Book:
     def __init__(self, *, opens: bool = True) -> None:
         self._opens = opens
         self._tallies: dict[str, Tally] = {}
+        self._tabs: dict[int, Tab] = {}
+        """Of claims that come again and again as the same object, by its identity. While a tab is here, each of its
+        tallies is the one that is kept."""
+        self._quiet_until_us = 0
+        """No lease ends, and no counter is looked at, before."""
         self._leases: dict[str, _Lease] = {}
         self._ends: list[tuple[int, str]] = []
         """Notes of when to look at which lease, at its end at the latest; renewing it leaves an early one."""
@@ -91,6 +99,7 @@ class Book:
             until_us: By now all are full again, whatever was taken.
         """
         self._recalled, self._recalled_since_us, self._recalled_until_us = dict(taken), since_us, until_us
+        self._quiet_until_us = since_us
 
     def reserve(self, reservation: Reservation, now_us: int, wall_s: float) -> Granted | Denied | None:
         """See `core.counters.Counters.reserve`; None: a budget is not known and must be opened first.
@@ -98,55 +107,38 @@ class Book:
         Raises:
             ValueError: The lease exists, or two claims are on one counter.
         """
-        self._pass_time(now_us, wall_s)
-        claims, lease, output = tuple(reservation.claims), reservation.lease, reservation.output
-        prompt_tokens, choices = reservation.size.prompt_tokens, reservation.size.choices
+        if now_us >= self._quiet_until_us:
+            self._pass_time(now_us, wall_s)
+        lease, output, size = reservation.lease, reservation.output, reservation.size
         if lease in self._leases or lease in self._expired:
             raise ValueError(f"The lease {lease!r} exists. Each reservation needs an id of its own.")
-
-        # `Claim.amount` is spelled out: a call for every claim would be a good part of the time of a step.
-        known, wanted = self._tallies.get, output * choices
-        tallies: list[Tally] = []
-        rooms: list[int] = []
-        amounts: list[int] = []
-        fits, new = True, False
-        for claim in claims:
-            tally = known(claim.counter)
-            if tally is None:
-                if claim.kind is _BUDGET and not self._opens:
-                    return None
-                tally, new = self._begun(claim, now_us), True
-            room = tally.room(claim, now_us)
-            amount = -(-(claim.fixed + claim.per_prompt * prompt_tokens + claim.per_output * wanted) // claim.divisor)
-            if amount > room and claim.hard and amount > 0:
-                fits = False
-            tallies.append(tally)
-            rooms.append(room)
-            amounts.append(amount)
-        if len(set(tallies)) < len(claims) or (new and len({claim.counter for claim in claims}) < len(claims)):
-            raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
-        if not fits:
-            output = _clamped(reservation, rooms)
-            amounts = [claim.amount(output, reservation.size) for claim in claims]
+        tab = self._tabs.get(id(reservation.claims))
+        new = tab is None
+        if tab is None and (tab := self._tab(reservation.claims, now_us)) is None:
+            return None
+        rooms, amounts = tab.look(now_us), tab.amounts(output, size)
+        for claim, room, amount in zip(tab.claims, rooms, amounts, strict=True):
+            if amount > room and amount > 0 and claim.hard:
+                output = _clamped(reservation, rooms)
+                amounts = tab.amounts(output, size)
+                break
         if output < reservation.least_output:
-            return _denied(reservation, tallies, rooms, wall_s)
-
-        readings: list[Reading] = []
-        for claim, tally, room, amount in zip(claims, tallies, rooms, amounts, strict=True):
-            if new and not tally.holders and claim.counter not in self._tallies:
-                self._keep(claim.counter, tally, now_us)
-            readings.append(tally.take(claim, amount, room, now_us, wall_s))
+            return _denied(reservation, tab, rooms, wall_s)
+        tab.take(amounts, now_us)
+        if new:
+            self._keep_all(tab, now_us)
         ends_us = now_us + int(reservation.lease_s * 1e6)
-        self._leases[lease] = _Lease(ends_us, claims, tallies, amounts)
-        heappush(self._ends, (ends_us, lease))
-        return Granted(output, readings)
+        self._leases[lease] = _Lease(ends_us, tab, amounts)
+        self._watch(ends_us, lease)
+        return Granted(output, tab.readings(wall_s))
 
     def settle(self, lease: str, amounts: Mapping[str, int], now_us: int, wall_s: float) -> None:
         """See `core.counters.Counters.settle`."""
-        self._pass_time(now_us, wall_s)
+        if now_us >= self._quiet_until_us:
+            self._pass_time(now_us, wall_s)
         running = self._leases.pop(lease, None)
         if running is not None:
-            self._release(running, amounts, now_us)
+            running.tab.settle(running.amounts, amounts, now_us)
             if len(self._ends) > 2 * len(self._leases) + _SPARE_ENDS:
                 self._ends = [(kept.ends_us, id_) for id_, kept in self._leases.items()]
                 heapify(self._ends)
@@ -164,17 +156,33 @@ class Book:
             if lease is None:
                 continue
             if ends_us < lease.ends_us:
-                heappush(self._ends, (ends_us, id_))
+                self._watch(ends_us, id_)
             lease.ends_us = ends_us
 
     def read(self, claims: Sequence[Claim], now_us: int, wall_s: float) -> list[Reading]:
         """See `core.counters.Counters.read`."""
         self._pass_time(now_us, wall_s)
-        readings = []
+        tab = Tab(claims, [self._tallies.get(claim.counter) or self._begun(claim, now_us) for claim in claims])
+        tab.look(now_us)
+        return tab.readings(wall_s)
+
+    def _tab(self, claims: Sequence[Claim], now_us: int) -> Tab | None:
+        """Of claims that were not met before, or whose counters have changed; None: a budget must be opened first.
+
+        Raises:
+            ValueError: Two claims are on one counter.
+        """
+        tallies: list[Tally] = []
         for claim in claims:
-            tally = self._tallies.get(claim.counter) or self._begun(claim, now_us)
-            readings.append(tally.reading(claim, tally.room(claim, now_us), wall_s))
-        return readings
+            tally = self._tallies.get(claim.counter)
+            if tally is None:
+                if claim.kind is _BUDGET and not self._opens:
+                    return None
+                tally = self._begun(claim, now_us)
+            tallies.append(tally)
+        if len({claim.counter for claim in claims}) < len(claims):
+            raise ValueError("Two claims of one reservation are on the same counter. Make them one.")
+        return Tab(claims, tallies)
 
     def _begun(self, claim: Claim, now_us: int) -> Tally:
         """The tally of a counter that has none. A bucket that is not full is kept at once."""
@@ -188,11 +196,23 @@ class Book:
     def _keep(self, counter: str, tally: Tally, now_us: int) -> None:
         self._tallies[counter] = tally
         heappush(self._due, (now_us + _LOOK_AFTER_US, counter))
+        self._quiet_until_us = min(self._quiet_until_us, now_us + _LOOK_AFTER_US)
 
-    def _release(self, lease: _Lease, amounts: Mapping[str, int], now_us: int) -> None:
-        used = amounts.get
-        for claim, tally, amount in zip(lease.claims, lease.tallies, lease.amounts, strict=True):
-            tally.settle(amount, used(claim.counter, 0), now_us)
+    def _keep_all(self, tab: Tab, now_us: int) -> None:
+        """Of a tab that something was taken from; it serves all who claim the same."""
+        for claim, tally in zip(tab.claims, tab.tallies, strict=True):
+            if claim.counter not in self._tallies:
+                self._keep(claim.counter, tally, now_us)
+        if isinstance(tab.claims, tuple):
+            if len(self._tabs) >= _MOST_TABS:
+                self._tabs.clear()
+            self._tabs[id(tab.claims)] = tab
+
+    def _watch(self, ends_us: int, lease: str) -> None:
+        """Looks at a lease at that time."""
+        heappush(self._ends, (ends_us, lease))
+        if ends_us < self._quiet_until_us:
+            self._quiet_until_us = ends_us
 
     def _charge_late(self, claims: Sequence[Claim], amounts: Mapping[str, int], now_us: int) -> None:
         for claim in claims:
@@ -217,8 +237,8 @@ class Book:
                 heappush(ends, (lease.ends_us, id_))
                 continue
             del self._leases[id_]
-            self._release(lease, {}, now_us)
-            self._expired[id_] = lease.claims
+            lease.tab.settle(lease.amounts, {}, now_us)
+            self._expired[id_] = lease.tab.claims
             self._remembered.append((lease.ends_us + int(REMEMBER_S * 1e6), id_))
         while self._remembered and self._remembered[0][0] <= now_us:
             self._expired.pop(self._remembered.popleft()[1], None)
@@ -232,8 +252,13 @@ class Book:
             idle_in_us = self._tallies[counter].idle_in_us(now_us, wall_s)
             if idle_in_us is None:
                 del self._tallies[counter]
+                self._tabs.clear()
             else:
                 heappush(due, (now_us + max(idle_in_us, _LOOK_AFTER_US), counter))
+        firsts = [queue[0][0] for queue in (ends, self._remembered, due) if queue]
+        if self._recalled:
+            firsts.append(self._recalled_until_us)
+        self._quiet_until_us = min(firsts, default=_FAR_US)
 
 
 def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
@@ -248,12 +273,10 @@ def _clamped(reservation: Reservation, rooms: Sequence[int]) -> int:
     return output
 
 
-def _denied(reservation: Reservation, tallies: list[Tally], rooms: list[int], wall_s: float) -> Denied:
+def _denied(reservation: Reservation, tab: Tab, rooms: list[int], wall_s: float) -> Denied:
     last = 0
     longest_s = -math.inf
-    readings = []
-    for index, (claim, tally, room) in enumerate(zip(reservation.claims, tallies, rooms, strict=True)):
-        readings.append(tally.reading(claim, room, wall_s))
+    for index, (claim, tally, room) in enumerate(zip(tab.claims, tab.tallies, rooms, strict=True)):
         output = reservation.least_output if claim.clamps else reservation.output
         amount = claim.amount(output, reservation.size)
         if not claim.hard or amount <= max(room, 0):
@@ -263,4 +286,4 @@ def _denied(reservation: Reservation, tallies: list[Tally], rooms: list[int], wa
         rank_s = -1.0 if wait_s is None else wait_s
         if rank_s > longest_s:
             last, longest_s = index, rank_s
-    return Denied(last, readings, longest_s if 0.0 <= longest_s < math.inf else None)
+    return Denied(last, tab.readings(wall_s), longest_s if 0.0 <= longest_s < math.inf else None)

@@ -26,7 +26,14 @@ class MemoryCounters:
     Args:
         clock: Leases and buckets go by its monotonic time, budgets by its wall time.
         spent: Asked once for each budget that is met. Without it budgets begin with nothing.
+
+    Attributes:
+        at_once: Always: to settle is to add up.
+        healthy: Always: what is counted here is here.
     """
+
+    at_once = True
+    healthy = True
 
     def __init__(self, clock: Clock, spent: Spent | None = None) -> None:
         self._clock = clock
@@ -58,29 +65,21 @@ class MemoryCounters:
         since_us = now_us + min(math.ceil(max(since_s, _LONG_AGO_S) * 1e6) - wall_us, 0)
         self._book.recall(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
 
-    @property
-    def at_once(self) -> bool:
-        """Always: to settle is to add up."""
-        return True
-
-    @property
-    def healthy(self) -> bool:
-        """Always: what is counted here is here."""
-        return True
-
     async def reserve(self, reservation: Reservation) -> Granted | Denied:
         """See `core.counters.Counters.reserve`.
 
         Raises:
             StoreUnavailable: A budget is new here, and nobody can say what was spent of it.
         """
-        while (answer := self._book.reserve(reservation, self._now_us(), self._clock.wall_s())) is None:
+        clock = self._clock
+        while (answer := self._book.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
             await self._meet(reservation.claims)
         return answer
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """See `core.counters.Counters.settle`."""
-        self._book.settle(lease, amounts, self._now_us(), self._clock.wall_s())
+        clock = self._clock
+        self._book.settle(lease, amounts, int(clock.monotonic_s() * 1e6), clock.wall_s())
 
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
         """See `core.counters.Counters.renew`."""

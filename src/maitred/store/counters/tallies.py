@@ -6,12 +6,15 @@ units of 10⁻⁹ tokens.
 
 A bucket keeps what is *missing*, which the refill makes less, rather than what is left. So a bucket that nobody has
 seen is the same as a full one, which may be forgotten, and a changed capacity needs no conversion.
+
+Of every sort of counter one number says how much of its capacity is gone: `taken`. A step that goes through all
+counters of a request adds it up in the open (see `maitred.store.counters.book`); what differs between sorts is here.
 """
 
 import math
 from collections.abc import Iterable
 
-from maitred.core.counters import Claim, CounterKind, Reading
+from maitred.core.counters import Claim, CounterKind
 
 UNITS = 10**9
 """To a token."""
@@ -32,55 +35,49 @@ class Bucket:
     only when something is taken or given back; looking often cannot lose the refill of a slow bucket in roundings.
     """
 
-    __slots__ = ("_at_us", "_missing", "_missing_now", "_refill", "_refill_per_s", "holders")
+    __slots__ = ("_at_us", "_missing", "_missing_now", "_refill", "_refill_per_s", "holders", "taken")
 
     def __init__(self, claim: Claim, now_us: int) -> None:
         self.holders = 0
         """Leases that took from it."""
+        self.taken = 0
+        """Of its capacity, as of the last `look`: nothing else knows the time. More than that when settling took more
+        than there was."""
         self._missing = self._missing_now = 0
         self._at_us = now_us
         self._refill_per_s = claim.refill_per_s
         self._refill = int(claim.refill_per_s * UNITS)
 
-    def room(self, claim: Claim, now_us: int) -> int:
-        """What can be taken now; negative when settling took more than there was."""
+    def look(self, claim: Claim, now_us: int) -> None:
+        """Sees how it stands now."""
         missing = self._missing
         if missing:
             missing -= (now_us - self._at_us) * self._refill // 1_000_000
             if missing < 0:
                 missing = 0
         self._missing_now = missing
+        self.taken = -(-missing // UNITS)
         if claim.refill_per_s != self._refill_per_s:
             # The time until now was refilled as it was agreed then.
             self._missing = missing
             self._at_us = now_us
             self._refill_per_s = claim.refill_per_s
             self._refill = int(claim.refill_per_s * UNITS)
-        return claim.capacity + -missing // UNITS
 
-    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
-        """Reserves, and says how it stands then; `room` is what it said just before."""
-        self.holders += 1
+    def take(self, amount: int, now_us: int) -> None:
+        """Takes what there is room for by the last look, which was just now."""
         if amount:
+            self.taken += amount
             self._missing = self._missing_now = self._missing_now + amount * UNITS
             self._at_us = now_us
-            room -= amount
-        reset_s = self._missing_now / self._refill if self._refill else 0.0
-        return Reading(claim.capacity, room, reset_s, claim.capacity - room)
 
-    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
-        """What is to be told of it, when `room` is left."""
-        reset_s = self._missing_now / self._refill if self._refill else 0.0
-        return Reading(claim.capacity, room, reset_s, claim.capacity - room)
-
-    def settle(self, amount: int, used: int, now_us: int) -> None:
-        """Ends what `take` began; what was refilled meanwhile is not given twice."""
-        self.holders -= 1
-        if used != amount:
-            self.charge(used - amount, now_us)
+    @property
+    def reset_s(self) -> float:
+        """Until it is full, as of the last look."""
+        return self._missing_now / self._refill if self._refill else 0.0
 
     def charge(self, used: int, now_us: int) -> None:
-        """Takes what was used, or gives it back if negative, to its capacity."""
+        """Takes what was used, or gives it back if negative, to its capacity; what was refilled is not given twice."""
         missing = self._missing - (now_us - self._at_us) * self._refill // 1_000_000
         self._missing = max(max(missing, 0) + used * UNITS, 0)
         self._at_us = now_us
@@ -104,30 +101,11 @@ class Bucket:
 class Pool:
     """At one time: what is reserved."""
 
-    __slots__ = ("_reserved", "holders")
+    __slots__ = ("holders", "taken")
 
     def __init__(self) -> None:
         self.holders = 0
-        self._reserved = 0
-
-    def room(self, claim: Claim, now_us: int) -> int:
-        """See `Bucket.room`."""
-        return claim.capacity - self._reserved
-
-    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
-        """See `Bucket.take`."""
-        self.holders += 1
-        self._reserved += amount
-        return Reading(claim.capacity, room - amount, 0.0, self._reserved)
-
-    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
-        """See `Bucket.reading`."""
-        return Reading(claim.capacity, room, 0.0, self._reserved)
-
-    def settle(self, amount: int, used: int, now_us: int) -> None:
-        """Frees all of it."""
-        self.holders -= 1
-        self._reserved -= amount
+        self.taken = 0
 
     def charge(self, used: int, now_us: int) -> None:
         """What ran is over."""
@@ -144,44 +122,25 @@ class Pool:
 class Budget:
     """In one window: what was charged, and what is reserved."""
 
-    __slots__ = ("_charged", "_reserved", "ends_s", "holders")
+    __slots__ = ("charged", "ends_s", "holders", "taken")
 
     def __init__(self, claim: Claim, charged: int) -> None:
         self.holders = 0
         self.ends_s = claim.ends_s
-        self._reserved = 0
-        self._charged = charged
-
-    def room(self, claim: Claim, now_us: int) -> int:
-        """See `Bucket.room`."""
-        return claim.capacity - self._charged - self._reserved
-
-    def take(self, claim: Claim, amount: int, room: int, now_us: int, wall_s: float) -> Reading:
-        """See `Bucket.take`."""
-        self.holders += 1
-        self._reserved += amount
-        return self.reading(claim, room - amount, wall_s)
-
-    def reading(self, claim: Claim, room: int, wall_s: float) -> Reading:
-        """See `Bucket.reading`."""
-        reset_s = 0.0 if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
-        return Reading(claim.capacity, room, reset_s, self._charged, self._reserved)
-
-    def settle(self, amount: int, used: int, now_us: int) -> None:
-        """Charges what was used; the rest goes back."""
-        self.holders -= 1
-        self._reserved -= amount
-        self._charged += used
+        self.charged = charged
+        self.taken = charged
+        """That, and what is reserved."""
 
     def charge(self, used: int, now_us: int) -> None:
         """See `Bucket.charge`."""
-        self._charged += used
+        self.charged += used
+        self.taken += used
 
     def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
         """A charge goes with its window; what only others hold may come back at any time."""
         if amount > claim.capacity:
             return math.inf
-        if self._charged + amount <= claim.capacity:
+        if self.charged + amount <= claim.capacity:
             return None
         return math.inf if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
 
