@@ -57,6 +57,9 @@ class Anyone:
     async def identify(self, header):
         return self._principal
 
+    def stands(self, principal, header):
+        return principal is self._principal
+
 
 @dataclass
 class Gateway:

@@ -199,8 +199,8 @@ async def test_what_a_request_says_of_its_urgency_and_what_it_is_told():
 
 async def test_the_client_does_not_come_back_beyond_its_budget_of_retries():
     async with gateway([ANSWER], max_in_flight=1, retry_share=0.0, retry_allowance=1) as system:
-        async with system.gate.enter(), async_client(system).with_options(max_retries=2) as client:
-            with pytest.raises(openai.RateLimitError) as caught:
+        async with async_client(system).with_options(max_retries=2) as client:
+            with system.gate.enter(), pytest.raises(openai.RateLimitError) as caught:
                 await client.chat.completions.create(model=MODEL, messages=USER)
         assert caught.value.response.headers["x-should-retry"] == "false"
         # It came, was granted one retry, came back, and then let it be.

@@ -3,7 +3,7 @@
 import asyncio
 import csv
 import io
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 
 import pytest
 
@@ -339,9 +339,9 @@ async def test_only_keys_with_the_scope_may_come_in(admin):
 
 
 async def test_a_full_server_takes_the_limit_that_relieves_it(admin):
-    async with AsyncExitStack() as crowd:
+    with ExitStack() as crowd:
         for _ in range(100):
-            await crowd.enter_async_context(admin.gate.enter())
+            crowd.enter_context(admin.gate.enter())
         await admin.done("PUT", "limits/relief", {"subject": "*", "kind": "concurrent_requests", "value": 50})
 
 

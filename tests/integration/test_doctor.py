@@ -109,10 +109,12 @@ async def complete(client, model, prompt_tokens, max_tokens, **more):
     return await client.post("/v1/completions", json=body, **more)
 
 
-async def first_finding(patient, *arguments):
-    findings = await asyncio.to_thread(patient.visit, *arguments)
-    assert findings, "nothing was found"
-    return findings[0]
+async def first_finding(patient, *arguments, visits=1):
+    for _ in range(visits):
+        findings = await asyncio.to_thread(patient.visit, *arguments)
+        if findings:
+            return findings[0]
+    pytest.fail("nothing was found")
 
 
 async def test_a_server_at_rest_is_healthy(patient):
@@ -182,7 +184,8 @@ async def test_the_gateway_itself(patient):
                     await reader.readexactly(int(re.search(rb"content-length: (\d+)", head, re.I)[1]))
 
     clients = [asyncio.create_task(ask_on()) for _ in range(4)]
-    finding = await first_finding(patient)
+    # It is found by the share of a core that it uses; other work may leave it too little of one for a while.
+    finding = await first_finding(patient, visits=5)
     assert not any(client.done() for client in clients)
     for client in clients:
         client.cancel()

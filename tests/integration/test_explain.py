@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import httpx
 import pytest
@@ -17,7 +18,16 @@ SECRET = "my grandmother's maiden name is Featherstonehaugh"
 def server():
     settings = {"engine.threads": 1, "engine.kv_memory_bytes": 64 << 20, "model.replicas": 2, "explain.requests": 4}
     with serving(settings=settings) as running:
+        until_up(running, 2)
         yield running
+
+
+def until_up(server, replicas, timeout_s=60):
+    """It is ready with the first of them."""
+    until_s = time.monotonic() + timeout_s
+    while server.metrics().get("maitred_engine_up", 0) < replicas:
+        assert time.monotonic() < until_s, server.log.read_text()
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

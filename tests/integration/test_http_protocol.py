@@ -75,3 +75,51 @@ async def test_what_is_not_http_is_answered_with_400():
         error = json.loads(body)["error"]
         assert (error["code"], error["type"]) == ("invalid_request", "invalid_request_error")
         assert "use http://" in error["message"]
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+"""As Java's HTTP client makes it with the first request of a connection without TLS."""
+
+
+async def test_an_offer_to_speak_another_protocol_is_not_taken_up_and_loses_nothing():
+    body = b'{"prompt":"hello there"}'
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n"
+    offering, plain = (head % (offer, len(body)) for offer in (OFFER, b""))
+    whole = offering + body + plain + body
+    cuts = [
+        [whole],
+        [offering, body, plain + body],
+        [whole[:70], whole[70 : len(offering) + 5], whole[len(offering) + 5 :]],
+    ]
+    async with gateway() as system:
+        for reads in cuts:
+            reader, writer = await connect(system)
+            answers = []
+            async with asyncio.timeout(5):
+                for part in reads:
+                    writer.write(part)
+                    await asyncio.sleep(0)
+                while len(answers) < 2:
+                    answers.append(await answer_of(reader))
+                writer.write(offering + body)  # a head that has come before
+                answers.append(await answer_of(reader))
+            writer.close()
+            assert {status for status, _ in answers} == {b"HTTP/1.1 200 OK"}
+            assert len({tokens for _, tokens in answers}) == 1
+
+
+async def test_a_tunnel_is_refused():
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+        async with asyncio.timeout(5):
+            status = await reader.readline()
+        writer.close()
+        assert status.startswith(b"HTTP/1.1 4")
+
+
+async def answer_of(reader):
+    """Status line and body."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return head.partition(b"\r\n")[0], await reader.readexactly(int(length.partition(b":")[2]))

@@ -149,6 +149,16 @@ async def test_a_request_goes_out_again_only_where_a_kept_connection_was_closed_
         assert (server.connections, len(server.requests)) == (3, 5)
 
 
+async def test_a_request_goes_out_again_where_a_kept_connection_was_idle_for_too_long():
+    whole = [OK + b"content-length: 1\r\n\r\na"]
+    late = [b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", None]
+    async with line_to(whole, late, whole, late, late) as (server, line):
+        assert [await asked(line), await asked(line)] == [b"a", b"a"]
+        assert (server.connections, len(server.requests)) == (2, 3)
+        assert (await line.ask(REQUEST)).status == 408  # said twice, it is an answer
+        assert (server.connections, len(server.requests)) == (3, 5)
+
+
 @pytest.mark.parametrize("more", [b"connection: close\r\n", b""])
 async def test_a_connection_serves_once_where_the_server_says_so_or_says_more_than_it_was_asked(more):
     surplus = b"" if more else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

@@ -123,13 +123,27 @@ class CountersMachine(RuleBasedStateMachine):
         self.leases = {}
         self.settled = []
         self.made = 0
+        self.orders = []
+        """Claims that come again as the same object, as those of a key do, in the window that they were made in."""
 
     # --- the rules
 
-    @rule(data=st.data(), output=st.integers(0, 60), lease_ticks=st.integers(1, 64 * 90))
-    def reserve(self, data, output, lease_ticks):
+    @rule(data=st.data(), output=st.integers(0, 60), lease_ticks=st.integers(1, 64 * 90), kept=st.booleans())
+    def reserve(self, data, output, lease_ticks, kept):
         shapes = data.draw(st.lists(st.sampled_from(SHAPES), unique=True, max_size=6))
         claims = [self.draw_claim(data, shape) for shape in shapes]
+        if kept:
+            claims = tuple(claims)
+            self.orders.append((self.day(), claims))
+        self.take(data, claims, output, lease_ticks)
+
+    @precondition(lambda self: any(day == self.day() for day, _ in self.orders))
+    @rule(data=st.data(), output=st.integers(0, 60), lease_ticks=st.integers(1, 64 * 90))
+    def reserve_again(self, data, output, lease_ticks):
+        claims = data.draw(st.sampled_from([claims for day, claims in self.orders if day == self.day()]))
+        self.take(data, claims, output, lease_ticks)
+
+    def take(self, data, claims, output, lease_ticks):
         least = data.draw(st.integers(0, output))
         self.made += 1
         lease = f"lease-{self.made}"
@@ -257,8 +271,11 @@ class CountersMachine(RuleBasedStateMachine):
             coroutine.send(None)
         return done.value.value
 
+    def day(self):
+        return int(self.clock.wall_s() // DAY_S)
+
     def counter_of(self, shape):
-        return f"{shape.name}:{int(self.clock.wall_s() // DAY_S)}" if shape.windowed else shape.name
+        return f"{shape.name}:{self.day()}" if shape.windowed else shape.name
 
     def spent_of(self, counter):
         # What was spent before the machine began, in the window in which it began.
@@ -271,7 +288,7 @@ class CountersMachine(RuleBasedStateMachine):
             kind=shape.kind,
             capacity=shape.capacity,
             refill_per_s=shape.rate,
-            ends_s=(self.clock.wall_s() // DAY_S + 1) * DAY_S if shape.windowed else None,
+            ends_s=(self.day() + 1) * DAY_S if shape.windowed else None,
             hard=shape.hard,
             **{"fixed": 0, **more},
         )

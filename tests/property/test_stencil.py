@@ -4,11 +4,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.chat import ChatShape
+from maitred.api.chat_shape import ChatShape
 from maitred.api.completions import CompletionShape
+from maitred.api.delivery import WholeChoice
 from maitred.api.messages import MessagesShape
 from maitred.core.answer import Part, Tally
-from maitred.core.request import FinishReason
+from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 from maitred.wire.sse import SSEDecoder
 
@@ -34,16 +35,37 @@ def test_chat_and_completions(model, parts, usage, choices, data):
     parts = [msgspec.structs.replace(part, index=data.draw(st.integers(0, choices - 1))) for part in parts]
     asked = {"model": model, "stream": True, "stream_options": {"include_usage": usage}, "n": choices}
     chat = ChatShape(
-        decode_chat(msgspec.json.encode({**asked, "messages": [{"role": "user", "content": "hi"}]}), strict=True)
+        decode_chat(msgspec.json.encode({**asked, "messages": [{"role": "user", "content": "hi"}]}), strict=True),
+        "chatcmpl-1",
     )
-    text = CompletionShape(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True))
+    text = CompletionShape(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True), "cmpl-1")
     for shape in (chat, text):
         assert shape.events(parts) == b"".join(map(shape._written, parts))
 
 
+@given(
+    model=words,
+    texts=st.lists(texts | words, max_size=3),
+    finish=st.sampled_from(FinishReason),
+    extras=st.lists(st.just({"reasoning_content": "so"}), max_size=1),
+    scores=st.none() | st.just([]),
+    counts=st.tuples(*[st.integers(0, 2**31)] * 3),
+    estimated=st.booleans(),
+    thought=st.sampled_from([0, 0, 5]),
+    functions=st.booleans(),
+    choices=st.sampled_from([1, 1, 2]),
+)
+def test_whole_chats(model, texts, finish, extras, scores, counts, estimated, thought, functions, choices):
+    asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], "functions": [{"name": "f"}] * functions}
+    shape = ChatShape(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
+    whole = [WholeChoice(texts, scores, extras, finish) for _ in range(choices)]
+    usage = Usage(*counts, estimated, thought)
+    assert shape.whole(whole, usage) == shape.in_full(whole, usage)
+
+
 @given(model=words, parts=parts)
 def test_messages(model, parts):
-    quick, plain = (MessagesShape(model, Tally("req-1", 0.0), thoughts=True) for _ in range(2))
+    quick, plain = (MessagesShape(model, "msg_1", Tally("req-1", 0.0), thoughts=True) for _ in range(2))
     end = [Part(0, "", FinishReason.STOP)]
     assert quick.events([*parts, *end]) == b"".join(map(plain._written, [*parts, *end]))
 
@@ -51,6 +73,6 @@ def test_messages(model, parts):
 @given(model=words, text=texts)
 def test_what_a_client_reads(model, text):
     request = decode_completion(msgspec.json.encode({"model": model, "prompt": "", "stream": True}), strict=True)
-    (event,) = fields(CompletionShape(request).events([Part(0, text)]))
+    (event,) = fields(CompletionShape(request, "cmpl-1").events([Part(0, text)]))
     assert event["choices"][0]["text"] == text
     assert event["model"] == model

@@ -51,7 +51,7 @@ class House:
         ticket = self.floor.ticket(made)
         if asks:  # what would become of it, and then something may happen before it joins
             ready = self.floor.refresh(now_s)
-            self.floor.forecaster.of(ticket, ready, now_s)
+            self.floor.foretell(ticket, ready, now_s)
             assert self.floor.ticket(made) is ticket
         if dies:
             self.engines[0].up = not self.engines[0].up

@@ -9,19 +9,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from enum import Enum, auto
-from functools import partial
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl
 
-from maitred.api.account import account_headers
-from maitred.api.connection import Watch, connection_of
+from maitred.api.connection import connection_of
 from maitred.api.dialect import OPENAI, Dialect
-from maitred.api.errors import Header, clamped_headers, headers_of
-from maitred.api.headers import Headers
+from maitred.api.errors import Header, headers_of
+from maitred.api.greeting import greeting_of
+from maitred.api.head import lines_of, told_headers, told_lines
 from maitred.api.interrupt import ClientLeft, Interruptible
 from maitred.core.answer import Tally
 from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError
-from maitred.core.ids import request_id_from
+from maitred.core.ids import id_like, new_object_id, request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
 
 Scope = MutableMapping[str, Any]
@@ -36,6 +35,9 @@ _EVENT_STREAM: Sequence[Header] = (
     # nginx and its kin would otherwise collect the stream and pass it on in lumps.
     (b"x-accel-buffering", b"no"),
 )
+_STREAM = b"".join(map(b"%b: %b\r\n".__mod__, _EVENT_STREAM))
+_WHOLE = b"content-type: %b\r\ncontent-length: %d\r\n"
+"""The lines that are an answer's own."""
 _MOST_PARAMETERS = 50
 """Of a query."""
 _PIECE_BYTES = 64 * 1024
@@ -58,7 +60,8 @@ class Call:
     Attributes:
         path: Decoded, without the query.
         method: Upper case.
-        header: What its headers say.
+        greeting: What its head says...
+        header: ...and the headers in it.
         tally: What is known of this request so far.
         parameter: The part of the path that its route leaves open.
         dialect: Of the API that was called.
@@ -71,26 +74,39 @@ class Call:
         on_left: Called when the client leaves, for work that goes on without it; None: leaving ends the work.
     """
 
+    parameter = ""
+    dialect: Dialect = OPENAI
+    body = b""
+    status = 0
+    retries = 0
+    sent_s = 0.0
+    on_left: Callable[[], None] | None = None
+    progress = Progress.NOTHING_SENT
+    _watching: Interruptible
+    """What ends when the client leaves."""
+
     def __init__(self, scope: Scope, receive: Receive, send: Send, started_s: float) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
-        self.parameter = ""
-        self.dialect: Dialect = OPENAI
-        self.body = b""
-        self.status = 0
         self.answer_headers: list[Header] = []
         self.connection = connection_of(scope)
-        self.retries = 0
-        self.sent_s = 0.0
-        self.on_left: Callable[[], None] | None = None
-        self.progress = Progress.NOTHING_SENT
-        self.header = Headers(scope["headers"])
-        self._query: bytes = scope.get("query_string", b"")
+        self.greeting = greeting_of(scope)
+        self.header = self.greeting.header
+        self._scope = scope
         self._receive = receive
         self._send = send
-        explain = self.header(b"x-maitred-explain")
-        self._explain = explain is not None and explain.strip().lower() in ("true", "1")
-        self.tally = Tally(request_id_from(self.header(b"x-request-id")), started_s)
+        offered = self.greeting.offered_id
+        request_id = request_id_from(offered)
+        self._ours = request_id is not offered
+        self.tally = Tally(request_id, started_s)
+
+    def named(self, kind: str) -> str:
+        """An id for the one thing of a kind that this request makes.
+
+        It has the digits of the request's own, so that who has the one finds the other; unless the client has chosen
+        that, and may have chosen the same for others.
+        """
+        return id_like(kind, self.tally.request_id) if self._ours else new_object_id(kind)
 
     @property
     def principal(self) -> Principal:
@@ -105,13 +121,27 @@ class Call:
             InvalidRequest: They are not UTF-8, or too many.
         """
         try:
-            text = self._query.decode("ascii")
+            text = self._scope.get("query_string", b"").decode("ascii")
             return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
         except ValueError as error:
             raise InvalidRequest(
                 f"The query of this address cannot be read. Send at most {_MOST_PARAMETERS} parameters, as "
                 "percent-encoded UTF-8."
             ) from error
+
+    def has_body(self, limit_bytes: int) -> bool:
+        """Takes the body, if all of it is here already, as nearly always; otherwise it is to be read.
+
+        Raises:
+            BodyTooLarge: It is longer than `limit_bytes`.
+        """
+        body = self.connection.take_body()
+        if body is None:
+            return False
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+        self.body = body
+        return True
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> None:
         """Reads the whole body; chunked or not, no more than the limit is ever held.
@@ -121,17 +151,11 @@ class Call:
             BodyTooSlow: It takes longer than `timeout_s`.
             ClientLeft: The connection closed before the body was complete.
         """
-        # Most have come whole before they begin.
-        body = self.connection.take_body()
-        if body is None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    body = await self._received(limit_bytes)
-            except TimeoutError:
-                raise BodyTooSlow from None
-        elif len(body) > limit_bytes:
-            raise _too_large(limit_bytes)
-        self.body = body
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.body = await self._received(limit_bytes)
+        except TimeoutError:
+            raise BodyTooSlow from None
 
     async def _received(self, limit_bytes: int) -> bytes:
         announced = self.header(b"content-length")
@@ -151,14 +175,24 @@ class Call:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    def watched(self, block: Interruptible) -> Watch:
-        """Ends the block that makes the answer when the client leaves, unless that goes on without it."""
-        return Watch(self.connection, partial(self._left, block))
+    def watched(self, block: Interruptible) -> Self:
+        """A context: it ends the block that makes the answer when the client leaves, unless that goes on without it."""
+        self._watching = block
+        return self
 
-    def _left(self, block: Interruptible) -> None:
+    def __enter__(self) -> None:
+        self.connection.on_lost = self._left
+        if self.connection.lost:
+            self._left()
+
+    def __exit__(self, *_: object) -> None:
+        if self.connection.on_lost == self._left:  # the next request on it may have begun
+            self.connection.on_lost = None
+
+    def _left(self) -> None:
         if self.progress is not Progress.COMPLETE:
             if self.on_left is None:
-                block.interrupt(ClientLeft())
+                self._watching.interrupt(ClientLeft())
             else:
                 self.on_left()
 
@@ -166,13 +200,14 @@ class Call:
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
         """Answers at once."""
-        head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
-        self.progress = Progress.SENDING
-        head = self._head(status, head)
-        if len(body) <= _PIECE_BYTES and self.connection.answer(status, head, body):
+        further = [*headers, *self.answer_headers]
+        self.progress, self.status = Progress.SENDING, status
+        head = self._head(_WHOLE % (content_type, len(body)), further) if len(body) <= _PIECE_BYTES else None
+        if head is not None and self.connection.answer(status, head, body):
             self.progress = Progress.COMPLETE
             return
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *further]
+        await self._send({"type": "http.response.start", "status": status, "headers": self._headers(own)})
         rest = memoryview(b"" if self.method == "HEAD" else body)
         while len(rest) > _PIECE_BYTES:
             await self._send({"type": "http.response.body", "body": bytes(rest[:_PIECE_BYTES]), "more_body": True})
@@ -200,12 +235,13 @@ class Call:
         and nobody else.
         """
         if self.progress is Progress.NOTHING_SENT:
-            self.progress = Progress.STREAMING
-            head = self._head(200, _EVENT_STREAM)
-            if self.connection.begin(200, head, events):
+            self.progress, self.status = Progress.STREAMING, 200
+            head = self._head(_STREAM, self.answer_headers)
+            if head is not None and self.connection.begin(200, head, events):
                 self.sent_s = time.monotonic()
                 return
-            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+            own = [*_EVENT_STREAM, *self.answer_headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers(own)})
         if self.ready and events:
             self.write(events)
             return
@@ -238,17 +274,15 @@ class Call:
         self.progress = Progress.COMPLETE
         await self._send({"type": "http.response.body", "body": b""})
 
-    def _head(self, status: int, headers: Sequence[Header]) -> list[Header]:
-        self.status = status
-        tally = self.tally
-        return [
-            *headers,
-            *self.answer_headers,
-            (b"x-request-id", tally.request_id.encode("ascii")),
-            *self.dialect.head(tally),
-            *clamped_headers(tally.clamped_max_tokens),
-            *account_headers(tally, explain=self._explain),
-        ]
+    def _head(self, own: bytes, further: Sequence[Header]) -> bytes | None:
+        """The headers of an answer as lines, its own first; None where they are to go by ASGI's `send`."""
+        told = told_lines(self.tally, self.dialect, explain=self.greeting.explain)
+        lines = lines_of(further) if further else b""
+        return None if told is None or lines is None else own + lines + told
+
+    def _headers(self, own: Sequence[Header]) -> list[Header]:
+        """The same, one by one."""
+        return [*own, *told_headers(self.tally, self.dialect, explain=self.greeting.explain)]
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

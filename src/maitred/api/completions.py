@@ -11,7 +11,6 @@ from maitred.api.delivery import WholeChoice, deliver
 from maitred.api.routes import Route
 from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Ask, Part, TokenScore
-from maitred.core.ids import new_object_id
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
@@ -74,7 +73,7 @@ class CompletionRoutes:
             await deliver(
                 call,
                 answer,
-                CompletionShape(request),
+                CompletionShape(request, call.named("cmpl")),
                 choices=choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
@@ -82,10 +81,15 @@ class CompletionRoutes:
 
 
 class CompletionShape:
-    """Writes one answer in the shape of text completions."""
+    """Writes one answer in the shape of text completions.
 
-    def __init__(self, request: CompletionRequest) -> None:
-        self._id = new_object_id("cmpl")
+    Args:
+        request: What it answers.
+        answer_id: What it is called.
+    """
+
+    def __init__(self, request: CompletionRequest, answer_id: str) -> None:
+        self._id = answer_id
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
@@ -98,6 +102,8 @@ class CompletionShape:
     def events(self, parts: Sequence[Part]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
         event, full = self._stencils.event, self._text
+        if len(parts) == 1 and (part := parts[0]).plain:
+            return event(part.index, part.text, full)
         return b"".join([event(part.index, part.text, full) if part.plain else self._written(part) for part in parts])
 
     def closing(self, usage: Usage) -> bytes:

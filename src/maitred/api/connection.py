@@ -4,10 +4,8 @@ The HTTP server's protocol implements it and puts itself into the scope's `exten
 an answer with an `Unknown` one, which never stalls and is never lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
-
-from maitred.api.errors import Header
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 EXTENSION = "maitred.connection"
 """The key under `extensions`."""
@@ -19,7 +17,7 @@ class Connection(Protocol):
     lost: bool
     """Whether it is closed."""
     on_lost: Callable[[], None] | None
-    """Called when it is closed from the other side; see `Watch`."""
+    """Called when it is closed from the other side; see `Call.watched`."""
 
     @property
     def writable(self) -> bool:
@@ -40,17 +38,17 @@ class Connection(Protocol):
         """The body of the request, if all of it has come; None: it is to be read by ASGI's `receive`."""
         ...
 
-    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """Sends a whole answer, if that can be done at once; False: nothing was sent, and `send` has to do it.
 
         Args:
             status: Of HTTP.
-            headers: With names in lower case; one of them is the length of the body.
+            head: The headers, a line each, with names in lower case; one of them is the length of the body.
             body: Not larger than what a connection may hold unsent.
         """
         ...
 
-    def begin(self, status: int, headers: Sequence[Header], piece: bytes) -> bool:
+    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
         """Sends the head of a stream and its first piece, which may be empty; returns as `answer` does."""
         ...
 
@@ -79,11 +77,11 @@ class Unknown:
     def take_body(self) -> None:
         """See `Connection`."""
 
-    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """See `Connection`."""
         return False
 
-    def begin(self, status: int, headers: Sequence[Header], piece: bytes) -> bool:
+    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
         """See `Connection`."""
         return False
 
@@ -99,31 +97,7 @@ class Unknown:
         """See `Connection`."""
 
 
-class Watch:
-    """Tells when a connection is lost, for as long as its block runs, and costs nothing while it is not.
-
-    Args:
-        connection: The client's.
-        left: Called when it is lost, or if it has been before the block began.
-    """
-
-    __slots__ = ("_connection", "_left")
-
-    def __init__(self, connection: Connection, left: Callable[[], None]) -> None:
-        self._connection = connection
-        self._left = left
-
-    def __enter__(self) -> None:
-        self._connection.on_lost = self._left
-        if self._connection.lost:
-            self._left()
-
-    def __exit__(self, *_: object) -> None:
-        if self._connection.on_lost is self._left:  # the next request on it may have begun
-            self._connection.on_lost = None
-
-
 def connection_of(scope: Mapping[str, Any]) -> Connection:
     """The connection that a request came by."""
-    extensions = scope.get("extensions") or {}
-    return cast("Connection", extensions.get(EXTENSION) or Unknown())
+    connection: Connection | None = (scope.get("extensions") or {}).get(EXTENSION)
+    return Unknown() if connection is None else connection

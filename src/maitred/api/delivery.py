@@ -6,6 +6,7 @@ token. Only when that takes so long that a proxy on the way might give up does t
 comments that every reader of event streams skips (see `Heartbeat`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,11 @@ class WholeChoice:
     extras: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
     stop: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a text, and nothing else is to be told of it."""
+        return self.scores is None and not self.extras and self.finish is not FinishReason.DEADLINE
 
     def add(self, part: Part) -> None:
         """Appends a part."""
@@ -69,12 +75,17 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
         await _stream(call, answer, shape, heartbeat_s)
         return
     collected = [WholeChoice() for _ in range(choices)]
+    # Whoever has all of it need not ask once more to hear that; but who wraps an answer may have to hear its end.
+    unfinished = choices if isinstance(answer, Pouring) else math.inf
     async for parts in answer:
         for part in parts:
             if part.finish is None and part.scores is None and part.extra is None:
                 collected[part.index].text.append(part.text)  # as most of an answer is
             else:
                 collected[part.index].add(part)
+                unfinished -= part.finish is not None
+        if not unfinished:
+            break
     await call.respond(shape.whole(collected, call.tally.usage))
 
 

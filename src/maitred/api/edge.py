@@ -76,6 +76,16 @@ class Edge:
         self._retries = retries
         self._begin = begin
         self._clock = clock
+        self._requests = 0
+        """How many have begun here and not ended."""
+        self._emptied: Callable[[], None] | None = None
+
+    def when_empty(self, emptied: Callable[[], None]) -> None:
+        """No more requests will come; calls back, once, when those that are here have ended, or at once."""
+        if self._requests:
+            self._emptied = emptied
+        else:
+            emptied()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry point."""
@@ -85,12 +95,14 @@ class Edge:
         in_hand = InHand(call.tally.request_id)
         IN_HAND.set(in_hand)  # each request has a task of its own, and so a context
         outcome = Outcome.FAILED
+        self._requests += 1
         try:
             outcome = await self._serve(call, in_hand)
         except asyncio.CancelledError:
             outcome = Outcome.CANCELLED
             raise
         finally:
+            self._requests -= 1
             if call.progress in (Progress.STREAMING, Progress.SENDING):
                 call.connection.linger()
             call.tally.stalled = call.connection.stalled
@@ -98,19 +110,23 @@ class Edge:
             for observer in self._observers:
                 observer.ended(call.tally)
             in_hand.over = True
+            if self._emptied is not None and not self._requests:
+                self._emptied()
 
     async def _serve(self, call: Call, in_hand: InHand) -> Outcome:
         """Answers the call, whatever happens; returns how it ended."""
         headers: list[Header] = []
         try:
-            route, call.parameter = self._table.find(call.method, call.path)
+            route, call.parameter = self._found(call)
             call.tally.route, call.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
                 self._begin(call.tally, call.header)
                 in_hand.trace_id = call.tally.story.trace_id
             if route.needs is not None:
                 # Before the body is read and before a place is taken: who is not known here costs next to nothing.
-                principal = await self._identity.identify(call.header)
+                principal = call.greeting.principal
+                if principal is None or not self._identity.stands(principal, call.header):
+                    principal = call.greeting.principal = await self._identity.identify(call.header)
                 require(principal, route.needs)
                 call.tally.principal = principal
             if route.reads is None:
@@ -118,7 +134,15 @@ class Edge:
             else:
                 if route.needs is KeyScope.INFERENCE:
                     self._retries.arrived(call)
-                await self._work(route, call)
+                # A server that is full must still take the change that relieves it.
+                # Nor does it stop halfway because it has ended the very key that it came with.
+                administers = route.needs is KeyScope.ADMIN
+                visitor = None if administers else call.tally.principal
+                with self._gate.enter(visitor, even_if_full=administers) as block:
+                    if not call.has_body(self._max_body_bytes):
+                        await call.read_body(self._max_body_bytes, self._body_timeout_s)
+                    with call.watched(block):  # its client may leave
+                        await route.handler(call)
             # Who stopped reading in the middle of a whole answer was cut off, of which `send` says nothing.
             return Outcome.CANCELLED if call.connection.stalled else Outcome.FINISHED
         except ClientLeft as left:
@@ -146,12 +170,9 @@ class Edge:
         refusal = isinstance(failure, CallerError | Refused | Draining | ReplicaUnavailable)
         return Outcome.REFUSED if refusal and untouched else Outcome.FAILED
 
-    async def _work(self, route: Route, call: Call) -> None:
-        """A call that takes a place inside and that the client can abandon."""
-        # A server that is full must still take the change that relieves it.
-        # Nor does it stop halfway because it has ended the very key that it came with.
-        administers = route.needs is KeyScope.ADMIN
-        async with self._gate.enter(None if administers else call.tally.principal, even_if_full=administers) as block:
-            await call.read_body(self._max_body_bytes, self._body_timeout_s)
-            with call.watched(block):
-                await route.handler(call)
+    def _found(self, call: Call) -> tuple[Route, str]:
+        """Where it leads; raises where it leads nowhere."""
+        found = call.greeting.found
+        if found is None or found[0] is not self._table:
+            found = call.greeting.found = (self._table, *self._table.find(call.method, call.path))
+        return found[1:]

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
 
+_REQUESTS = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
+_TOKENS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+"""How much in all, how much of it is left, and when all of it will be."""
+
 
 def public(error: Exception, request_id: str) -> MaitredError:
     """What may be told of an error: itself if it is of our tree, else a `Bug` that reveals nothing.
@@ -86,7 +90,7 @@ def standing_headers(standing: Standing | None) -> list[Header]:
     """How much of its rates a caller has left, as OpenAI writes it."""
     if standing is None:
         return []
-    return [*_rate_headers(b"requests", standing.requests), *_rate_headers(b"tokens", standing.tokens)]
+    return [*_rate_headers(_REQUESTS, standing.requests), *_rate_headers(_TOKENS, standing.tokens)]
 
 
 def clamped_headers(max_tokens: int | None) -> list[Header]:
@@ -94,22 +98,20 @@ def clamped_headers(max_tokens: int | None) -> list[Header]:
     return [] if max_tokens is None else [(b"x-maitred-max-tokens-clamped", b"%d" % max_tokens)]
 
 
-def _rate_headers(what: bytes, reading: Reading | None) -> list[Header]:
+def _rate_headers(names: tuple[bytes, bytes, bytes], reading: Reading | None) -> list[Header]:
     if reading is None:
         return []
-    return [
-        (b"x-ratelimit-limit-" + what, b"%d" % reading.capacity),
-        # Settling an estimate that was too low leaves less than nothing, for which clients are not prepared.
-        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, reading.remaining)),
-        (b"x-ratelimit-reset-" + what, _span(reading.reset_s)),
-    ]
+    limit, remaining, reset = names
+    # Settling an estimate that was too low leaves less than nothing, for which clients are not prepared.
+    left = reading.remaining if reading.remaining > 0 else 0
+    return [(limit, b"%d" % reading.capacity), (remaining, b"%d" % left), (reset, span_of(reading.reset_s))]
 
 
-def _span(seconds: float) -> bytes:
+def span_of(seconds: float) -> bytes:
     """A time span as Go writes it, which is what OpenAI sends: ``20ms``, ``1.5s``, ``6m0s``, ``1h0m0s``."""
-    milliseconds = max(0, math.ceil(seconds * 1000))
+    milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
-        return b"%dms" % milliseconds if milliseconds else b"0s"
+        return b"%dms" % milliseconds if milliseconds > 0 else b"0s"
     minutes, rest_ms = divmod(milliseconds, 60_000)
     hours, minutes_left = divmod(minutes, 60)
     text = f"{rest_ms / 1000:g}s"

@@ -151,17 +151,15 @@ class Visit(Interruptible):
     """
 
     def __init__(self, gate: Gate, principal: Principal | None) -> None:
-        super().__init__()
         self._gate = gate
         self._principal = principal
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    def __enter__(self) -> Self:
         self._gate.came(self, self._principal)
-        return self
+        return super().__enter__()
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._gate.left(self)
-        await super().__aexit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)

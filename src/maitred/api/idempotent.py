@@ -54,12 +54,9 @@ class Idempotency:
         if not route.idempotent:
             return route
 
-        async def handler(call: Call) -> None:
-            value = call.header(b"idempotency-key")
-            if value is None:
-                await route.handler(call)
-            else:
-                await self._answer(call, route, value)
+        def handler(call: Call) -> Awaitable[None]:
+            value = call.greeting.repeat_key
+            return route.handler(call) if value is None else self._answer(call, route, value)
 
         return dataclasses.replace(route, handler=handler)
 
@@ -112,7 +109,7 @@ async def _perform(call: Call, handler: Handler, recording: Recording, reader: R
 async def _record(call: Call, handler: Handler, recording: Recording) -> Exception | None:
     """Runs the handler into the recording; returns its failure, which readers get as well."""
     try:
-        async with Interruptible() as block:
+        with Interruptible() as block:
             await handler(RecordedCall(call, recording, block))
     except ClientLeft as left:
         # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.

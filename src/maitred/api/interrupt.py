@@ -20,17 +20,16 @@ class Interruptible:
 
     Example::
 
-        async with Interruptible() as block:
+        with Interruptible() as block:
             doorbell.add_listener(lambda: block.interrupt(ClientLeft()))
             await long_work()
     """
 
-    def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._reason: Exception | None = None
+    _task: asyncio.Task[object] | None = None
+    _cancelling = 0
+    _reason: Exception | None = None
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -43,9 +42,10 @@ class Interruptible:
             # As the message too, for those on the stack who settle differently with a caller that left and with us.
             self._task.cancel(reason)
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # Raises the reason where that has ended the block.
         task, self._task = self._task, None
         if task is None or self._reason is None:
             return

@@ -20,7 +20,6 @@ from maitred.api.routes import Route
 from maitred.api.urgency import with_urgency
 from maitred.core.answer import Answering, Conversation, Part, Tally
 from maitred.core.errors import InvalidRequest, ReplicaLost
-from maitred.core.ids import new_object_id
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.decode import check_version, decode_count, decode_messages
@@ -105,7 +104,8 @@ class MessagesRoutes:
         ask = with_urgency(ask_of(chat_of(request)), call.header, retries=call.retries)
         ask = replace(ask, whole=not request.streams, constraint=partial(constraint_in, request))
         async with self._answering.answer(ask, call.tally) as answer:
-            shape = MessagesShape(request.model, call.tally, thoughts=thinks(request))
+            answer_id = call.named("msg").replace("-", "_")
+            shape = MessagesShape(request.model, answer_id, call.tally, thoughts=thinks(request))
             await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)
 
     async def count(self, call: Call) -> None:
@@ -125,12 +125,13 @@ class MessagesShape:
 
     Args:
         model: As the client names it.
+        answer_id: What the answer is called.
         tally: The request's, for its usage so far.
         thoughts: Whether the client wants to see what was thought.
     """
 
-    def __init__(self, model: str, tally: Tally, *, thoughts: bool = False) -> None:
-        self._id = new_object_id("msg").replace("-", "_")
+    def __init__(self, model: str, answer_id: str, tally: Tally, *, thoughts: bool = False) -> None:
+        self._id = answer_id
         self._model = model
         self._tally = tally
         self._thoughts = thoughts
@@ -207,7 +208,7 @@ class MessagesShape:
         return next((extra[name] for name in THOUGHT_FIELDS if name in extra), "") if self._thoughts else ""
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        number, function = piece.get("index", 0), piece.get("function") or {}
+        number, function = piece.get("index") or 0, piece.get("function") or {}
         if self._of != number:
             name = function.get("name") or ""
             yield from self._open(number, ContentBlock(type="tool_use", id=piece.get("id") or "", name=name, input={}))

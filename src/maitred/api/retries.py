@@ -7,7 +7,6 @@ saturated, that multiplies what it has to refuse; so each tenant has a budget of
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.call import Call
 from maitred.api.errors import Header
-from maitred.api.urgency import retries_in
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineUnmeetable, MaitredError, QueueFull, ReplicaUnavailable, Saturated
 
@@ -31,16 +30,16 @@ class Retries:
         """Notes a call whose caller is known, and on it how often it came before."""
         call.retries = self._budget.arrived(
             call.principal.tenants[0],
-            self._clock.monotonic_s(),
-            retries=retries_in(call.header),
-            key=call.header(b"idempotency-key"),
+            call.tally.started_s,
+            retries=call.greeting.retries,
+            key=call.greeting.repeat_key,
         )
 
     def headers(self, call: Call, failure: MaitredError) -> list[Header]:
         """What to say of coming back after this failure; nothing where clients do right by themselves."""
         if call.tally.principal is None or not isinstance(failure, _SATURATION):
             return []
-        key = call.header(b"idempotency-key")
+        key = call.greeting.repeat_key
         if self._budget.refused(call.principal.tenants[0], self._clock.monotonic_s(), key=key):
             return []
         return [(b"x-should-retry", b"false")]

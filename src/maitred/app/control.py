@@ -5,7 +5,6 @@ text is: with one process they are (`LocalControl`), and asking them is a call.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.work import Work
+from maitred.app.holding import Holder
 from maitred.core.answer import Outcome, Standing
 from maitred.core.clock import Clock
 from maitred.core.money import Price
@@ -124,7 +124,7 @@ class Control(Protocol):
         ...
 
     async def admit(
-        self, pool: str, errand: Errand, work: Work, story: Story, running: AsyncExitStack
+        self, pool: str, errand: Errand, work: Work, story: Story, running: Holder
     ) -> tuple[AnyGrant, AnySeat]:
         """Takes what a request needs from its caller's limits, and then a place in the line.
 
@@ -189,19 +189,29 @@ class LocalControl:
         """See `Control.relieve`."""
         return await self._dispatchers[pool].relieve(errand)
 
-    async def admit(
-        self, pool: str, errand: Errand, work: Work, story: Story, running: AsyncExitStack
-    ) -> tuple[Grant, Seat]:
+    async def admit(self, pool: str, errand: Errand, work: Work, story: Story, running: Holder) -> tuple[Grant, Seat]:
         """See `Control.admit`."""
-        with story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
-            grant = await running.enter_async_context(self._admission.admit(work))
-            chapter.facts |= {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
+        now_s = self._clock.monotonic_s
+        began_s = now_s()
+        # Entered here, and held from then on: who enters on behalf of others is a coroutine more for each.
+        admitted = self._admission.admit(work)
+        try:
+            grant = await admitted.__aenter__()
+        except BaseException as failure:
+            story.fail(ChapterName.ADMISSION, began_s, now_s(), {}, failure)
+            raise
+        running.push_async_exit(admitted)
+        facts = {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
+        story.tell(ChapterName.ADMISSION, began_s, now_s(), facts)
         if grant.max_tokens != errand.max_tokens:
             errand = replace(errand, max_tokens=grant.max_tokens)
-        return grant, await running.enter_async_context(self._dispatchers[pool].seat(errand))
+        place = self._dispatchers[pool].seat(errand)
+        seat = await place.__aenter__()
+        running.push_async_exit(place)
+        return grant, seat
 
     async def resume(
-        self, pool: str, errand: Errand, work: Work, lease: str, replica: str, running: AsyncExitStack
+        self, pool: str, errand: Errand, work: Work, lease: str, replica: str, running: Holder
     ) -> tuple[Grant, Seat | None]:
         """As `admit`, for what a process that has died since had admitted, and which goes on.
 

@@ -6,7 +6,7 @@ which goes on where it was lost (see `continuation`); who reads sees nothing of 
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
 
@@ -15,7 +15,9 @@ from maitred.app.continuation import Attempt, Transcript, attempt
 from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.engine_chapters import tell_course
 from maitred.app.hedging import opened
-from maitred.core.answer import Outcome, Outlet, Part, Tally
+from maitred.app.holding import Holder
+from maitred.app.slot import Slot
+from maitred.core.answer import Outcome, Outlet, Part, Pouring, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.request import Delta, FinishReason, Request
@@ -25,8 +27,8 @@ from maitred.dispatch.errand import AnyPost
 _GIVEN_UP = "The replica gave up the answer before it was complete. Send the request again."
 
 
-class Generation:
-    """Implements `maitred.core.answer.Answer` and `Pouring`.
+class Generation(Pouring):
+    """Implements `maitred.core.answer.Answer`.
 
     It writes what it sees into the tally, tells the seat and so the fair queue of every token, and settles before the
     end is shown.
@@ -45,7 +47,7 @@ class Generation:
     def __init__(
         self,
         seat: AnySeat,
-        running: AsyncExitStack,
+        running: Holder,
         requests: Callable[[float], Sequence[Request]],
         choices: Sequence[Choice],
         tally: Tally,
@@ -66,7 +68,7 @@ class Generation:
         self._transcript: Transcript | None = None
         self._attempt: Attempt | None = None
         self._outlet: Outlet | None = None
-        self._at_replica = AsyncExitStack()
+        self._at_replica = Slot()
         """Holds the attempt."""
         self._per_prompt = 1
 

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
 from maitred.app.control import AnySeat
+from maitred.app.slot import Slot
 from maitred.core.answer import Tally
 from maitred.dispatch.errand import AnyPost
 from maitred.dispatch.spare import Spare
@@ -55,16 +56,14 @@ async def _there(item: T) -> T:
     return item
 
 
-async def opened(
-    seat: AnySeat, post: AnyPost, open_at: Open[B], running: AsyncExitStack, tally: Tally
-) -> tuple[AnyPost, B]:
+async def opened(seat: AnySeat, post: AnyPost, open_at: Open[B], at_replica: Slot, tally: Tally) -> tuple[AnyPost, B]:
     """Sends a request to the replica that it was granted, and to another one if that is late.
 
     Args:
         seat: Its place.
         post: The replica.
         open_at: Sends it.
-        running: Holds what was opened.
+        at_replica: Holds what was opened.
         tally: Is told of a second replica.
 
     Returns:
@@ -72,7 +71,7 @@ async def opened(
     """
     after_s = seat.hedge_after_s()
     if after_s is None:
-        return post, await running.enter_async_context(open_at(post, seat.submitted))
+        return post, await at_replica.enter(open_at(post, seat.submitted))
     spare: Spare | None = None
     won: _Runner[B] | None = None
     runners = [first := asyncio.create_task(_run(open_at, post, seat.submitted), name="first replica")]
@@ -83,8 +82,8 @@ async def opened(
         won = await _first_of(runners)
         if won is None:
             raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
-        answer, at_replica = won.result()
-        await running.enter_async_context(at_replica)
+        answer, running = won.result()
+        await at_replica.enter(running)
     finally:
         await _leave([runner for runner in runners if runner is not won])
         if spare is not None:

@@ -6,15 +6,53 @@ read, speaks HTTP/1.0 or wants a HEAD) it says so and has done nothing, and ASGI
 knows of the request is kept as `send` keeps it, so both may be used for parts of one answer.
 """
 
-from collections.abc import Sequence
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from maitred.api.errors import Header
+from maitred.api.head import lines_of
+from maitred.app.http_offers import SteadyHttp
+from maitred.app.http_repeats import RepeatedHead
+
+_HERE = asyncio.Event()
+"""Of all requests of which nothing is waited for: it is set, and stays so."""
+_HERE.set()
 
 
-class DirectHttp(HttpToolsProtocol):
+class _Whole(RequestResponseCycle):
+    """What uvicorn notes of a request, for one that has come whole: only what differs from one to the next is its own.
+
+    Args:
+        protocol: What it came by.
+        scope: What ASGI is told of it.
+        body: All of it.
+    """
+
+    disconnected = waiting_for_100_continue = more_body = response_started = response_complete = access_log = False
+    keep_alive = True
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
+    message_event = _HERE
+
+    def __init__(self, protocol: HttpToolsProtocol, scope: Any, body: bytes) -> None:  # noqa: ANN401 - as uvicorn's
+        self.scope = scope
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.body = bytearray(body)
+        self.on_response = protocol.on_response_complete
+
+    async def receive(self) -> Any:  # noqa: ANN401 - as uvicorn's
+        """As ASGI's. Whoever asks may have to wait, for the client to leave."""
+        if self.message_event is _HERE:
+            self.message_event = asyncio.Event()
+            self.message_event.set()
+        return await super().receive()
+
+
+class DirectHttp(SteadyHttp):
     """uvicorn's protocol, with ways around its messages. See `maitred.api.connection.Connection` for each."""
 
     _running: RequestResponseCycle | None = None
@@ -41,31 +79,26 @@ class DirectHttp(HttpToolsProtocol):
         body, running.body = bytes(running.body), bytearray()
         return body
 
-    def answer(self, status: int, headers: Sequence[Header], body: bytes) -> bool:
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """See `Connection.answer`."""
         running = self._unanswered()
-        if running is None:
-            return False
-        head = _head(status, [*running.default_headers, *headers])
-        if head is None:
+        if running is None or (usual := lines_of(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
         running.chunked_encoding = False
-        self.transport.write(head + b"\r\n" + body)
+        self.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], usual, head, body))
         self._complete(running)
         return True
 
-    def begin(self, status: int, headers: Sequence[Header], piece: bytes) -> bool:
+    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
         """See `Connection.begin`."""
         running = self._unanswered()
-        if running is None:
-            return False
-        head = _head(status, [*running.default_headers, *headers, (b"transfer-encoding", b"chunked")])
-        if head is None:
+        if running is None or (usual := lines_of(running.default_headers)) is None:
             return False
         running.response_started, running.waiting_for_100_continue = True, False
         running.chunked_encoding = True
-        self.transport.write(b"%b\r\n%x\r\n%b\r\n" % (head, len(piece), piece) if piece else head + b"\r\n")
+        whole = b"%b%b%btransfer-encoding: chunked\r\n\r\n" % (STATUS_LINE[status], usual, head)
+        self.transport.write(b"%b%x\r\n%b\r\n" % (whole, len(piece), piece) if piece else whole)
         return True
 
     def write(self, piece: bytes) -> None:
@@ -93,14 +126,11 @@ class DirectHttp(HttpToolsProtocol):
             self.transport.close()  # it was to be kept when the answer began
         self.on_response_complete()
 
+    def _take(self, head: RepeatedHead, body: bytes) -> None:
+        """Begins with a whole request whose head is known: does what the parser's callbacks do for one."""
+        self.cycle = _Whole(self, head.scope_for(body), body)
+        self._start_asgi_task(self.cycle, self.app)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
         super()._start_asgi_task(cycle, app)
-
-
-def _head(status: int, headers: Sequence[Header]) -> bytes | None:
-    """The head without its last line; None where `send` has to see to it, which minds what a header may hold."""
-    head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers])
-    lines = len(headers) + 1
-    sound = head.count(b"\n") == lines == head.count(b"\r")
-    return head if sound and (b"connection", b"close") not in headers else None

@@ -10,6 +10,7 @@ long as clients read. A connection that is to be closed must not wait for ever f
 """
 
 import asyncio
+import math
 import socket
 import struct
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 
 from maitred.api.connection import EXTENSION
 from maitred.app.http_direct import DirectHttp
+from maitred.app.http_repeats import RepeatedHead
 from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -33,6 +35,8 @@ _GONE_OUT_BYTES = 16 * 1024
 """Of these: what a client must take within the grace. On the slowest connection that anybody reads by it does."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """Lingering for 0 s: the connection is reset."""
+_SOON_S = 0.001
+"""Timers can be early by a little."""
 _MOST_PIPELINED = 4
 """Requests that wait behind the running one, up to which we go on reading: who does not read, hears nobody leave."""
 
@@ -60,6 +64,9 @@ class BoundedHttp(DirectHttp):
     _ended_another = False
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
+    _repeated: RepeatedHead | None = None
+    """The head of the last request, if it may come again."""
+    _idle_since_s = -math.inf
     lost = False
     on_lost: Callable[[], None] | None = None
 
@@ -94,20 +101,37 @@ class BoundedHttp(DirectHttp):
         if self.on_lost is not None:
             self.on_lost()
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         # Each request knows its connection. Without its requests it is gone when they are.
-        self._running = None
+        self._running = self._repeated = None
         self.cycle = self.scope = cast(Any, None)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        before, repeated = self.cycle, self._repeated
+        # Whether requests have come, all of each, and are answered, so that the next begins with the next byte.
+        between = not self._in_head and before.response_complete and not before.more_body
+        if between and repeated is not None and (body := repeated.body_in(data)) is not None:
+            self._take(repeated, body)
+            return
         self._ended_another = False
         super().data_received(data)
+        self._repeated = self._repeatable(data) if between and self.cycle is not before else None
         if self._in_head and not self._ended_another:
             # What was fed and has not completed the head belongs to it; unless an earlier request ended in it, of which
             # the most may be the body. So a pipelined head can be longer, by one read at most.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
                 self._turn_away(b"431 Request Header Fields Too Large", _TOO_LARGE)
+
+    def _repeatable(self, data: bytes) -> RepeatedHead | None:
+        """The head of a request that these bytes were, all of it and nothing else."""
+        cycle = self.cycle
+        if self._in_head or cycle.more_body or not cycle.keep_alive or self.parser.should_upgrade():
+            return None
+        return RepeatedHead.of(data, cast("dict[str, Any]", cycle.scope))
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP; uvicorn's own word for it is plain text without an id."""
@@ -121,8 +145,8 @@ class BoundedHttp(DirectHttp):
 
     def on_headers_complete(self) -> None:
         """The parser has seen the end of the head; the request starts."""
-        self._head_is_complete()
         super().on_headers_complete()
+        self._head_is_complete()
         self._read_on()
 
     def on_message_complete(self) -> None:
@@ -133,15 +157,37 @@ class BoundedHttp(DirectHttp):
 
     def on_response_complete(self) -> None:
         """The last byte of an answer was handed to the transport, which may have it still."""
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self.linger()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._await_request(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for a while."""
+        """Looks whether nothing was asked for a while."""
+        self.timeout_keep_alive_task = None
+        busy = self.cycle is not None and (self._in_head or not self.cycle.response_complete)
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if busy:
+            return  # the end of its answer sets the next timer
+        if left_s > _SOON_S:
+            self._await_request(left_s)
+            return
         super().timeout_keep_alive_handler()
         if self._unsent:
             self.transport.abort()  # nor was anything read
+
+    def _await_request(self, patience_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(patience_s, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Leaves the timer alone: one for each request would cost more than to look, now and then, how long it was."""
 
     # --- what is not read ---
 

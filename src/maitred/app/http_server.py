@@ -56,6 +56,7 @@ class HttpServer(uvicorn.Server):
                 loop="none",
                 http=_protocol(stall_grace_s),
                 ws="none",
+                interface="asgi3",  # what is no coroutine function itself would be taken for an older one
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -41,7 +41,8 @@ class Meter:
         tally = self._tally
         self._chunks += batch.chunks
         for part in batch.parts:
-            self._estimated_output += estimate(part.text)
+            if part.text:
+                self._estimated_output += estimate(part.text)
             if part.extra:
                 self._estimated_output += estimate(msgspec.json.encode(part.extra).decode())
         if batch.usage is not None:

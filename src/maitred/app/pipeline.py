@@ -6,8 +6,9 @@ downstream. The pipeline speaks in tokens and parts; which API the request came 
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from maitred.admission.work import Work
 from maitred.app.control import AnyGrant, AnySeat, Control
 from maitred.app.escalation import Escalated, Judge, may_escalate
 from maitred.app.generation import Generation
+from maitred.app.holding import Holder, Holding
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
 from maitred.app.movable import Movable
@@ -107,13 +109,9 @@ class Pipeline:
         """Where it may go, and who watches it there. Nothing has begun before the context is entered."""
         principal = tally.principal or ANONYMOUS
         tally.ask = ask
-        with tally.story.telling(ChapterName.RESOLVE, self._clock.monotonic_s, asked=ask.model) as chapter:
-            way = self._router.way(ask, principal, tally.request_id)
-            tally.chosen = way.chosen
-            if way.chosen is not None:
-                chapter.facts |= {"reason": way.chosen.reason, "score": way.chosen.score, "chosen": way.chosen.model}
+        way = self._way(ask, principal, tally)
         escalation = self._router.escalation(ask.model)
-        if may_escalate(escalation, ask):
+        if escalation is not None and may_escalate(escalation, ask):
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
             upward = partial(self._router.way_upward, ask, principal)
             begin = partial(self._begin, principal, tally)
@@ -125,6 +123,22 @@ class Pipeline:
         # Where a new version is tried behind the name, the trial wants to know how it went.
         return answers if self._trials is None else self._trials.watched(answers, way, ask, tally, self._serve)
 
+    def _way(self, ask: Ask, principal: Principal, tally: Tally) -> Way:
+        """Where it may go; raises where its name leads nowhere."""
+        now_s = self._clock.monotonic_s
+        facts: dict[str, Any] = {"asked": ask.model}
+        began_s = now_s()
+        try:
+            way = self._router.way(ask, principal, tally.request_id)
+        except BaseException as failure:
+            tally.story.fail(ChapterName.RESOLVE, began_s, now_s(), facts, failure)
+            raise
+        chosen = tally.chosen = way.chosen
+        if chosen is not None:
+            facts |= {"reason": chosen.reason, "score": chosen.score, "chosen": chosen.model}
+        tally.story.tell(ChapterName.RESOLVE, began_s, now_s(), facts)
+        return way
+
     def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:
         """One model after the other, until one begins to answer."""
         return Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
@@ -135,7 +149,14 @@ class Pipeline:
         """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
-        plan = await self._planned(target, ask, principal, tally)
+        now_s, story = self._clock.monotonic_s, tally.story
+        began_s = now_s()
+        try:
+            plan = await self._planner.plan(target, ask, principal, tally)
+        except BaseException as failure:
+            story.fail(ChapterName.PLAN, began_s, now_s(), {"model": target.name}, failure)
+            raise
+        story.tell(ChapterName.PLAN, began_s, now_s(), _facts_of(plan, tally))
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
         leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
         if leaving is None:
@@ -144,41 +165,39 @@ class Pipeline:
         here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
         return Movable(partial(here, principal, tally), partial(there, principal, tally), tally)
 
-    async def _planned(self, target: Target, ask: Ask, principal: Principal, tally: Tally) -> Plan:
-        """Reads it, and predicts when its turn will come."""
-        with tally.story.telling(ChapterName.PLAN, self._clock.monotonic_s, model=target.name) as chapter:
-            plan = await self._planner.plan(target, ask, principal, tally)
-            chapter.facts |= {
-                "model": plan.target.name,
-                "prompt_tokens": plan.reading.prompt_tokens,
-                **({} if plan.place is None else plan.place.facts),
-                "degraded": [*tally.degraded],
-            }
-        return plan
+    def _work(self, plan: Plan, principal: Principal, tally: Tally) -> Holding[Answer]:
+        """What is planned.
 
-    @asynccontextmanager
-    async def _work(self, plan: Plan, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
+        Leaving it cancels what has not finished and gives up its place; only then is settled what has not been settled.
+        """
+        return Holding(partial(self._begun, plan, principal, tally))
+
+    async def _begun(self, plan: Plan, principal: Principal, tally: Tally, running: Holder) -> Answer:
         """What is planned: admitted, queued, answered."""
         tally.forecast = plan.place
-        # May the caller have it, and how long may it be? Leaving the stack, however that comes about, cancels what has
-        # not finished and gives up its place; only then is settled what has not been settled.
-        async with AsyncExitStack() as running:
-            grant, seat = await self._admitted(plan, principal, tally, running)
-            # It waits in line, and runs where there is room, when the answer is read.
-            tally.place = seat.place
-            if isinstance(plan.reading, TextReading):
-                yield self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
-            else:
-                yield Generation(
-                    seat,
-                    running,
-                    partial(self._requests, plan.reading, tally, plan.errand, grant, seat),
-                    plan.reading.choices(),
-                    tally,
-                    self._clock,
-                    grant,
-                    partial=plan.reading.ask.partial,
-                )
+        # May the caller have it, and how long may it be?
+        work = _work(principal, tally, plan.reading)
+        try:
+            grant, seat = await self._control.admit(plan.target.pool, plan.errand, work, tally.story, running)
+        except LimitReached:
+            if plan.instead_of is None:
+                raise
+            # The caller has no claim to another model: what it asked for cannot be served in time.
+            raise plan.instead_of from None
+        # It waits in line, and runs where there is room, when the answer is read.
+        tally.place = seat.place
+        if isinstance(plan.reading, TextReading):
+            return self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
+        return Generation(
+            seat,
+            running,
+            partial(self._requests, plan.reading, tally, plan.errand, grant, seat),
+            plan.reading.choices(),
+            tally,
+            self._clock,
+            grant,
+            partial=plan.reading.ask.partial,
+        )
 
     @asynccontextmanager
     async def _elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
@@ -188,19 +207,6 @@ class Pipeline:
             tally.degraded = list(variant.degraded)
             yield answer
 
-    async def _admitted(
-        self, plan: Plan, principal: Principal, tally: Tally, running: AsyncExitStack
-    ) -> tuple[AnyGrant, AnySeat]:
-        """Takes what it needs from its caller's limits, and a place in the line."""
-        work = _work(principal, tally, plan.reading)
-        try:
-            return await self._control.admit(plan.target.pool, plan.errand, work, tally.story, running)
-        except LimitReached:
-            if plan.instead_of is None:
-                raise
-            # The caller has no claim to another model: what it asked for cannot be served in time.
-            raise plan.instead_of from None
-
     def _relayed(
         self,
         reading: TextReading,
@@ -209,7 +215,7 @@ class Pipeline:
         tally: Tally,
         grant: AnyGrant,
         seat: AnySeat,
-        running: AsyncExitStack,
+        running: Holder,
     ) -> Relay:
         """The answer of a server of somebody else's."""
         ask = reading.ask
@@ -315,6 +321,15 @@ async def _overheard(answers: AbstractAsyncContextManager[Answer], listener: Lis
         yield Overheard(answer, listener)
 
 
+def _facts_of(plan: Plan, tally: Tally) -> dict[str, Any]:
+    """What a plan was decided by."""
+    facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.reading.prompt_tokens}
+    if plan.place is not None:
+        facts |= plan.place.facts
+    facts["degraded"] = [*tally.degraded]
+    return facts
+
+
 def _text_request(reading: TextReading, target: Target, grant: AnyGrant, *, scored: bool) -> TextRequest:
     """What a replica that takes text is asked."""
     named = reading.ask.max_tokens is not None
@@ -340,7 +355,7 @@ def _work(principal: Principal, tally: Tally, reading: AnyReading) -> Work:
         route=tally.route,
         model=tally.model,
         prompt_tokens=tally.prompt_tokens,
-        longest_prompt=max(map(len, reading.prompts)),
+        longest_prompt=None if len(reading.prompts) == 1 else max(map(len, reading.prompts)),
         max_tokens=ask.max_tokens,
         min_tokens=ask.sampling.min_tokens,
         window_left=max(reading.rooms),

@@ -19,7 +19,7 @@ from maitred.app.limits import check_fits, check_generates, check_needs, check_s
 from maitred.app.prompts import tokens_of
 from maitred.app.reading import Reading
 from maitred.app.router import Router
-from maitred.app.text_reading import TextReading, read_text
+from maitred.app.text_reading import TextReading, estimate_text, read_text
 from maitred.app.tooling import rules_for, with_tools
 from maitred.core.answer import Ask, Tally
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
@@ -29,8 +29,6 @@ from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.errand import Errand
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.routes import Target
-
-_NO_LADDER = Ladder(())
 
 AnyReading = Reading | TextReading
 """For a replica that takes tokens, or for one that takes text."""
@@ -70,6 +68,9 @@ class Planner:
         self._router = router
         self._control = control
         self._ladders = ladders
+        over = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
+        self._overflows = {pool: model for pool, model in over.items() if model is not None}
+        """Where requests may be sent to while they wait."""
         self._max_choices = max_choices
         self._grammars = grammars
 
@@ -79,7 +80,13 @@ class Planner:
         Raises:
             MaitredError: What stands against it.
         """
-        reading = await self._read(target, ask, tally)
+        model = self._router.model(target)
+        if isinstance(model, TextModel) and model.tokenizer is None:
+            # As most requests to other servers; nothing of it waits.
+            tally.model = target.name
+            reading: AnyReading = self._taken(estimate_text(model, ask, self._max_choices), target, tally)
+        else:
+            reading = await self._read(target, ask, tally)
         try:
             return self._queued(target, reading, principal, tally)
         except DEGRADABLE as refusal:
@@ -95,7 +102,7 @@ class Planner:
 
     def leaving(self, target: Target, ask: Ask, principal: Principal) -> Variant | None:
         """What becomes of a request if it is sent elsewhere while it waits; None: it may not leave, or cannot."""
-        to = self._ladders.get(target.pool, _NO_LADDER).overflow_to
+        to = self._overflows.get(target.pool)
         if to is None or not ask.degradable:
             return None
         variant = overflowing(ask, to)
@@ -110,10 +117,7 @@ class Planner:
         model = self._router.model(target)
         tally.model = target.name
         if isinstance(model, TextModel):
-            text = await read_text(model, ask, self._max_choices)
-            tally.prompt_tokens = text.prompt_tokens
-            self._check_cost(text, target)
-            return text
+            return self._taken(await read_text(model, ask, self._max_choices), target, tally)
         card = model.card()
         check_generates(card, model.name)
         rules = rules_for(model, ask)
@@ -128,14 +132,19 @@ class Planner:
         organisation = (tally.principal or ANONYMOUS).tenants[-1]
         ask = await in_form(self._grammars, organisation, model, ask, rules, prompts)
         reading = Reading(model, card, ask, prompts, rooms, rules)
-        self._check_cost(reading, target)
+        if ask.most_usd is not None:
+            self._check_cost(reading, target, ask.most_usd)
         return reading
 
-    def _check_cost(self, reading: AnyReading, target: Target) -> None:
+    def _taken(self, text: TextReading, target: Target, tally: Tally) -> TextReading:
+        """What was read, if it may cost as much."""
+        tally.prompt_tokens = text.prompt_tokens
+        if text.ask.most_usd is not None:
+            self._check_cost(text, target, text.ask.most_usd)
+        return text
+
+    def _check_cost(self, reading: AnyReading, target: Target, most_usd: float) -> None:
         """Raises TooExpensive if it may cost more than its caller allows."""
-        most_usd = reading.ask.most_usd
-        if most_usd is None:
-            return
         output_tokens = self._length(reading) * reading.choice_count
         usd = usd_of(self._control.price_of(target.name).cost_nusd(reading.prompt_tokens, 0, output_tokens))
         if usd > most_usd:
@@ -203,7 +212,10 @@ def _place_of(refusal: MaitredError) -> Place | None:
 def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens: int) -> Errand:
     """The request as the queue sees it."""
     ask = reading.ask
-    wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+    deadline_s = None
+    if ask.ttft_in_s is not None or ask.deadline_in_s is not None:
+        wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
+        deadline_s = tally.started_s + min(wishes)
     return Errand(
         id=tally.request_id,
         principal_org=principal.tenants[-1],
@@ -213,7 +225,7 @@ def _errand(principal: Principal, tally: Tally, reading: AnyReading, max_tokens:
         max_tokens=max_tokens,
         choices=reading.choice_count,
         arrived_s=tally.started_s,
-        deadline_s=tally.started_s + min(wishes) if wishes else None,
+        deadline_s=deadline_s,
         session=None if ask.session is None else f"{principal.tenants[-1]}/{ask.session}",
         story=tally.story,
     )

@@ -9,8 +9,9 @@ each. A request belongs to the regime that it began under, to its end. What only
 is not named any more, is let go of when the last of their requests has ended.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from maitred.api.call import Receive, Scope, Send
 from maitred.api.edge import Edge
@@ -31,7 +32,6 @@ class Regime:
         models: The names of all that have a queue under it.
         control: Decides on requests.
         observers: Told of every one that has ended.
-        requests: How many began under it and have not ended.
     """
 
     config: Config
@@ -40,7 +40,6 @@ class Regime:
     models: Sequence[str]
     control: LocalControl
     observers: Sequence[Observer]
-    requests: int = 0
 
 
 class Reception:
@@ -66,23 +65,15 @@ class Reception:
         """How many regimes there are: that of now, and those before it that have requests."""
         return len(self._living)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI's entry point."""
-        regime = self._now
-        regime.requests += 1
-        try:
-            await regime.edge(scope, receive, send)
-        finally:
-            regime.requests -= 1
-            if not regime.requests and regime is not self._now:
-                self._over(regime)
+        return self._now.edge(scope, receive, send)
 
     def succeed(self, regime: Regime) -> None:
         """Requests that come from now on are this one's."""
         before, self._now = self._now, regime
         self._living.append(regime)
-        if not before.requests:
-            self._over(before)
+        before.edge.when_empty(partial(self._over, before))
 
     def _over(self, regime: Regime) -> None:
         self._living.remove(regime)

@@ -9,17 +9,20 @@ there and in the ledger, so a stream that breaks off, however late, never looks 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
 
-import msgspec
+from msgspec.structs import replace
 
 from maitred.app.control import AnyGrant, AnySeat
 from maitred.app.hedging import Head, opened
+from maitred.app.holding import Holder
 from maitred.app.manuscript import Manuscript
 from maitred.app.meter import Meter
-from maitred.core.answer import Outcome, Outlet, Part, Tally
+from maitred.app.slot import Slot
+from maitred.core.answer import Outcome, Outlet, Part, Pouring, Tally
 from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
 from maitred.core.errors import (
@@ -33,12 +36,12 @@ from maitred.core.errors import (
 from maitred.core.ids import new_span_id
 from maitred.core.relay import Batch, TextReplica, TextRequest, TextStream
 from maitred.core.request import FinishReason
-from maitred.core.story import ChapterName
+from maitred.core.story import Chapter, ChapterName, code_of
 from maitred.dispatch.errand import Post
 
 
-class Relay:
-    """Implements `maitred.core.answer.Answer` and `Pouring`.
+class Relay(Pouring):
+    """Implements `maitred.core.answer.Answer`.
 
     Args:
         seat: Its place in the queue, and then at a replica.
@@ -59,7 +62,7 @@ class Relay:
     def __init__(
         self,
         seat: AnySeat,
-        running: AsyncExitStack,
+        running: Holder,
         request: TextRequest,
         prompts: int,
         meter: Meter,
@@ -91,7 +94,7 @@ class Relay:
         """What nobody has seen yet."""
         self._batches: _Batches | None = None
         self._outlet: Outlet | None = None
-        self._at_server = AsyncExitStack()
+        self._at_server = Slot()
         """Holds the attempt."""
         self._finishes: dict[int, FinishReason] = {}
         self._last_s: dict[int, float] = {}
@@ -103,17 +106,22 @@ class Relay:
     async def __anext__(self) -> list[Part]:
         if self._over:
             raise StopAsyncIteration
-        if self._deadline_s is None:
-            batch = await self._news()
-        else:
-            try:
-                async with asyncio.timeout(max(0.0, self._deadline_s - self._clock.monotonic_s())):
-                    batch = await self._news()
-            except TimeoutError:
-                return await self._cut()
-        if batch is None:
-            return await self._end(self._finishes)
-        return self._take(batch)
+        while True:
+            if self._deadline_s is None:
+                batch = await self._news()
+            else:
+                try:
+                    async with asyncio.timeout(max(0.0, self._deadline_s - self._clock.monotonic_s())):
+                        batch = await self._news()
+                except TimeoutError:
+                    return await self._cut()
+            if batch is None:
+                return await self._end(self._finishes)
+            shown = self._take(batch)
+            if batch.whole:
+                return [*shown, *await self._end(self._finishes)]
+            if self._held is None:
+                return shown
 
     def pour(self, outlet: Outlet) -> None:
         """See `core.answer.Pouring`."""
@@ -123,11 +131,15 @@ class Relay:
 
     def _hear(self, batch: Batch) -> bool:
         """Lets out what is nothing but text; returns whether it is."""
-        assert self._outlet is not None
-        if not self._outlet.open or self._joint or not all(part.plain for part in batch.parts):
+        outlet = self._outlet
+        assert outlet is not None
+        if self._joint or not outlet.open:
             return False
+        for part in batch.parts:
+            if not part.plain:
+                return False
         if shown := self._take(batch):
-            self._outlet.send(shown)
+            outlet.send(shown)
         return True
 
     async def _news(self) -> Batch | None:
@@ -169,15 +181,14 @@ class Relay:
             stream.listen(self._hear)
         return stream
 
-    @asynccontextmanager
-    async def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> AsyncIterator["_Batches"]:
+    def _open(self, post: Post[TextReplica], submitted: Callable[[], None]) -> "_Asking":
         """Sends it to a server."""
-        story = self._tally.story
-        with story.telling(ChapterName.ATTEMPT, self._clock.monotonic_s, **_facts_of(post)) as chapter:
-            request = msgspec.structs.replace(self._request, trace=story.context_at(chapter, new_span_id))
-            async with post.replica.relay(request) as stream:
-                submitted()
-                yield _Batches(stream)
+        story, request = self._tally.story, self._request
+        now_s = self._clock.monotonic_s
+        chapter = story.begin(ChapterName.ATTEMPT, now_s(), replica=post.name, **post.replica.whereabouts)
+        if story.trace is not None:
+            request = replace(request, trace=story.context_at(chapter, new_span_id))
+        return _Asking(post.replica.relay(request), chapter, now_s, submitted)
 
     async def _again(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Leaves a server that has failed, and waits for another one, or for the same one.
@@ -286,14 +297,51 @@ class Relay:
         raise DeadlineExceeded
 
 
+class _Asking:
+    """A request at a server. A context; entering it sends the request, and gives what comes back.
+
+    Args:
+        sent: The request.
+        chapter: What is told of it.
+        now_s: The time.
+        submitted: Called when it has arrived there.
+    """
+
+    __slots__ = ("_chapter", "_now_s", "_sent", "_submitted")
+
+    def __init__(
+        self,
+        sent: AbstractAsyncContextManager[TextStream],
+        chapter: Chapter,
+        now_s: Callable[[], float],
+        submitted: Callable[[], None],
+    ) -> None:
+        self._sent = sent
+        self._chapter = chapter
+        self._now_s = now_s
+        self._submitted = submitted
+
+    async def __aenter__(self) -> "_Batches":
+        try:
+            stream = await self._sent.__aenter__()
+        except BaseException as failure:
+            self._chapter.end(self._now_s(), code_of(failure))
+            raise
+        self._submitted()
+        return _Batches(stream)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._sent.__aexit__(kind, error, trace)
+        finally:
+            self._chapter.end(self._now_s(), "" if error is None else code_of(error))
+
+
 class _Batches(Head[Batch]):
     """What comes from a server."""
 
     def __init__(self, stream: TextStream) -> None:
         super().__init__(aiter(stream))
         self.listen = stream.listen
-
-
-def _facts_of(post: Post[TextReplica]) -> dict[str, Any]:
-    """What is told of the server that has it."""
-    return {"replica": post.name, **post.replica.whereabouts}

@@ -15,12 +15,13 @@ from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.names import Names
 from maitred.routing.pools.needs import Needs
-from maitred.routing.pools.routes import Fork, Routes, Target, Way
+from maitred.routing.pools.routes import Fork, Road, Routes, Target, Way
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
 """The tag of tenants whose requests never leave."""
-_NO_ESCALATION = EscalationConfig()
+_MOST_ROADS = 1024
+"""Beyond which all are looked for anew: behind a name with a `*` there are as many as callers think of."""
 _CAPABILITIES = {
     "tools": "tools",
     "functions": "tools",
@@ -52,6 +53,8 @@ class Router:
         self._routes = Routes(routes)
         self._pools = routes.pools
         self._auto = {name: Auto(auto) for name, auto in routes.auto.items()}
+        self._roads: dict[tuple[str, frozenset[str] | None], Road] = {}
+        """Of requests that need nothing but a model: its name as they say it, and the models open to their caller."""
 
     def way(self, ask: Ask, principal: Principal, request_id: str = "") -> Way:
         """The models that may serve a request, one after the other.
@@ -59,6 +62,8 @@ class Router:
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
+        if self._is_plain(ask, principal) and (road := self._plain_road(ask.model, principal)) is not None:
+            return Way(road)
         rollout = self._rollout_of(ask.model)
         sticky = None if rollout is None else _sticky_key(rollout.config.sticky, ask, principal, request_id)
         way = self._way(_needs_of(ask, principal), ask, sticky)
@@ -66,10 +71,10 @@ class Router:
             raise ModelNotFound(_not_found(ask.model, self.open_to(principal)), param="model")
         return way
 
-    def escalation(self, name: str) -> EscalationConfig:
-        """Which answers to requests for a name are asked of a larger model as well."""
-        auto = self._auto_of(name)
-        return _NO_ESCALATION if auto is None else auto.escalation
+    def escalation(self, name: str) -> EscalationConfig | None:
+        """Which answers to requests for a name are asked of a larger model as well; None: none are."""
+        auto = self._auto_of(name) if self._auto else None
+        return None if auto is None else auto.escalation
 
     def way_upward(self, ask: Ask, principal: Principal, way: Way) -> Way | None:
         """The models that are larger than the one which has answered; None: there is none that it may go to."""
@@ -113,6 +118,21 @@ class Router:
     def names(self) -> Names:
         """The table of names."""
         return self._routes.names
+
+    def _is_plain(self, ask: Ask, principal: Principal) -> bool:
+        """Whether it may go wherever the name leads, and the name is nobody's to choose behind."""
+        free = not (ask.needs or ask.local_only or principal.tags) and ask.sampling.top_logprobs is None
+        anywhere = ask.regions is None and principal.regions is None
+        return free and anywhere and not (self._auto or self._routes.names.rollouts or self._rollouts)
+
+    def _plain_road(self, name: str, principal: Principal) -> Road | None:
+        """What the table says to such requests; None: the name leads nowhere for this caller."""
+        road = self._roads.get((name, principal.models))
+        if road is None and (road := self._routes.road(Needs(name, allowed=principal.may_use))) is not None:
+            if len(self._roads) >= _MOST_ROADS:
+                self._roads.clear()
+            self._roads[name, principal.models] = road
+        return road
 
     def _way(self, needs: Needs, ask: Ask | None = None, sticky: str | None = None) -> Way | None:
         """See `Routes`; without a request as for one of which nothing is known."""

@@ -18,8 +18,8 @@ Serve = Callable[[Target], Awaitable[AbstractAsyncContextManager[Answer]]]
 """Plans the work at one model. Entering the context begins it; leaving ends it."""
 
 
-class Succession:
-    """Implements `maitred.core.answer.Answer` and `Pouring`. A context; leaving it ends what is unfinished.
+class Succession(Pouring):
+    """Implements `maitred.core.answer.Answer`. A context; leaving it ends what is unfinished.
 
     Args:
         serve: Plans the work at a model.

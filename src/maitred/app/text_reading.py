@@ -5,8 +5,9 @@ which has one, has the last word: only what cannot fit however it is counted is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
+
+from msgspec import Struct
 
 from maitred.app.limits import check_fits, check_sampling
 from maitred.app.prompts import Vocabulary, tokens_of
@@ -15,7 +16,7 @@ from maitred.core.answer import Ask, Conversation, Prompt
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.ports import ModelCard
 from maitred.routing.catalog import TextModel
-from maitred.text.estimate import LearntRatio, estimate, estimate_conversation
+from maitred.text.estimate import estimate, estimate_conversation
 
 _HEAD_CHARACTERS = 512
 _SURELY = 0.5
@@ -51,56 +52,89 @@ class Sketch(Beginning):
     """Stands for the tokens of a prompt that nobody here can name: as many, and alike where texts begin alike.
 
     Args:
-        head: How the text begins.
+        prompt: Its beginning is made into numbers when somebody looks at them: only where a model has several servers
+            does it matter which of them has seen the like.
         tokens: How many there are.
     """
 
-    def __init__(self, head: str, tokens: int) -> None:
-        data = head[:_HEAD_CHARACTERS].encode("utf-8", "surrogatepass")
-        super().__init__(memoryview(data + bytes(-len(data) % 4)).cast("I").tolist(), tokens)
+    def __init__(self, prompt: Prompt, tokens: int) -> None:
+        super().__init__((), tokens)
+        self._prompt = prompt
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        if not self.head:
+            data = _head(self._prompt)[:_HEAD_CHARACTERS].encode("utf-8", "surrogatepass")
+            self.head = memoryview(data + bytes(-len(data) % 4)).cast("I").tolist()
+        return self.head[place]
 
 
-@dataclass(frozen=True, slots=True)
-class TextReading:
-    """What is asked, sized and checked.
-
-    Attributes:
-        model: Who is to serve it.
-        card: What is known of that model.
-        ask: What the caller asked.
-        fields: The same in the words of OpenAI's API.
-        prompts: What stands for their tokens; at least one.
-        rooms: For each prompt the most tokens that a choice may have.
-        estimated: Tokens of all prompts by the rule alone, before anything that was learnt; None: they were counted.
-    """
+class TextReading(Struct, frozen=True):
+    """What is asked, sized and checked."""
 
     model: TextModel
+    """Who is to serve it."""
     card: ModelCard
+    """What is known of that model."""
     ask: Ask
+    """What the caller asked."""
     fields: Mapping[str, Any]
+    """The same in the words of OpenAI's API."""
     prompts: Sequence[Sequence[int]]
+    """What stands for their tokens; at least one."""
     rooms: Sequence[int]
+    """For each prompt the most tokens that a choice may have."""
+    prompt_tokens: int
+    """Of all prompts together."""
+    choice_count: int
+    """Answers to all prompts together."""
     estimated: float | None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of all prompts together."""
-        return sum(map(len, self.prompts))
-
-    @property
-    def choice_count(self) -> int:
-        """Answers to all prompts together."""
-        return len(self.prompts) * self.ask.sampling.n
+    """Tokens of all prompts by the rule alone, before anything that was learnt; None: they were counted."""
 
 
 async def read_text(model: TextModel, ask: Ask, max_choices: int) -> TextReading:
-    """Sizes a request.
+    """Sizes a request, by its tokens where the model's tokenizer is here and can tell them.
 
     Raises:
         InvalidRequest: It came through an API that this model cannot be asked in, or asks for too many choices.
         ContextLengthExceeded: It cannot fit the model's window.
         ReplicaUnavailable: Nothing is known of the model yet.
     """
+    if model.tokenizer is not None:
+        card, fields = _checked(model, ask, max_choices)
+        if (tokens := await _counted(model, ask)) is not None:
+            rooms = [check_fits(card, prompt, ask) for prompt in tokens]
+            counted = sum(map(len, tokens))
+            return TextReading(model, card, ask, fields, tokens, rooms, counted, len(tokens) * ask.sampling.n, None)
+    return estimate_text(model, ask, max_choices)
+
+
+def estimate_text(model: TextModel, ask: Ask, max_choices: int) -> TextReading:
+    """Sizes a request by the looks of its text; raises as `read_text` does."""
+    card, fields = _checked(model, ask, max_choices)
+    tools = fields.get("tools")
+    ratio = model.prompt_ratio.value
+    sketches: list[Sketch] = []
+    rooms = []
+    estimated, prompt_tokens = 0.0, 0
+    for prompt in ask.prompts:
+        raw = _estimated(prompt, tools)
+        corrected = max(1, round(raw * ratio))
+        sketches.append(Sketch(prompt, corrected))
+        rooms.append(_room(card, corrected, ask))
+        estimated += raw
+        prompt_tokens += corrected
+    choices = len(sketches) * ask.sampling.n
+    return TextReading(model, card, ask, fields, sketches, rooms, prompt_tokens, choices, estimated)
+
+
+def _checked(model: TextModel, ask: Ask, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:
+    """What is known of the model, and the request in the words that it is asked in."""
     card = model.card()
     if ask.written is None:
         raise InvalidRequest(
@@ -109,19 +143,7 @@ async def read_text(model: TextModel, ask: Ask, max_choices: int) -> TextReading
             param="model",
         )
     check_sampling(card, ask, max_choices)
-    fields = ask.written()
-    tools = fields.get("tools")
-    tokens = await _counted(model, ask) if model.tokenizer is not None else None
-    if tokens is not None:
-        rooms = [check_fits(card, prompt, ask) for prompt in tokens]
-        return TextReading(model, card, ask, fields, tokens, rooms, None)
-    raw = [_estimated(prompt, tools) for prompt in ask.prompts]
-    sketches = [
-        Sketch(_head(prompt), _corrected(prompt_tokens, model.prompt_ratio))
-        for prompt, prompt_tokens in zip(ask.prompts, raw, strict=True)
-    ]
-    rooms = [_room(card, len(sketch), ask) for sketch in sketches]
-    return TextReading(model, card, ask, fields, sketches, rooms, sum(raw))
+    return card, ask.written()
 
 
 async def _counted(model: TextModel, ask: Ask) -> list[list[int]] | None:
@@ -148,10 +170,6 @@ def _estimated(prompt: Prompt, tools: object) -> float:
             return estimate(prompt)
         case list():
             return float(len(prompt))
-
-
-def _corrected(estimated: float, ratio: LearntRatio) -> int:
-    return max(1, round(estimated * ratio.value))
 
 
 def _head(prompt: Prompt) -> str:

@@ -36,6 +36,10 @@ class Known(Protocol):
         """See `maitred.core.tenancy.Identifying`."""
         ...
 
+    def stands(self, principal: Principal, header: Header) -> bool:
+        """See `maitred.core.tenancy.Identifying`."""
+        ...
+
     def again(self, principal: Principal) -> Principal | None:
         """The same one as of now; None: it would not be let in any more."""
         ...
@@ -124,6 +128,10 @@ class SessionIdentity:
                 if principal is not None:
                     return principal
         return await self._known.identify(header)
+
+    def stands(self, principal: Principal, header: Header) -> bool:
+        """See `Identifying.stands`. A session can end at any time."""
+        return header(TOKEN_HEADER) is None and self._known.stands(principal, header)
 
 
 def same_origin(header: Header) -> bool:

@@ -5,10 +5,11 @@ Whatever stands in between never learns which API was called. A `Tally` goes alo
 see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -332,10 +333,13 @@ class Outlet(Protocol):
         ...
 
 
-@runtime_checkable
-class Pouring(Protocol):
-    """An answer of which most need not be read."""
+class Pouring(ABC):
+    """An answer of which most need not be read.
 
+    No protocol: every stream asks whether its answer is one, and to look for a method by its name takes thirty calls.
+    """
+
+    @abstractmethod
     def pour(self, outlet: Outlet) -> None:
         """Lets what is nothing but text out here, from when it comes and while its reader waits for it.
 

@@ -25,24 +25,15 @@ class PriorityClass(StrEnum):
     BACKGROUND = "background"
     """Runs when there is room; ageing sees to it that there is, in the end."""
 
-    @property
-    def rank(self) -> int:
-        """0 for the most urgent."""
-        return _RANKS[self]
-
-    @property
-    def priority(self) -> int:
-        """The highest number that means this class."""
-        return _HIGHEST[self]
+    rank: int
+    """0 for the most urgent."""
+    priority: int
+    """The highest number that means this class."""
 
 
-_RANKS = {name: rank for rank, name in enumerate(PriorityClass)}
-_HIGHEST = {
-    PriorityClass.INTERACTIVE: 10,
-    PriorityClass.STANDARD: 7,
-    PriorityClass.BATCH: 4,
-    PriorityClass.BACKGROUND: 2,
-}
+# Attributes, and not properties: every request is asked for them several times.
+for _rank, (_class, _highest) in enumerate(zip(PriorityClass, (10, 7, 4, 2), strict=True)):
+    _class.rank, _class.priority = _rank, _highest
 
 
 @cache
@@ -52,12 +43,12 @@ def class_of(priority: int) -> PriorityClass:
     10 to 8 are interactive, 7 to 5 standard, 4 and 3 batch, 2 and 1 background.
     """
     for name in reversed(PriorityClass):
-        if priority <= _HIGHEST[name]:
+        if priority <= name.priority:
             return name
     return PriorityClass.INTERACTIVE
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True):
+class Share(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """One level of a flow's path."""
 
     id: str

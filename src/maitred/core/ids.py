@@ -28,7 +28,12 @@ def new_object_id(prefix: str) -> str:
     database writes few pages for many of them; 52 random bits follow. Ids are no secrets: they are not drawn from the
     operating system, which costs a call of it each time.
     """
-    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{_draw_bits(52):013x}"
+    return f"{prefix}-{time.time_ns() // 1_000_000 << 52 | _draw_bits(52):024x}"
+
+
+def id_like(prefix: str, other: str) -> str:
+    """An id with another prefix, and the digits of one of ours."""
+    return f"{prefix}-{other.rpartition('-')[2]}"
 
 
 def new_trace_id() -> str:
@@ -45,4 +50,4 @@ def request_id_from(offered: str | None) -> str:
     """The client's id if it offered a safe one, else a fresh id."""
     if offered is not None and _SAFE_ID.fullmatch(offered) and not offered.startswith("sk-"):
         return offered
-    return new_request_id()
+    return new_object_id("req")

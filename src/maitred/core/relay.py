@@ -47,6 +47,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     """What the replica has counted up to now, if it says so."""
     chunks: int = 0
     """How many pieces of its answer have become these parts."""
+    whole: bool = False
+    """Whether it is known that nothing follows; False: that is not known yet."""
 
 
 class TextStream(Protocol):

@@ -193,6 +193,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """How it has fared: on a choice's first delta up to its first token, and on its last one to its end."""
 
 
+MOST_TOKENS = 1 << 31
+"""Of a prompt or an answer, as a server of somebody else's may count it. No context is a hundredth as long: what is
+said beyond has been miscounted, and would be charged to limits for ages."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request, as they are billed."""
 

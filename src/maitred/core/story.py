@@ -100,9 +100,17 @@ class Story(msgspec.Struct):
         if len(self.chapters) < MOST_CHAPTERS:
             self.chapters.append(Chapter(name, began_s, facts, ended_s))
 
+    def fail(
+        self, name: ChapterName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException
+    ) -> None:
+        """A chapter that is over, and ended with an error."""
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(Chapter(name, began_s, facts, ended_s, code_of(why)))
+
     def note(self, name: ChapterName, now_s: float, **facts: object) -> None:
         """A chapter of no length."""
-        self.tell(name, now_s, now_s, facts)
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(Chapter(name, now_s, facts, now_s))
 
     def telling(self, name: ChapterName, now: Callable[[], float], **facts: object) -> "Telling":
         """A chapter that is as long as the block; what leaves the block as an exception is its error."""

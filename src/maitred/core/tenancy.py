@@ -75,6 +75,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time."""
     revoked: bool = False
 
+    @property
+    def lasting(self) -> bool:
+        """Whether it has one secret, and no time at which either ends."""
+        return self.expires_s is None and len(self.secrets) == 1 and self.secrets[0].expires_s is None
+
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever sent a request, once known: the key with all that its tenants say, already combined."""
@@ -140,6 +145,14 @@ class Identifying(Protocol):
 
         Raises:
             Unauthenticated: Nobody that is known here.
+            StoreUnavailable: What is known is too old to go by.
+        """
+        ...
+
+    def stands(self, principal: Principal, header: Callable[[bytes], str | None]) -> bool:
+        """Whether these headers, which were found to be a principal's before, surely are still; False: ask again.
+
+        Raises:
             StoreUnavailable: What is known is too old to go by.
         """
         ...

@@ -6,10 +6,11 @@ the last ten seconds, so that a quiet server draws a line and not a cloud. Refus
 with a count: in a flood of one tenant, nobody else's would be seen.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from maitred.core.answer import Outcome, Tally
 from maitred.core.clock import Clock
@@ -176,9 +177,10 @@ class _Spread:
         """A second is over. Returns median and 95th percentile; None where nothing was added."""
         come: list[int] | None = None
         if self._now:
-            come = [0] * len(self._sum)
-            for time_s in self._now:
-                come[bisect_left(_BOUNDS_S, time_s)] += 1
+            # One search for each bound is enough for any number of times, if these are in order.
+            times_s = sorted(self._now)
+            within = [0, *(bisect_right(times_s, bound_s) for bound_s in _BOUNDS_S), len(times_s)]
+            come = [more - fewer for fewer, more in pairwise(within)]
             self._now = []
         self._seconds.append(come)
         gone = self._seconds.popleft()

@@ -3,9 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from maitred.core.answer import Ask, Outcome, Tally
+from msgspec import Struct
+
+from maitred.core.answer import Ask, Failed, Outcome, Tally
 from maitred.core.clock import Clock
 from maitred.core.errors import ResourceNotFound
 from maitred.core.flow import PriorityClass
@@ -36,7 +38,7 @@ _PLAIN = {
 _parameters_of: Callable[[Ask], tuple[Any, ...]] = attrgetter("sampling", "left_open", "needs", "whole", *_PLAIN)
 
 
-class Facts(NamedTuple):
+class Facts(Struct, frozen=True):
     """What is kept of an ended request: of its `Tally`, by the same names, what its story is told from.
 
     Prompts, what listened to the answer and the gaps between tokens are not among it. Every request that ends is kept,
@@ -62,7 +64,7 @@ class Facts(NamedTuple):
     finishes: Sequence[FinishReason]
     degraded: Sequence[str]
     fallbacks: Sequence[str]
-    escalated: Sequence[str]
+    failed: Sequence[Failed]
     recoveries: int
     arm: Arm | None
     story: Story
@@ -78,10 +80,10 @@ class Facts(NamedTuple):
         return None if self.first_token_s is None else _ms(self.first_token_s - self.started_s)
 
 
-_facts_of: Callable[[Tally], tuple[Any, ...]] = attrgetter(*Facts._fields)
+_facts_of: Callable[[Tally], tuple[Any, ...]] = attrgetter(*Facts.__struct_fields__)
 
 
-class Kept(NamedTuple):
+class Kept(Struct, frozen=True):
     """One request."""
 
     facts: Facts
@@ -126,7 +128,7 @@ class Stories:
         for tally in tallies:
             if (ask := tally.ask) is not None:
                 kept.pop(tally.request_id, None)
-                facts = Facts._make(_facts_of(tally))
+                facts = Facts(*_facts_of(tally))
                 parameters = (len(ask.stops), *_parameters_of(ask))
                 kept[tally.request_id] = Kept(facts, since_s + tally.ended_s, ask.model, parameters)
         while len(kept) > self._most:
@@ -200,7 +202,7 @@ def story_of(kept: Kept) -> StoryBody:
         cost_usd=_cost_usd(chapters),
         degraded=[*facts.degraded],
         fallbacks=[*facts.fallbacks],
-        escalated=[*facts.escalated],
+        escalated=[f"{failed.model}={failed.reason}" for failed in facts.failed],
         recoveries=facts.recoveries,
         rollout=None if facts.arm is None else str(facts.arm),
         chapters=[_chapter(chapter, facts.started_s) for chapter in chapters],

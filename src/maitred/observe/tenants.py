@@ -7,14 +7,19 @@ are named does not change while the process lives, so every counter only grows; 
 
 from collections import Counter as Tallied
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Summary
+from prometheus_client import CollectorRegistry, Counter
 
 from maitred.core.answer import Outcome, Tally
+from maitred.observe.distributions import Summaries
 
 OTHER = "other"
+_TIMES: Mapping[str, str] = {
+    "maitred_tenant_ttft_seconds": "From the head of a request to its first token, by organisation.",
+    "maitred_tenant_queue_seconds": "What a request that got tokens had waited.",
+}
 
 
 class Named:
@@ -66,17 +71,9 @@ class TenantMetrics:
         output = Counter(
             "maitred_tenant_output_tokens", "Tokens generated for an organisation.", ["tenant"], registry=registry
         )
-        ttft = Summary(
-            "maitred_tenant_ttft_seconds",
-            "From the head of a request to its first token, by organisation.",
-            ["tenant"],
-            registry=registry,
-        )
-        queue = Summary(
-            "maitred_tenant_queue_seconds", "What a request that got tokens had waited.", ["tenant"], registry=registry
-        )
         self._requests, self._prompt, self._output = cache(requests.labels), cache(prompt.labels), cache(output.labels)
-        self._ttft, self._queue = cache(ttft.labels), cache(queue.labels)
+        self._times = Summaries(_TIMES, "tenant")
+        registry.register(self._times)
 
     def ended(self, *tallies: Tally) -> None:
         """Counts those of which it is known whose they are, and that asked for work."""
@@ -95,7 +92,7 @@ class TenantMetrics:
         """What those got that got tokens, and how long they waited."""
         self._prompt(tenant).inc(sum([each.prompt_tokens for each in tallies]))
         self._output(tenant).inc(sum([each.completion_tokens for each in tallies]))
-        ttft, queue = self._ttft(tenant), self._queue(tenant)
-        for each in tallies:
-            ttft.observe((each.first_token_s or 0.0) - each.started_s)
-            queue.observe(sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0)
+        ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
+        waited_s = [sum(each.waited_ms.values()) / 1000 if each.waited_ms else 0.0 for each in tallies]
+        self._times.add("maitred_tenant_ttft_seconds", tenant, ttft_s)
+        self._times.add("maitred_tenant_queue_seconds", tenant, waited_s)

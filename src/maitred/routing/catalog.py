@@ -25,7 +25,7 @@ class _Model:
         Raises:
             ReplicaUnavailable: No replica has ever been ready.
         """
-        failure = ReplicaUnavailable()
+        failure: ReplicaUnavailable | None = None
         for host in self._hosts:
             try:
                 self._card = host.card()
@@ -33,7 +33,7 @@ class _Model:
             except ReplicaUnavailable as unavailable:
                 failure = unavailable
         if self._card is None:
-            raise failure
+            raise failure or ReplicaUnavailable()
         return self._card
 
     def ready(self) -> bool:

@@ -79,28 +79,31 @@ class LearntRatio:
         memory_tokens: After so many more tokens, what was learnt before counts for 1/e of what it did.
 
     Attributes:
-        value: To multiply an estimate with; 1 before anything was learnt.
+        value: To multiply an estimate with, from `LEAST` to `MOST`; 1 before anything was learnt.
     """
 
     LEAST, MOST = 0.25, 4.0
     """A vocabulary further off is none; whoever counts so counts something else."""
     _BELIEF_TOKENS = 200.0
-    """The weight of the first guess, so that one short text does not turn it over."""
+    """The weight of the first guess, so that one short text does not turn it over; and what any text may have beside
+    what is estimated of it, such as a template's."""
 
     def __init__(self, memory_tokens: float = 200_000.0) -> None:
         self._memory_tokens = memory_tokens
         self._estimated = self._BELIEF_TOKENS
         self._counted = self._BELIEF_TOKENS
-
-    @property
-    def value(self) -> float:
-        """See the class."""
-        return min(max(self._counted / self._estimated, self.LEAST), self.MOST)
+        self.value = 1.0
 
     def learn(self, estimated: float, counted: int) -> None:
-        """A text of so many estimated tokens, before any correction, has in fact so many."""
+        """A text of so many estimated tokens, before any correction, has in fact so many.
+
+        More than any vocabulary makes of it is learnt as that much: one wrong count must not outweigh all others.
+        """
         if estimated <= 0 or counted <= 0:
             return
-        kept = max(0.0, 1.0 - estimated / self._memory_tokens)
+        believed = min(counted, self.MOST * (estimated + self._BELIEF_TOKENS))
+        kept = 1.0 - estimated / self._memory_tokens if estimated < self._memory_tokens else 0.0
         self._estimated = self._estimated * kept + estimated
-        self._counted = self._counted * kept + counted
+        self._counted = self._counted * kept + believed
+        ratio = self._counted / self._estimated
+        self.value = self.LEAST if ratio < self.LEAST else min(ratio, self.MOST)

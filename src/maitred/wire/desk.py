@@ -8,11 +8,11 @@
       Asks ------------------------------->       one request at one model
       <------------------------- Seated, or Refused
       <------------------------- Released         its turn has come; the replica
-      Took ------------------------------->       tokens, some ten times a second
+      Took ------------------------------->       tokens, some times a second
       FailedThere ------------------------>       the replica has failed it: Released follows, or Refused
       Settles ---------------------------->       the answer is whole
-      <------------------------- Settled
-      Leaves ----------------------------->       whatever it held is given back
+      <------------------------- Settled          whatever it held is given back
+      Leaves ----------------------------->       the same, where it was not settled
       Ended ------------------------------>       the HTTP request is over: what metrics, logs and stories tell of it
 
 `number` is the worker's, for as long as its connection lasts. The end of the byte stream is the death of the peer: the
@@ -40,7 +40,7 @@ class WrittenPrompt(msgspec.Struct, frozen=True, array_like=True):
 
     tokens: int
     ids: list[int]
-    """Its tokens; where these are estimated, what stands for the first of them."""
+    """Its tokens; where these are estimated, what stands for the first of them. None where nobody looks at them."""
 
 
 class Asks(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
@@ -272,7 +272,7 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="released"):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """Controller: it is in the ledger; or why not."""
+    """Controller: it is in the ledger, and holds nothing any more; or why not."""
 
     number: int
     error: WrittenError | None = None

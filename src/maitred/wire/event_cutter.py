@@ -23,28 +23,27 @@ class EventCutter:
     def feed(self, data: bytes) -> list[bytes]:
         """The events that are complete with these bytes."""
         if (  # nearly always: one whole event
-            not self._rest
+            self.idle
             and data.find(b"\n") == len(data) - 2
             and data.startswith(b"data: ")
             and data.endswith(b"\n")
             and b"\r" not in data
-            and self._any_form is None
         ):
             return [data[6:-2]]
         if self._any_form is not None:
             return [event.data.encode() for event in self._any_form.feed(data)]
         if self._rest:
             data = self._rest + data
-        *events, self._rest = data.split(b"\n\n")
-        self.idle = not self._rest
-        if not events and b"\r" not in data:
-            return events
-        for event in events:
-            if not event.startswith(b"data: ") or b"\n" in event or b"\r" in event:
-                return self._change_over(data)
-        if b"\r" in self._rest:
+        if b"\r" in data:
             return self._change_over(data)
-        return [event[6:] for event in events]
+        whole, end, self._rest = data.rpartition(b"\n\n")
+        self.idle = not self._rest
+        if not end:
+            return []
+        events = whole[6:].split(b"\n\ndata: ")
+        if not whole.startswith(b"data: ") or whole.count(b"\n") != 2 * (len(events) - 1):
+            return self._change_over(data)
+        return events
 
     def _change_over(self, data: bytes) -> list[bytes]:
         """Reads `data`, and all that follows, by the standard. Nothing of it has been given out yet."""

@@ -314,7 +314,7 @@ async def test_a_limit_on_the_output_is_said():
 # --- how requests end -----------------------------------------------------------------------------------------------
 
 
-async def end_with(error, *, usage=None, tally=None):
+async def end_with(error, *, usage=None, tally=None, replica=""):
     """A desk at which one request of 10 + 100 tokens ended with this error."""
     desk = Desk(
         limit("tenant:acme", "usd_per_day", NANO),
@@ -324,6 +324,7 @@ async def end_with(error, *, usage=None, tally=None):
     )
     with pytest.raises(type(error)):
         async with desk.admit(10, 100, tally=tally) as grant:
+            grant.served_by(replica)
             if usage is not None:
                 grant.used(usage)
             raise error
@@ -343,7 +344,7 @@ async def test_who_leaves_pays_for_what_was_done(error):
 
 
 async def test_who_leaves_before_the_first_token_pays_for_the_prompt():
-    desk, event = await end_with(asyncio.CancelledError())
+    desk, event = await end_with(asyncio.CancelledError(), replica="r0")
     assert (event.outcome, event.cost_nusd) == ("cancelled", 10_000)
     assert await reading(desk) == (10_000, 0)
 

@@ -1,5 +1,6 @@
 """What a grant writes into its lines about rates, so that they outlive the process."""
 
+import asyncio
 from contextlib import suppress
 
 from maitred.core.answer import Outcome
@@ -58,6 +59,19 @@ async def test_failure_keeps_what_was_processed_and_refusal_nothing():
                     grant.used(Usage(10, 5))
                 raise error
     assert [event.taken for event in full.ledger.events] == [{REQUESTS: 1, TOKENS: 15, INPUT: 10, OUTPUT: 5}, {}]
+
+
+async def test_who_leaves_before_a_replica_was_asked_pays_for_nothing():
+    full = desk()
+    for replica in ("", "replica-0"):
+        with suppress(asyncio.CancelledError):
+            async with full.admit(10, 100) as grant:
+                if replica:
+                    grant.served_by(replica)
+                raise asyncio.CancelledError
+    waited, ran = full.ledger.events
+    assert (waited.outcome, waited.cost_nusd, waited.taken) == (Outcome.CANCELLED, 0, {REQUESTS: 1})
+    assert (ran.outcome, ran.cost_nusd) == (Outcome.CANCELLED, 10 * 1000)
 
 
 async def test_what_was_made_before_the_key_was_revoked_is_billed_and_nothing_before_it_was():

@@ -1,7 +1,12 @@
-"""Collecting an answer that is sent whole."""
+"""Collecting an answer that is sent whole, and who may be poured to."""
 
-from maitred.api.delivery import WholeChoice
-from maitred.core.answer import Part, Score, TokenScore
+import pytest
+
+from maitred.api.call import Call
+from maitred.api.connection import EXTENSION, Unknown
+from maitred.api.delivery import WholeChoice, _Outlet, deliver
+from maitred.api.idempotent import RecordedCall
+from maitred.core.answer import Part, Pouring, Score, TokenScore
 from maitred.core.request import FinishReason
 
 
@@ -21,3 +26,73 @@ def test_a_choice_is_the_sum_of_its_parts() -> None:
     # Appended to, not copied: a copy for each token would cost the square of the answer's length.
     assert choice.scores is collected
     assert first == [scored(0)]
+
+
+def test_a_recording_is_not_passed_by():
+    """It shares the connection of its first reader; what goes there directly would be missing from what is kept."""
+
+    class Ready(Unknown):
+        ready = True
+
+    scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: Ready()}}
+    call = Call(scope, None, None, 0.0)
+    assert _Outlet(call, None).open
+    assert not _Outlet(RecordedCall(call, None, None), None).open
+
+
+class Batches:
+    """Two choices; counts how often it is asked."""
+
+    def __init__(self):
+        self.asked = 0
+        self.batches = [
+            [Part(0, "a"), Part(1, "b", FinishReason.STOP)],
+            [Part(0, "c"), Part(0, "", FinishReason.LENGTH)],
+        ]
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        self.asked += 1
+        if self.asked > len(self.batches):
+            raise StopAsyncIteration
+        return self.batches[self.asked - 1]
+
+
+class Poured(Batches, Pouring):
+    def pour(self, outlet):
+        raise AssertionError("it is not streamed")
+
+
+class Texts:
+    def whole(self, choices, usage):
+        return ";".join("".join(choice.text) + f":{choice.finish}" for choice in choices).encode()
+
+
+@pytest.mark.parametrize(("kind", "asked"), [(Poured, 2), (Batches, 3)])
+async def test_an_answer_that_is_whole_is_not_asked_for_more_unless_it_may_wrap_another(kind, asked):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    call, answer = Call({"path": "/", "method": "POST", "headers": []}, None, send, 0.0), kind()
+    await deliver(call, answer, Texts(), choices=2, streams=False, heartbeat_s=1.0)
+    assert sent[1]["body"] == b"ac:length;b:stop"
+    assert answer.asked == asked
+
+
+def test_an_answer_has_the_digits_of_its_request_unless_the_client_has_chosen_them():
+    def named(*headers):
+        call = Call({"path": "/", "method": "POST", "headers": headers}, None, None, 0.0)
+        return call.tally.request_id, call.named("chatcmpl")
+
+    for headers in ((), ((b"x-request-id", b"not a safe one"),)):
+        request_id, answer_id = named(*headers)
+        assert request_id.startswith("req-")
+        assert answer_id == request_id.replace("req-", "chatcmpl-")
+    chosen = (b"x-request-id", b"req-1")
+    first, second = named(chosen), named(chosen)
+    assert first[0] == second[0] == "req-1"
+    assert len({first[1], second[1], "chatcmpl-1"}) == 3

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maitred.api.chat import ChatShape
+from maitred.api.chat_shape import ChatShape
 from maitred.api.completions import CompletionShape
 from maitred.api.delivery import WholeChoice
 from maitred.core.answer import Part
@@ -12,8 +12,10 @@ from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 
 SHAPES = {
-    "chat": ChatShape(decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True)),
-    "completion": CompletionShape(decode_completion(b'{"model":"m","prompt":"x"}', strict=True)),
+    "chat": ChatShape(
+        decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True), "chatcmpl-1"
+    ),
+    "completion": CompletionShape(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1"),
 }
 ENDS = [
     (FinishReason.STOP, {"finish_reason": "stop"}),

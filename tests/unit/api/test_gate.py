@@ -2,7 +2,7 @@
 # ruff: noqa: PT012 - the block is what is tested
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.clock import FakeClock
 
 
 async def inside(gate, until, principal=None):
-    async with gate.enter(principal):
+    with gate.enter(principal):
         await until.wait()
 
 
@@ -24,11 +24,10 @@ def principal(tenant, key="one"):
 
 async def test_no_more_than_its_capacity():
     gate = Gate(2)
-    async with gate.enter(), gate.enter():
+    with gate.enter(), gate.enter():
         assert gate.inside == 2
-        with pytest.raises(Saturated) as refusal:
-            async with gate.enter():
-                pass
+        with pytest.raises(Saturated) as refusal, gate.enter():
+            pass
         assert refusal.value.retry_after_s
     assert gate.inside == 0
 
@@ -38,18 +37,17 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
     gate = Gate(2, clock, draw=lambda: 0.5)
 
     async def refused_s(tenant):
-        with pytest.raises(Saturated) as refusal:
-            async with gate.enter(principal(tenant)):
-                pass
+        with pytest.raises(Saturated) as refusal, gate.enter(principal(tenant)):
+            pass
         return refusal.value.retry_after_s
 
-    async with gate.enter(), AsyncExitStack() as other:
-        await other.enter_async_context(gate.enter())
+    with gate.enter(), ExitStack() as other:
+        other.enter_context(gate.enter())
         assert await refused_s("a") == pytest.approx(1.05), "a guess, until somebody has left"
         for _ in range(4):
             clock.now_s += 5.0
-            await other.aclose()
-            await other.enter_async_context(gate.enter())
+            other.close()
+            other.enter_context(gate.enter())
         assert await refused_s("b") == pytest.approx(5.25)
         assert await refused_s("b") == pytest.approx(10.5), "one behind the other"
         assert await refused_s("c") == pytest.approx(5.25), "and not behind those of others"
@@ -57,20 +55,18 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
 
 async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
     gate = Gate(1)
-    async with gate.enter(), gate.enter(even_if_full=True):
+    with gate.enter(), gate.enter(even_if_full=True):
         assert gate.inside == 2
     gate.close()
-    with pytest.raises(Draining):
-        async with gate.enter(even_if_full=True):
-            pass
+    with pytest.raises(Draining), gate.enter(even_if_full=True):
+        pass
 
 
 async def test_an_empty_house_drains_at_once():
     gate = Gate(1)
     assert await gate.drain(1000) == 0
-    with pytest.raises(Draining):
-        async with gate.enter():
-            pass
+    with pytest.raises(Draining), gate.enter():
+        pass
 
 
 async def test_those_inside_may_finish():
@@ -115,18 +111,17 @@ async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
 
 async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
     async with asyncio.timeout(1):
-        with pytest.raises(ClientLeft):
-            async with Interruptible() as block:
-                asyncio.get_running_loop().call_soon(block.interrupt, ClientLeft())
-                asyncio.get_running_loop().call_soon(block.interrupt, Draining())
-                await asyncio.Event().wait()
+        with pytest.raises(ClientLeft), Interruptible() as block:
+            asyncio.get_running_loop().call_soon(block.interrupt, ClientLeft())
+            asyncio.get_running_loop().call_soon(block.interrupt, Draining())
+            await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
 
 
 async def test_an_interruption_after_the_end_does_nothing():
-    async with Interruptible() as block:
+    with Interruptible() as block:
         pass
     block.interrupt(ClientLeft())
     await asyncio.sleep(0)
@@ -134,7 +129,7 @@ async def test_an_interruption_after_the_end_does_nothing():
 
 async def test_a_cancellation_from_outside_stays_one():
     async def work(blocks):
-        async with Interruptible() as block:
+        with Interruptible() as block:
             blocks.append(block)
             await asyncio.Event().wait()
 

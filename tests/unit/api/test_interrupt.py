@@ -12,13 +12,12 @@ from maitred.core.errors import Draining
 @pytest.mark.parametrize("reason", [ClientLeft(), Draining()])
 async def test_the_stack_and_the_caller_see_the_reason(reason):
     seen = []
-    with pytest.raises(type(reason)) as caught:
-        async with Interruptible() as block:
-            asyncio.get_running_loop().call_soon(block.interrupt, reason)
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError as error:
-                seen = list(error.args)
-                raise
+    with pytest.raises(type(reason)) as caught, Interruptible() as block:
+        asyncio.get_running_loop().call_soon(block.interrupt, reason)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            seen = list(error.args)
+            raise
     assert caught.value is reason
     assert seen == [reason]

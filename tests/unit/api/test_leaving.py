@@ -14,9 +14,8 @@ def call(connection):
 
 
 async def watched(one):
-    async with Interruptible() as block:
-        with one.watched(block):
-            await asyncio.Event().wait()
+    with Interruptible() as block, one.watched(block):
+        await asyncio.Event().wait()
 
 
 async def test_a_client_that_leaves_ends_what_is_waited_for():
@@ -39,21 +38,19 @@ async def test_a_client_that_has_left_before_is_noticed():
 async def test_a_client_that_has_its_answer_may_leave():
     connection = Unknown()
     answered = call(connection)
-    async with Interruptible() as block:
-        with answered.watched(block):
-            answered.progress = Progress.COMPLETE
-            connection.on_lost()
-            await asyncio.sleep(0)
+    with Interruptible() as block, answered.watched(block):
+        answered.progress = Progress.COMPLETE
+        connection.on_lost()
+        await asyncio.sleep(0)
 
 
 async def test_work_that_goes_on_without_its_client_is_told_of_its_leaving():
     connection, left = Unknown(), []
     recorded = call(connection)
     recorded.on_left = lambda: left.append(True)
-    async with Interruptible() as block:
-        with recorded.watched(block):
-            connection.on_lost()
-            await asyncio.sleep(0)
+    with Interruptible() as block, recorded.watched(block):
+        connection.on_lost()
+        await asyncio.sleep(0)
     assert left == [True]
 
 

@@ -1,7 +1,7 @@
 """The beginning of an answer by whichever of two replicas is the first, with replicas that do as they are told."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +11,7 @@ from maitred.app.control import LocalControl
 from maitred.app.hedging import Head, opened
 from maitred.app.pipeline import Pipeline
 from maitred.app.router import Router
+from maitred.app.slot import Slot
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
@@ -80,7 +81,7 @@ class Race:
 
     def __init__(self, seat):
         self.seat, self.replicas, self.tally = seat, Replicas(), Tally("req-1", 0.0)
-        self.running = AsyncExitStack()
+        self.running = Slot()
         self.task = asyncio.create_task(
             opened(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
         )
@@ -107,7 +108,7 @@ async def test_the_first_to_begin_is_read_and_the_other_is_left_at_once(winner, 
     assert (race.replicas.open, race.replicas.ended) == ([winner], [loser])
     assert (spare.settled, race.tally.hedged) == ([winner == "b"], hedged)
     assert [item async for item in answer] == [f"from {winner}", "more"], "what was waited for is not lost"
-    await race.running.aclose()
+    await race.running.__aexit__(None, None, None)
     assert race.replicas.open == []
 
 
@@ -121,7 +122,7 @@ async def test_one_that_fails_leaves_it_to_the_other(fails):
     race.say(other)
     post, _ = await race.task
     assert (post.name, spare.settled) == (other, [other == "b"])
-    await race.running.aclose()
+    await race.running.__aexit__(None, None, None)
     assert race.replicas.open == []
 
 
@@ -150,7 +151,7 @@ async def test_without_a_second_replica_the_first_is_waited_for():
     race.say("a")
     post, _ = await race.task
     assert (post.name, race.tally.hedged) == ("a", "")
-    await race.running.aclose()
+    await race.running.__aexit__(None, None, None)
 
 
 async def test_who_leaves_leaves_both():
@@ -168,7 +169,7 @@ async def test_both_at_once_are_one_answer():
     race.say("a")
     race.say("b")
     post, _ = await race.task
-    await race.running.aclose()
+    await race.running.__aexit__(None, None, None)
     assert (post.name, race.replicas.open, spare.settled) == ("a", [], [False])
 
 

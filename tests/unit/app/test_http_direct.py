@@ -50,10 +50,10 @@ class RoundAbout(BoundedHttp):
     def take_body(self):
         return None
 
-    def answer(self, status, headers, body):
+    def answer(self, status, head, body):
         return False
 
-    def begin(self, status, headers, piece):
+    def begin(self, status, head, piece):
         return False
 
 
@@ -63,7 +63,8 @@ async def answered(kind, application, *requests):
     async def serve(scope, receive, send):
         call = Call(scope, receive, send, 0.0)
         call.tally.request_id = "one"
-        await call.read_body(1 << 20, 5.0)
+        if not call.has_body(1 << 20):
+            await call.read_body(1 << 20, 5.0)
         assert call.body == b"{}"
         await application(call)
 

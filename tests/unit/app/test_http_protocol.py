@@ -1,6 +1,7 @@
 """When a connection is cut because its client does not read, on a transport of the test's own."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from uvicorn.config import Config
@@ -102,3 +103,37 @@ async def test_nothing_waits_once_the_connection_is_gone():
     protocol.connection_lost(None)
     assert protocol._patience is None
     assert not transport.aborted.is_set()
+
+
+async def test_one_timer_watches_an_idle_connection_through_all_its_requests():
+    class Loop:
+        now_s, timers = 0.0, []
+
+        def time(self):
+            return self.now_s
+
+        def call_later(self, delay_s, callback):
+            self.timers.append(delay_s)
+            return SimpleNamespace(cancel=lambda: None)
+
+    protocol, transport = await connected(0)
+    loop, patience_s = Loop(), protocol.timeout_keep_alive
+    protocol._in_head, protocol.loop = False, loop
+    protocol.cycle = SimpleNamespace(response_complete=True)
+    for loop.now_s in (10.0, 12.0):
+        protocol.on_response_complete()
+    assert loop.timers == [patience_s]
+    loop.now_s = 10.0 + patience_s
+    protocol.timeout_keep_alive_handler()
+    assert loop.timers == [patience_s, 2.0]
+    protocol.cycle.response_complete = False
+    protocol.timeout_keep_alive_handler()  # a request is being answered, and its end sets the next
+    protocol.cycle.response_complete = True
+    protocol.on_response_complete()
+    assert not transport.closing
+    loop.now_s += patience_s
+    protocol.timeout_keep_alive_handler()
+    assert transport.closing
+    assert loop.timers == [patience_s, 2.0, patience_s]
+    protocol.cycle = None
+    protocol.connection_lost(None)

@@ -73,6 +73,8 @@ def test_what_is_shown_can_be_read_back_and_has_no_secret(tmp_path):
         ("[{url: 'https://there/v1', api_key: sk-very-secret}]", "Secrets are given by reference"),
         ("[{url: 'https://there/v1', api_key: {env: NONE}}]", "The environment variable NONE is not set"),
         ("[{url: 'https://there/v1', headers: {Authorization: x}}]", "holds a credential"),
+        ("[{url: 'https://there/v1', headers: {x team: a}}]", "no name of a header"),
+        ('[{url: "https://there/v1", headers: {x-team: "a\\r\\nhost: b"}}]', "control character"),
         ("[{url: 'https://there/v1', headers: {Host: x}}]", "is set by the connection itself"),
         ("[{url: 'https://there/v1'}, {url: 'https://there/v2'}]", "Another upstream of this model is called 'there'"),
         ("[{url: 'https://there/v1', dialect: vlm}]", "did you mean vllm?"),

@@ -22,6 +22,9 @@ class Known:
     def again(self, principal):
         return self.now.get(principal.key)
 
+    def stands(self, principal, header):
+        return self.again(principal) is principal
+
 
 def sessions(lasting_s=100.0, most=4):
     clock = FakeClock()
@@ -69,6 +72,14 @@ async def test_what_the_key_may_do_is_asked_every_time():
     assert (await identity.identify(headers(cookie, session.token))).scopes == {Scope.METRICS}
     del known.now[ADA.key]
     assert await identity.identify(headers(cookie, session.token)) is ANONYMOUS
+
+
+async def test_who_came_by_a_session_is_asked_every_time():
+    _, open_ = sessions()
+    cookie, session = open_.open(ADA)
+    identity = SessionIdentity(Known(), open_)
+    assert identity.stands(ADA, headers(cookie))
+    assert not identity.stands(ADA, headers(cookie, session.token))
 
 
 async def test_a_key_of_its_own_wins():

@@ -1,6 +1,7 @@
 """How a story is written."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_what_leaves_the_block_is_its_error_by_name(error, code):
         raise error
     assert story.chapters[0].error == code
     assert story.chapters[0].ended_s is not None
+
+
+def test_a_chapter_can_be_told_when_it_is_over():
+    clock, story, meanwhile = FakeClock(1.0), Story(), Story()
+    for error in (None, ReplicaLost(), asyncio.CancelledError()):
+        telling = meanwhile.telling(ChapterName.PLAN, clock.monotonic_s, model="a")
+        with suppress(ReplicaLost, asyncio.CancelledError), telling:
+            if error is not None:
+                raise error
+        if error is None:
+            story.tell(ChapterName.PLAN, 1.0, 1.0, {"model": "a"})
+        else:
+            story.fail(ChapterName.PLAN, 1.0, 1.0, {"model": "a"}, error)
+    assert story.chapters == meanwhile.chapters
 
 
 def test_of_several_attempts_the_latest_that_runs_is_meant():

@@ -195,3 +195,25 @@ async def test_a_token_of_an_issuer_must_be_valid_also_where_the_anonymous_may_c
     fixture = Fixture(issuers=Issuers(Unavailable()), anonymous=ANONYMOUS)
     with pytest.raises(Unavailable):
         await fixture.who("token-1")
+
+
+async def test_who_is_known_stands_until_something_of_it_changes():
+    fixture = Fixture()
+    header, known = headers(), await fixture.who()
+    assert fixture.identity.stands(known, header)
+    fixture.put(Tenant(id="other"))
+    assert fixture.identity.stands(known, header)
+    fixture.put_key()
+    assert not fixture.identity.stands(known, header)
+    fixture.put_key(expires_s=2000.0)
+    assert not fixture.identity.stands(await fixture.who(), header)  # it will end by itself
+
+
+async def test_nobody_stands_by_a_directory_that_is_too_old():
+    def stale():
+        raise StoreUnavailable
+
+    fixture = Fixture()
+    known = await fixture.who()
+    with pytest.raises(StoreUnavailable):
+        Identity(fixture.directory, fixture.clock, check_fresh=stale).stands(known, headers())

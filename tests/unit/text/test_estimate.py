@@ -73,3 +73,12 @@ def test_a_ratio_forgets():
     for _ in range(100):
         ratio.learn(100, 100)
     assert ratio.value == pytest.approx(1, rel=0.01)
+
+
+def test_one_wrong_count_is_soon_outweighed():
+    ratio = LearntRatio()
+    ratio.learn(10, 2**31)
+    assert ratio.value == LearntRatio.MOST
+    for _ in range(100):
+        ratio.learn(100, 100)
+    assert ratio.value < 1.1

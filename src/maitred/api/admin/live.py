@@ -68,15 +68,14 @@ class LiveRoutes:
             await self._office.reply(call, _shown(await self._live.now(), whole=whole))
             return
         with self._live.watching() as states:
-            async with Interruptible() as block:
-                with call.watched(block):
-                    await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
-                    async for state in states:
-                        if state.draining:
-                            break
-                        if not self._holds(call.principal):
-                            raise Unauthenticated("This API key was revoked, or has expired.")
-                        await call.stream(self._event(state, whole=whole))
+            with Interruptible() as block, call.watched(block):
+                await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
+                async for state in states:
+                    if state.draining:
+                        break
+                    if not self._holds(call.principal):
+                        raise Unauthenticated("This API key was revoked, or has expired.")
+                    await call.stream(self._event(state, whole=whole))
             await call.finish()
 
     def _event(self, state: LiveBody, *, whole: bool) -> bytes:

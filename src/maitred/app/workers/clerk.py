@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from maitred.app.workers.guest import Guest
 from maitred.app.workers.line import Line
 from maitred.app.workers.report import tally_of
@@ -40,6 +42,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class _Untold(msgspec.Struct):
+    """What the controller knows of a request; its end may be said before all of that is known."""
+
+    guests: int = 0
+    """At one model after another, those that have not left."""
+    chapters: list[Chapter] = []
+    """Of those that have."""
+    ended: Ended | None = None
+
+
 class Clerk:
     """One worker's. What it says before there is a desk is kept for then.
 
@@ -58,8 +70,8 @@ class Clerk:
         self._desk: Desk | None = None
         self._early: list[ToController] = []
         self._guests: dict[int, Guest] = {}
-        self._chapters: dict[tuple[str, float], list[Chapter]] = {}
-        """Of requests whose end has not been told, by their ids and when they came."""
+        self._untold: dict[tuple[str, float], _Untold] = {}
+        """Requests whose end observers have not been told, by their ids and when they came."""
         self._knows = asyncio.Condition()
         self._version = -1
 
@@ -87,8 +99,8 @@ class Clerk:
         """Grants again what was granted; returns when it is, or when it is settled if it has ended."""
         if resumes.lease in desk.carried:
             guest = Guest(resumes.asks, desk.control, desk.gate, desk.clock, self.line.tell, resumes)
-            self._guests[resumes.asks.number] = guest
-            task = self._begin(self._serve(guest), f"request {resumes.asks.request_id}")
+            task = self._enter(guest)
+            assert guest.resumed is not None
             resumed = asyncio.ensure_future(guest.resumed.wait())
             await asyncio.wait([task, resumed], return_when=asyncio.FIRST_COMPLETED)
             resumed.cancel()
@@ -135,8 +147,7 @@ class Clerk:
                 # It is known at once: what is said of it next may have come in the same moment.
                 desk = self.desk
                 guest = Guest(message, desk.control, desk.gate, desk.clock, self.line.tell)
-                self._guests[message.number] = guest
-                self._begin(self._serve(guest), f"request {message.request_id}")
+                self._enter(guest)
             case Heard():
                 if (guest := self._guests.get(message.number)) is not None:
                     guest.heard()
@@ -165,13 +176,26 @@ class Clerk:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("What worker %d had asked for failed.", self.worker, exc_info=error)
 
-    async def _serve(self, guest: Guest) -> None:
+    def _enter(self, guest: Guest) -> asyncio.Task[None]:
         asks = guest.asks
+        self._guests[asks.number] = guest
+        self._untold.setdefault((asks.request_id, asks.arrived_s), _Untold()).guests += 1
+        return self._begin(self._serve(guest), f"request {asks.request_id}")
+
+    async def _serve(self, guest: Guest) -> None:
         try:
             await guest.run()
         finally:
-            del self._guests[asks.number]
-            self._chapters.setdefault((asks.request_id, asks.arrived_s), []).extend(guest.chapters)
+            self._leave(guest)
+
+    def _leave(self, guest: Guest) -> None:
+        asks = guest.asks
+        del self._guests[asks.number]
+        untold = self._untold[asks.request_id, asks.arrived_s]
+        untold.guests -= 1
+        untold.chapters += guest.chapters
+        if untold.ended is not None:
+            self._report(untold.ended)
 
     async def _peek(self, peeks: Peeks) -> None:
         self.line.tell(Peeked(peeks.number, await self.desk.control.peek(peeks.principal, peeks.model)))
@@ -193,8 +217,13 @@ class Clerk:
             self._knows.notify_all()
 
     def _report(self, ended: Ended) -> None:
-        chapters = self._chapters.pop((ended.request_id, ended.started_s), [])
-        tally = tally_of(ended, chapters)
+        request = ended.request_id, ended.started_s
+        untold = self._untold.get(request)
+        if untold is not None and untold.guests:
+            untold.ended = ended  # it is about to leave, which is told, too
+            return
+        self._untold.pop(request, None)
+        tally = tally_of(ended, () if untold is None else untold.chapters)
         for observer in self.desk.observers:
             observer.ended(tally)
 

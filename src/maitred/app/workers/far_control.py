@@ -1,12 +1,12 @@
 """`Control` for a worker: one question for each request, over the line to the controller."""
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.prices import PriceList
 from maitred.admission.work import Work
 from maitred.api.interrupt import Interruptible
+from maitred.app.holding import Holder
 from maitred.app.workers.far_seat import FarSeat
 from maitred.app.workers.hotline import Hotline
 from maitred.app.workers.submissions import Submissions
@@ -63,22 +63,22 @@ class FarControl:
         return False
 
     async def admit(
-        self, pool: str, errand: Errand, work: Work, story: Story, running: AsyncExitStack
+        self, pool: str, errand: Errand, work: Work, story: Story, running: Holder
     ) -> tuple[FarSeat, FarSeat]:
         """See `Control.admit`."""
         await self._line.ready()
-        block = await running.enter_async_context(Interruptible())
+        posts = self._posts[pool]
         seat = await running.enter_async_context(
             FarSeat(
                 self._line,
-                self._posts[pool],
+                posts,
                 self._submissions.get(pool, {}),
-                block,
+                Interruptible(),
                 work,
                 self._recoveries,
             )
         )
-        await seat.take(_asks(seat.number, pool, errand, work))
+        await seat.take(_asks(seat.number, pool, errand, work, compared=len(posts) > 1))
         return seat, seat
 
     async def peek(self, principal: Principal, model: str) -> Standing | None:
@@ -99,7 +99,17 @@ class FarControl:
         return self._line.up
 
 
-def _asks(number: int, pool: str, errand: Errand, work: Work) -> Asks:
+def _asks(number: int, pool: str, errand: Errand, work: Work, *, compared: bool) -> Asks:
+    """The request, as the controller is asked for it.
+
+    Args:
+        number: Of the seat.
+        pool: Where it waits.
+        errand: As the queue sees it.
+        work: As admission sees it.
+        compared: Whether replicas are compared by what they hold of its prompts. Else these are not told, but how long
+            they are.
+    """
     return Asks(
         number=number,
         pool=pool,
@@ -109,7 +119,9 @@ def _asks(number: int, pool: str, errand: Errand, work: Work) -> Asks:
         model=work.model,
         arrived_s=errand.arrived_s,
         flow=errand.flow,
-        prompts=[WrittenPrompt(len(prompt), list(prompt[: len(prompt)])) for prompt in errand.prompts],
+        prompts=[
+            WrittenPrompt(len(prompt), list(prompt[: len(prompt)]) if compared else []) for prompt in errand.prompts
+        ],
         choices=errand.choices,
         length=errand.max_tokens,
         window_left=work.window_left,

@@ -39,9 +39,9 @@ from maitred.wire.written_errors import read_error, write_error
 
 HERE: ContextVar["FarSeat | None"] = ContextVar("seat of the request in hand", default=None)
 """The seat for which a task sends something to a replica."""
+_NOTHING = (0, 0, 0)
+"""Tokens of the prompt, of these cached, and of the answer."""
 _log = logging.getLogger(__name__)
-_GATHERED_S = 0.025
-"""How long tokens are gathered before the controller is told of them, whose fair queue charges them."""
 
 
 class FarSeat:
@@ -51,7 +51,7 @@ class FarSeat:
         line: To the controller.
         posts: The replicas of the model, by name...
         submissions: ...and what was sent to those of them that are engines of ours.
-        block: What ends when the controller ends the request.
+        block: What ends when the controller ends the request: this context.
         work: The request, with its tally.
         recoveries: How often it may wait for another replica.
 
@@ -89,8 +89,10 @@ class FarSeat:
         self._over = False
         self._cut_off = False
         """Whether the controller that had granted it is gone, and no other has been told of it."""
-        self._taken = (0, 0, 0)
-        self._gathering: asyncio.TimerHandle | None = None
+        self._taken = _NOTHING
+        """Tokens of which the controller has not been told..."""
+        self._first = False
+        """...and whether its very first is among them."""
         self.met = Met.NEITHER
 
     async def take(self, asks: Asks) -> None:
@@ -112,20 +114,25 @@ class FarSeat:
         return self._number
 
     async def __aenter__(self) -> "FarSeat":
+        self._block.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._leave(error)
+        finally:
+            self._block.__exit__(kind, error, trace)
+
+    def _leave(self, error: BaseException | None) -> None:
         self._line.leave(self._number)
-        if self._gathering is not None:
-            self._gathering.cancel()
         if self._over:
             return
         why = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else error
         told = None if why is None else write_error(why if isinstance(why, MaitredError) else Bug())
         left = error is not None and not isinstance(error, Exception) and not isinstance(why, MaitredError)
-        self._flush()
+        self.flush()
         leaves = Leaves(
             *(self._number, self._tally.usage, self._tally.first_token_s),
             *(self.met, None if left else told, left),
@@ -156,6 +163,7 @@ class FarSeat:
             self._released, self.met = message, Met.NEITHER
         elif isinstance(message, Settled):
             self._settled = message
+            self._over = message.error is None  # what is settled holds nothing any more
         self._wake()
 
     def cut(self) -> None:
@@ -168,7 +176,7 @@ class FarSeat:
         if self._asks is None or self._seated is None or self._settled is not None:
             return None
         self._cut_off = False
-        self._taken = 0, 0, 0  # the usage says it
+        self._taken, self._first = _NOTHING, False  # the usage says it
         return Resumes(
             replace(self._asks, prompts=[replace(prompt, ids=[]) for prompt in self._asks.prompts]),
             self._seated.lease,
@@ -215,7 +223,7 @@ class FarSeat:
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
         """See `AnyGrant.settle`."""
         if self._settled is None:
-            self._flush()
+            self.flush()
             self._settles = Settles(self._number, usage, outcome, self._tally.first_token_s)
             self._line.tell(self._settles)
         while self._settled is None:
@@ -267,7 +275,7 @@ class FarSeat:
         if self._returns >= self._recoveries or self._over:
             return False
         self._returns += 1
-        self._flush()
+        self.flush()
         self._released = None
         self._line.tell(FailedThere(self._number, self.met, list(prompts), answer_by_s, rest_s))
         return True
@@ -293,22 +301,22 @@ class FarSeat:
 
     def took(self, *, prompt_tokens: int = 0, cached_tokens: int = 0, output_tokens: int = 0) -> None:
         """See `AnySeat.took`."""
+        if self._taken is _NOTHING:
+            self._line.gather(self)
         prompt, cached, output = self._taken
         self._taken = prompt + prompt_tokens, cached + cached_tokens, output + output_tokens
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(_GATHERED_S, self._flush)
 
     def first_token(self) -> None:
         """See `AnySeat.first_token`."""
-        self._line.tell(Took(self._number, 0, 0, 0, first=True))
+        # At the end of this turn: the tokens themselves are told in the same breath, and so is all of a whole answer.
+        self._first = True
+        asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Tells of the tokens that were gathered."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-            self._line.tell(Took(self._number, *self._taken))
-            self._taken = (0, 0, 0)
+        if self._first or self._taken is not _NOTHING:
+            self._line.tell(Took(self._number, *self._taken, first=self._first))
+            self._taken, self._first = _NOTHING, False
 
     @property
     def _known(self) -> Seated:

@@ -7,8 +7,10 @@ whatever ends it, also the death of the worker, gives everything back in the sam
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from maitred.admission.grant import Grant
@@ -16,6 +18,7 @@ from maitred.admission.work import Work
 from maitred.api.gate import Gate, Visit
 from maitred.api.interrupt import ClientLeft
 from maitred.app.control import LocalControl
+from maitred.app.holding import Holding
 from maitred.app.text_reading import Beginning
 from maitred.core.answer import Tally
 from maitred.core.clock import Clock
@@ -62,7 +65,7 @@ class Guest:
 
     Attributes:
         asks: What the worker asks.
-        resumed: Whether it has again what it had.
+        resumed: Whether it has again what it had; None: it had nothing.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Guest:
         resumes: Resumes | None = None,
     ) -> None:
         self.asks = asks
-        self.resumed = asyncio.Event()
+        self.resumed = None if resumes is None else asyncio.Event()
         self._resumes = resumes
         # There is one whom nobody can shut out, and who is known by being that object.
         self._principal = ANONYMOUS if asks.principal == ANONYMOUS else asks.principal
@@ -83,7 +86,9 @@ class Guest:
         self._gate = gate
         self._clock = clock
         self._tell = tell
-        self._orders: asyncio.Queue[Order] = asyncio.Queue()
+        self._orders: deque[Order] = deque()
+        self._ordered: asyncio.Future[None] | None = None
+        """Of whoever waits for one of them."""
         self._visit: Visit | None = None
         self._seat: Seat | None = None
         self._released = False
@@ -132,7 +137,9 @@ class Guest:
     def order(self, order: Order) -> None:
         """It is to be settled, to wait for another replica, or to end."""
         if self._released or not isinstance(order, Leaves):
-            self._orders.put_nowait(order)
+            self._orders.append(order)
+            if self._ordered is not None and not self._ordered.done():
+                self._ordered.set_result(None)
         elif self._visit is None:
             self._gone = True
         else:
@@ -147,7 +154,7 @@ class Guest:
             return
         resumes = self._resumes
         try:
-            async with self._gate.enter(self._principal, even_if_full=resumes is not None) as self._visit:
+            with self._gate.enter(self._principal, even_if_full=resumes is not None) as self._visit:
                 if self.asks.pool not in self._control.pools:
                     raise ReplicaUnavailable(retry_after_s=1.0)  # the worker knows a configuration that is over
                 await (self._serve() if resumes is None else self._go_on(resumes))
@@ -163,9 +170,8 @@ class Guest:
         asks, tally = self.asks, self.tally
         errand = self._errand(asks.length)
         tally.forecast = place = self._control.check(asks.pool, errand)
-        async with AsyncExitStack() as running:
-            grant, seat = await self._control.admit(asks.pool, errand, self._work(), tally.story, running)
-            running.callback(self._end_attempt, Met.NEITHER)
+        admit = partial(self._control.admit, asks.pool, errand, self._work(), tally.story)
+        async with Holding(admit) as (grant, seat):
             self._seat = seat
             self._tell(
                 Seated(
@@ -173,32 +179,40 @@ class Guest:
                     seat.expected_tokens,
                 )
             )
-            while await self._at_a_replica(grant, seat):
-                pass
+            try:
+                while await self._at_a_replica(grant, seat):
+                    pass
+            finally:
+                self._end_attempt(Met.NEITHER)
 
     async def _go_on(self, resumes: Resumes) -> None:
         """What another controller had granted is held by this one, and the request is where it was."""
-        asks, control = self.asks, self._control
+        pool, held = self.asks.pool, (resumes.lease, resumes.replica)
         self._note(resumes)
-        async with AsyncExitStack() as running:
-            grant, self._seat = await control.resume(
-                *(asks.pool, self._errand(resumes.max_tokens), self._work(), resumes.lease, resumes.replica, running)
-            )
-            running.callback(self._end_attempt, Met.NEITHER)
-            seat, again = self._seat, not resumes.replica
+        resume = partial(self._control.resume, pool, self._errand(resumes.max_tokens), self._work(), *held)
+        async with Holding(resume) as (grant, seat):
+            self._seat, again = seat, not resumes.replica
             self._released = not again
-            self.resumed.set()
-            if not again:
-                grant.served_by(resumes.replica)
-                if seat is not None:
-                    with suppress(ReplicaUnavailable):
-                        self._begin_attempt(await seat.granted())
-                    if resumes.first_token_s is not None:
-                        usage = resumes.usage
-                        seat.took(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
-                again = await self._obey(grant, seat)
-            while again and seat is not None:
-                again = await self._at_a_replica(grant, seat)
+            if self.resumed is not None:
+                self.resumed.set()
+            try:
+                if not again:
+                    await self._take_up(resumes, grant, seat)
+                    again = await self._obey(grant, seat)
+                while again and seat is not None:
+                    again = await self._at_a_replica(grant, seat)
+            finally:
+                self._end_attempt(Met.NEITHER)
+
+    async def _take_up(self, resumes: Resumes, grant: Grant, seat: Seat | None) -> None:
+        """It runs at its replica, and has got something there, or nothing yet."""
+        grant.served_by(resumes.replica)
+        if seat is None:
+            return
+        with suppress(ReplicaUnavailable):
+            self._begin_attempt(await seat.granted())
+        if resumes.first_token_s is not None:
+            seat.took(prompt_tokens=resumes.usage.prompt_tokens, cached_tokens=resumes.usage.cached_tokens)
 
     async def _at_a_replica(self, grant: Grant, seat: Seat) -> bool:
         """Waits for its turn, and for what becomes of it there; returns whether it waits for another turn."""
@@ -219,16 +233,15 @@ class Guest:
         """Does what the worker says of it while it runs; returns whether it waits for another turn."""
         number = self.asks.number
         while True:
-            order = await self._orders.get()
-            match order:
-                case FailedThere():
+            match await self._next_order():
+                case FailedThere() as order:
                     self._end_attempt(order.met)
                     if seat is None or not seat.again(
                         prompts=order.prompts, answer_by_s=order.answer_by_s, rest_s=order.rest_s
                     ):
                         raise ReplicaUnavailable
                     return True
-                case Settles():
+                case Settles() as order:
                     self._note(order)
                     self._end_attempt(Met.SUCCESS)
                     try:
@@ -236,9 +249,12 @@ class Guest:
                     except MaitredError as error:
                         self._tell(Settled(number, write_error(error)))
                     else:
+                        # Nothing comes of it any more, so its worker need not say that it leaves.
                         self._tell(Settled(number))
-                case Leaves():
+                        return False
+                case Leaves() as order:
                     self._note(order)
+                    grant.used(order.usage)
                     self._end_attempt(order.met)
                     if order.cancelled and self._visit is not None:
                         # As in one process, where the caller's leaving cancels: what came of the answer is billed.
@@ -247,6 +263,12 @@ class Guest:
                     if order.error is not None:
                         raise read_error(order.error)
                     return False
+
+    async def _next_order(self) -> Order:
+        while not self._orders:
+            self._ordered = asyncio.get_running_loop().create_future()
+            await self._ordered
+        return self._orders.popleft()
 
     def _note(self, order: Settles | Leaves | Resumes) -> None:
         """What the worker knows better: it has seen every token."""

@@ -14,7 +14,6 @@ fallbacks are not followed, so what can happen to a request is on one line of th
 is tried behind the name (see `maitred.routing.rollout`), the stable one follows the canary before any chain does.
 """
 
-from collections import deque
 from collections.abc import Iterable, Set
 from dataclasses import replace
 from enum import StrEnum
@@ -95,11 +94,16 @@ class Routes:
 
     def way(self, needs: Needs) -> "Way | None":
         """The way of a request; None: the table has no such name, or none that is open to the caller."""
+        road = self.road(needs)
+        return None if road is None else Way(road)
+
+    def road(self, needs: Needs) -> "Road | None":
+        """The same for all requests with these needs."""
         found = self.names.find(needs.model)
         if found is None or not is_open(needs.model, found, needs):
             return None
         fallback = self._config.fallbacks.get(found.name, _NO_FALLBACK)
-        return Way(self._config, self.names, needs, found, fallback)
+        return Road(self._config, self.names, needs, found, fallback)
 
     def way_by_preference(self, needs: Needs, preference: Preference, tried: Set[Place] = frozenset()) -> "Way | None":
         """The way of a request whose model is chosen here; None: the name, or all behind it, are closed to the caller.
@@ -129,7 +133,7 @@ class Routes:
             content_policy=own.content_policy,
         )
         chosen = Chosen(name, found.key, preference.reason, preference.score)
-        return Way(self._config, self.names, needs, found, fallback, chosen, tried)
+        return Way(Road(self._config, self.names, needs, found, fallback), chosen, tried)
 
     def way_upward(self, needs: Needs, preference: Preference, way: "Way") -> "Way | None":
         """The way of a request whose answer is not good enough, to those that are larger than whoever gave it.
@@ -178,13 +182,13 @@ class Routes:
         version = fork.version if fork.version in fitting else next(iter(fitting or opened))
         chains = (self._config.fallbacks.get(name) for name in (fork.name, opened[version].name, fork.stable))
         fallback = next((chain for chain in chains if chain is not None), _NO_FALLBACK)
-        way = Way(self._config, self.names, needs, opened[version], fallback)
+        way = Way(Road(self._config, self.names, needs, opened[version], fallback))
         way.arm = Arm(fork.name, version, tried=len(fitting) == len(models))
         other = fitting.get(Version.CANARY if version is Version.STABLE else Version.STABLE)
         if version is Version.CANARY:
             way.behind = other
         elif other is not None:
-            way.copy_to = Way(self._config, self.names, needs, other, _NO_FALLBACK).first()
+            way.copy_to = Way(Road(self._config, self.names, needs, other, _NO_FALLBACK)).first()
         return way
 
     def _open(self, names: Iterable[str], needs: Needs) -> dict[str, Found]:
@@ -197,46 +201,92 @@ class Routes:
         return any(objection(self._config.pools[pool], needs) is None for pool, _ in found.targets)
 
 
+class Road:
+    """What the table says to all requests that need the same and ask for the same name.
+
+    Args:
+        config: The table.
+        names: Its names.
+        needs: What the requests need.
+        found: What the name leads to.
+        fallback: The chains after it.
+
+    Attributes:
+        targets: Where they may go at first...
+        left_out: ...and where they may not.
+    """
+
+    __slots__ = ("config", "fallback", "found", "left_out", "names", "needs", "places", "targets")
+
+    def __init__(
+        self, config: RoutesConfig, names: Names, needs: Needs, found: Found, fallback: FallbackConfig
+    ) -> None:
+        self.config = config
+        self.names = names
+        self.needs = needs
+        self.found = found
+        self.fallback = fallback
+        self.places = dict.fromkeys(found.targets)
+        """Each once."""
+        self.targets: list[Target] = []
+        self.left_out: list[LeftOut] = []
+        for place in self.places:
+            self.judge(place, found.key, Rank.OWN, self.targets, self.left_out)
+
+    def judge(self, place: Place, key: str, rank: Rank, targets: list[Target], left_out: list[LeftOut]) -> None:
+        """Adds a place to those where the requests may go, or to the others."""
+        pool, model = place
+        against = objection(self.config.pools[pool], self.needs)
+        if against is None:
+            targets.append(Target(pool, model, key, rank))
+        else:
+            left_out.append(LeftOut(pool, *against))
+
+
 class Way:
     """The targets of one request, one after the other. Made by `Routes.way`.
 
+    Args:
+        road: That it goes.
+        chosen: Why this one, where the caller had left it open.
+        tried: The places that it was sent to before, where it does not go again.
+
     Attributes:
-        name: What was asked for or chosen, without aliases.
-        chosen: Why it is that one, where the caller had left it open.
+        chosen: See above.
         left_out: The pools that it may not go to.
-        tried: The places that it was sent to, here or before...
-        last: ...and the last one.
+        last: The place that it was sent to last.
         arm: Which side of a rollout it is on; None: there is none behind its name.
         behind: What follows when all targets of a canary have failed.
         copy_to: Where it may be answered a second time, for comparison.
     """
 
-    def __init__(
-        self,
-        config: RoutesConfig,
-        names: Names,
-        needs: Needs,
-        found: Found,
-        fallback: FallbackConfig,
-        chosen: Chosen | None = None,
-        tried: Set[Place] = frozenset(),
-    ) -> None:
-        self.name = found.name
+    def __init__(self, road: Road, chosen: Chosen | None = None, tried: Set[Place] = frozenset()) -> None:
         self.chosen = chosen
-        self.left_out: list[LeftOut] = []
+        self.left_out = road.left_out
         self.arm: Arm | None = None
         self.behind: Found | None = None
         self.copy_to: Target | None = None
-        self._config = config
-        self._names = names
-        self._needs = needs
-        self._fallback = fallback
-        self._ahead: deque[Target] = deque()
-        self._seen: set[Place] = {*tried}
-        self.tried: set[Place] = {*tried}
         self.last: Place | None = None
-        self._ranks = {Rank.OWN}
-        self._add(found, Rank.OWN)
+        self._road = road
+        self._before = tried
+        self._went: tuple[Place, ...] = ()
+        targets = road.targets
+        self._ahead = [each for each in targets if (each.pool, each.model) not in tried] if tried else targets
+        self._at = 0
+        """Among these."""
+        self._seen: set[Place] | None = None
+        """All that were judged; None: those of the road, whose lists it goes by, as most do to their end."""
+        self._entered = _OWN
+
+    @property
+    def name(self) -> str:
+        """What was asked for or chosen, without aliases."""
+        return self._road.found.name
+
+    @property
+    def tried(self) -> set[Place]:
+        """The places that it was sent to, here or before."""
+        return {*self._before, *self._went}
 
     def first(self) -> Target:
         """Where it goes.
@@ -244,10 +294,10 @@ class Way:
         Raises:
             MaitredError: Nowhere; whose turn it is to act, and why no pool would do.
         """
-        if not self._ahead:
+        if not self._goes_on:
             self._enter(Rank.GENERAL)
-        if not self._ahead:
-            raise self._refusal()
+            if not self._goes_on:
+                raise self._refusal()
         return self._next()
 
     def after(self, failure: MaitredError) -> Target | None:
@@ -256,13 +306,13 @@ class Way:
         if rank is None:
             return None
         if rank is Rank.CONTENT_POLICY:
-            self._ahead.clear()  # other places of the same model would refuse it, too
-        if not self._ahead and self.behind is not None:
+            self._at = len(self._ahead)  # other places of the same model would refuse it, too
+        if not self._goes_on and self.behind is not None:
             behind, self.behind = self.behind, None
             self._add(behind, Rank.STABLE)
-        if not self._ahead:
+        if not self._goes_on:
             self._enter(rank)
-        return self._next() if self._ahead else None
+        return self._next() if self._goes_on else None
 
     def arm_at(self, target: Target) -> Arm | None:
         """Which side of a rollout serves it there; None: there is none, or neither does."""
@@ -273,38 +323,42 @@ class Way:
     @property
     def ends(self) -> bool:
         """Whether there is nothing after the target that it was given last, whatever happens there."""
-        return not self._ahead and self.behind is None and self._fallback == _NO_FALLBACK
+        return not self._goes_on and self.behind is None and self._road.fallback == _NO_FALLBACK
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._at < len(self._ahead)
 
     def _next(self) -> Target:
-        target = self._ahead.popleft()
-        self.last = target.pool, target.model
-        self.tried.add(self.last)
+        target = self._ahead[self._at]
+        self._at += 1
+        self.last = place = target.pool, target.model
+        self._went += (place,)
         return target
 
     def _enter(self, rank: Rank) -> None:
         """The chain is next, unless it has been."""
-        if rank in self._ranks:
+        if rank in self._entered:
             return
-        self._ranks.add(rank)
-        self._extend(getattr(self._fallback, rank), rank)
+        self._entered |= {rank}
+        self._extend(getattr(self._road.fallback, rank), rank)
 
     def _extend(self, names: Iterable[str], rank: Rank) -> None:
+        road = self._road
         for name in names:
-            found = self._names.find(name)
-            if found is not None and is_open(name, found, self._needs):
+            found = road.names.find(name)
+            if found is not None and is_open(name, found, road.needs):
                 self._add(found, rank)
 
     def _add(self, found: Found, rank: Rank) -> None:
         """What a name leads to, each place once."""
-        for pool, model in found.targets:
-            if (pool, model) in self._seen:
-                continue
-            self._seen.add((pool, model))
-            against = objection(self._config.pools[pool], self._needs)
-            if against is None:
-                self._ahead.append(Target(pool, model, found.key, rank))
-            else:
-                self.left_out.append(LeftOut(pool, *against))
+        if self._seen is None:
+            self._ahead, self.left_out = [*self._ahead], [*self.left_out]
+            self._seen = {*self._before, *self._road.places}
+        for place in found.targets:
+            if place not in self._seen:
+                self._seen.add(place)
+                self._road.judge(place, found.key, rank, self._ahead, self.left_out)
 
     def _refusal(self) -> MaitredError:
         reasons = "; ".join(f"{each.pool} {each.why}" for each in self.left_out) or "none is named for it"
@@ -320,3 +374,4 @@ def is_open(name: str, found: Found, needs: Needs) -> bool:
 
 
 _NO_FALLBACK = FallbackConfig()
+_OWN = frozenset({Rank.OWN})

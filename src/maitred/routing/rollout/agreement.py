@@ -49,7 +49,7 @@ def with_calls(text: str, deltas: Sequence[Mapping[str, Any]]) -> str:
     for delta in deltas:
         for call in delta.get("tool_calls") or ():
             function = call.get("function") or {}
-            said = calls.setdefault(call.get("index", 0), ["", ""])
+            said = calls.setdefault(call.get("index") or 0, ["", ""])
             said[0] += function.get("name") or ""
             said[1] += function.get("arguments") or ""
     return " ".join([text, *(f"{name} {_sorted(arguments)}" for _, (name, arguments) in sorted(calls.items()))])

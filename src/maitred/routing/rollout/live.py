@@ -3,7 +3,7 @@
 What was decided is the `RolloutState` that all gateways share; what was seen, each gateway knows of its own requests.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -82,29 +82,18 @@ class LiveRollout:
         return self.trial.verdict()
 
 
-class LiveRollouts(Mapping[str, LiveRollout]):
-    """All of them, by name. Those that have ended are not among them."""
-
-    def __init__(self) -> None:
-        self._live: dict[str, LiveRollout] = {}
-
-    def __getitem__(self, name: str) -> LiveRollout:
-        return self._live[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._live)
-
-    def __len__(self) -> int:
-        return len(self._live)
+class LiveRollouts(dict[str, LiveRollout]):
+    """All of them, by name, which every request asks for. Those that have ended are not among them."""
 
     @property
     def main(self) -> dict[str, str]:
         """Name -> the model of whoever is on neither side."""
-        return {name: rollout.main for name, rollout in self._live.items()}
+        return {name: rollout.main for name, rollout in self.items()}
 
     def become(self, states: Iterable[RolloutState]) -> None:
         """Follows what was decided of all of them; one that is not named is no more."""
-        before, self._live = self._live, {}
+        before = {**self}
+        self.clear()
         for state in states:
             if state.phase is Phase.ENDED:
                 continue
@@ -113,4 +102,4 @@ class LiveRollouts(Mapping[str, LiveRollout]):
                 live = LiveRollout(state)
             elif live.state != state:
                 live.become(state)
-            self._live[state.name] = live
+            self[state.name] = live

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UnsetType
 
-from maitred.core.request import Usage
+from maitred.core.request import MOST_TOKENS, Usage
 from maitred.wire.anthropic.responses import (
     BlockDelta,
     ContentBlock,
@@ -319,6 +319,6 @@ def _usage_of(counts: MessageUsage) -> Usage:
     )
     if not isinstance(counts.input_tokens, int):
         raise AnswerBroken("it does not say how many tokens the prompt has")
-    if min(rest, written, read, counts.output_tokens) < 0:
-        raise AnswerBroken("its usage is negative")
+    if not all(0 <= count <= MOST_TOKENS for count in (rest, written, read, counts.output_tokens)):
+        raise AnswerBroken("its usage cannot be")
     return Usage(rest + written + read, counts.output_tokens, read)

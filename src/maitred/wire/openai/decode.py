@@ -73,7 +73,8 @@ def _decoded(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
     try:
         request = decoder.decode(body)
         if isinstance(request, GenerationRequest):
-            request.sent  # noqa: B018 - what is nested too deeply for that is a fault of the request, too
+            # What is nested too deeply for that is a fault of the request, too.
+            vars(request)["sent"] = msgspec.to_builtins(request)
         if strict:
             _refuse_unknown(msgspec.json.decode(body), type(request))
     except UNREADABLE as error:

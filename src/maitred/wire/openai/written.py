@@ -41,7 +41,7 @@ def merged_delta(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_piece(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    index = piece.get("index", len(calls))
+    index = len(calls) if piece.get("index") is None else piece["index"]
     call = calls.setdefault(index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call["id"] = piece.get("id") or call["id"]
     function = piece.get("function") or {}

@@ -10,13 +10,17 @@ from maitred.app.control import LocalControl
 from maitred.app.workers.clerk import Clerk
 from maitred.app.workers.desk import Desk
 from maitred.app.workers.lobby import Lobby
+from maitred.app.workers.report import ended_of
+from maitred.core.answer import Outcome, Tally
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
+from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS
-from maitred.wire.desk import Asks, Leaves, Refused, ToWorker, Welcome, WrittenPrompt
+from maitred.wire.desk import Asks, Leaves, Refused, Settled, Settles, ToWorker, Welcome, WrittenPrompt
 from maitred.wire.frames import FrameReader, encode_frame
 from tests.admission_desk import Desk as Admitting
 from tests.clock import FakeClock
+from tests.dispatch_desk import Desk as Dispatching
 
 
 class Socket(asyncio.Transport):
@@ -31,12 +35,38 @@ class Socket(asyncio.Transport):
         self.heard += self._read.messages(data)
 
 
+class Observed:
+    """Keeps what it is told of ended requests."""
+
+    def __init__(self):
+        self.tallies = []
+
+    def ended(self, *tallies):
+        self.tallies += tallies
+
+
 @pytest.fixture
-async def worker():
-    """What a worker has: a socket to a controller that has no model."""
+def dispatchers():
+    """Of a controller that has no model."""
+    return {}
+
+
+@pytest.fixture
+def observed():
+    return Observed()
+
+
+@pytest.fixture
+def admitting():
+    return Admitting()
+
+
+@pytest.fixture
+async def worker(dispatchers, observed, admitting):
+    """What a worker has: a socket to a controller."""
     clock = FakeClock()
     desk = Desk(Gate(10), None, None, lambda: Welcome(1, frozenset(), {}, {}), clock)
-    desk.adopt(LocalControl({}, Admitting().admission, clock), [])
+    desk.adopt(LocalControl(dispatchers, admitting.admission, clock), [observed])
     clerk, socket = Clerk(Lobby()), Socket()
     clerk.line.connection_made(socket)
     clerk.attend(desk)
@@ -73,3 +103,55 @@ async def test_who_asks_for_a_model_that_is_gone_is_refused(worker):
     await say(clerk, asks(1))
     assert [message.number for message in socket.heard if isinstance(message, Refused)] == [1]
     assert clerk.requests == 0
+
+
+def ended(number, outcome=Outcome.FINISHED):
+    tally = Tally(f"request-{number}", 0.0)
+    tally.close(outcome, 200, 1.0)
+    return ended_of(tally)
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
+async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, observed):
+    clerk, _ = worker
+    await say(clerk, asks(1))
+    # What a request ends with and the news of its end may come in one piece.
+    await say(clerk, Settles(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
+    (tally,) = observed.tallies
+    assert {ChapterName.ADMISSION, ChapterName.SETTLEMENT} <= {chapter.name for chapter in tally.story.chapters}
+    assert not clerk._untold
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
+async def test_who_leaves_is_billed_as_its_worker_has_counted(worker, admitting):
+    clerk, _ = worker
+    await say(clerk, asks(1))
+    await say(clerk, Leaves(1, Usage(5, 2), 0.5, cancelled=True))
+    (event,) = admitting.ledger.events
+    assert (event.outcome, event.prompt_tokens, event.output_tokens) == (Outcome.CANCELLED, 5, 2)
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": Dispatching().dispatcher}])
+async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
+    clerk, socket = worker
+    await say(clerk, asks(1))
+    assert (clerk.requests, dispatchers["m"].floor.running) == (1, 1)
+    await say(clerk, Settles(1, Usage(3, 2), Outcome.FINISHED, 0.5))
+    assert Settled(1) in socket.heard
+    assert (clerk.requests, dispatchers["m"].floor.running) == (0, 0)
+    await say(clerk, Leaves(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
+    assert socket.heard[-1] == Settled(1)
+
+
+async def test_nothing_is_kept_of_who_leaves_in_the_moment_of_asking(worker, observed):
+    clerk, _ = worker
+    await say(clerk, asks(1), Leaves(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
+    assert [tally.request_id for tally in observed.tallies] == ["request-1"]
+    assert not clerk._untold
+
+
+async def test_who_has_asked_for_nothing_is_told_of_at_once(worker, observed):
+    clerk, _ = worker
+    clerk.line.data_received(encode_frame(ended(1)))
+    assert [tally.request_id for tally in observed.tallies] == ["request-1"]
+    assert not clerk._untold

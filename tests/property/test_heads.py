@@ -1,0 +1,62 @@
+"""What the form of the usual head writes is, byte for byte, what the headers make."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.api.dialect import ANTHROPIC, OPENAI
+from maitred.api.head import lines_of, told_headers, told_lines
+from maitred.core.answer import Chosen, Standing, Tally
+from maitred.core.counters import Reading
+from maitred.core.flow import PriorityClass
+from maitred.core.place import Place
+
+counts = st.integers(-5, 10**9)
+seconds = st.floats(-1, 10**5)
+readings = st.none() | st.builds(Reading, counts, counts, seconds)
+tallies = st.builds(
+    Tally,
+    request_id=st.sampled_from(["req-1", "a:b"]),
+    started_s=st.just(0.0),
+    model=st.sampled_from(["", "m", "é\n"]),
+    chosen=st.none() | st.just(Chosen("auto", "m", "small")),
+    standing=st.none() | st.builds(Standing, readings, readings),
+    clamped_max_tokens=st.none() | st.just(7),
+    priority=st.none() | st.sampled_from(PriorityClass),
+    forecast=st.none() | st.builds(Place, st.integers(0, 10**6), seconds, seconds),
+    degraded=st.lists(st.just("max_tokens=64"), max_size=1),
+    fallbacks=st.lists(st.just("general=big"), max_size=1),
+    hedged=st.sampled_from(["", "first"]),
+)
+usual = st.builds(
+    Tally,
+    request_id=st.just("req-1"),
+    started_s=st.just(0.0),
+    standing=st.builds(Standing, *[st.builds(Reading, counts, counts, seconds)] * 2),
+    priority=st.sampled_from(PriorityClass),
+    forecast=st.builds(Place, st.integers(0, 10**6), seconds, seconds),
+)
+
+
+@given(tally=usual | tallies, explain=st.booleans())
+def test_the_form_writes_what_the_headers_make(tally, explain):
+    assert told_lines(tally, OPENAI, explain=explain) == lines_of(told_headers(tally, OPENAI, explain=explain))
+
+
+@given(tally=usual)
+def test_another_api_has_its_own(tally):
+    lines = told_lines(tally, ANTHROPIC, explain=False)
+    assert lines is not None
+    assert b"\r\nrequest-id: req-1\r\n" in lines
+    assert b"anthropic-ratelimit-requests-limit: " in lines
+    assert b"x-ratelimit-" not in lines
+
+
+@given(
+    headers=st.lists(st.tuples(st.sampled_from([b"x-a", b"connection"]), st.sampled_from([b"1", b"close", b"a\r\nb"])))
+)
+def test_lines_are_made_of_headers_that_are_lines(headers):
+    lines = lines_of(headers)
+    unsound = any(b"\n" in value for _, value in headers) or (b"connection", b"close") in headers
+    assert (lines is None) == unsound
+    if lines is not None:
+        assert [tuple(line.split(b": ", 1)) for line in lines.splitlines()] == headers

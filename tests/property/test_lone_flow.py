@@ -1,0 +1,88 @@
+"""A line that keeps the nodes of a flow that is alone decides as one that forgets them as soon as all have ended.
+
+Weights and services are powers of two and whole numbers, so that all counters are exact, wherever they begin.
+"""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.fairness.config import LineConfig
+from maitred.fairness.entry import Entry
+from maitred.fairness.fair import FairLine
+
+FLOWS = [
+    Flow((Share(org, weight), Share(f"{org}-{key}")), priority)
+    for org, weight in (("acme", 1.0), ("bravo", 2.0), ("bravo", 4.0))
+    for key in "ab"
+    for priority in (PriorityClass.STANDARD, PriorityClass.BATCH)
+]
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "come", "come again", "take", "charge", "refund", "end", "end", "end all"]),
+        st.sampled_from(FLOWS),
+        st.integers(1, 64),
+    ),
+    max_size=60,
+)
+
+
+class Forgetful(FairLine):
+    """Keeps nothing."""
+
+    def done(self, flow):
+        self._stop(flow, None)
+
+
+class Hall:
+    """A line, and what was taken from it."""
+
+    def __init__(self, line):
+        self.line = line
+        self.running = []
+        self.taken = []
+
+    def play(self, number, what, flow, service):
+        line, now_s = self.line, float(number)
+        if what == "come again" and self.taken:
+            what, flow = "come", self.taken[-1][0]
+        if what == "come":
+            entry = Entry(None, flow, arrived_s=now_s, service=float(service))
+            if len(line) == 0 and service % 2:
+                line.pass_through(entry, now_s)
+                self._runs(entry)
+            else:
+                line.add(entry, now_s)
+        elif what == "take" and (entry := line.head(now_s)) is not None:
+            line.take(entry, now_s)
+            self._runs(entry)
+        elif what in ("charge", "refund") and self.running:
+            line.charge(self.running[-1].flow, float(service if what == "charge" else -service))
+        elif what == "end" and self.running:
+            line.done(self.running.pop(service % len(self.running)).flow)
+        elif what == "end all":
+            while self.running:
+                line.done(self.running.pop().flow)
+
+    def _runs(self, entry):
+        self.running.append(entry)
+        self.taken.append((entry.flow, entry.arrived_s))
+        self.line.charge(entry.flow, entry.service)
+
+
+@settings(max_examples=300)
+@given(moves=MOVES, ageing_s=st.sampled_from([None, 8.0]))
+def test_to_keep_a_lone_flow_is_to_forget_it(moves, ageing_s):
+    kept, forgotten = (Hall(kind(LineConfig(ageing_s=ageing_s))) for kind in (FairLine, Forgetful))
+    for number, move in enumerate(moves):
+        for hall in (kept, forgotten):
+            hall.play(number, *move)
+        assert kept.taken == forgotten.taken
+        waiting = kept.line.head(float(number))
+        other = forgotten.line.head(float(number))
+        assert (waiting and (waiting.flow, waiting.number)) == (other and (other.flow, other.number))
+        if number % 7 == 0:  # whoever looks may let go of what is kept, so not each time
+            told = [
+                [(hall.line.lead(flow), hall.line.over_service(flow)) for flow in FLOWS] for hall in (kept, forgotten)
+            ]
+            assert told[0] == told[1]
