@@ -51,7 +51,12 @@ class LiveRollout:
 
     def _observe(self, version: Version, seen: Observation) -> None:
         self.requests[version] += 1
-        self.trial.observe(version, seen)
+        self._weigh(version, seen)
+
+    def _weigh(self, version: Version, seen: Observation) -> None:
+        """Puts it beside what was seen before. What ends after a decision is no evidence for it or against it."""
+        if self.on_trial:
+            self.trial.observe(version, seen)
 
     @property
     def on_trial(self) -> bool:
@@ -74,7 +79,7 @@ class LiveRollout:
 
     def compared(self, seen: Observation) -> Decision:
         """Takes a copy into account, which has ended; what follows from it."""
-        self.trial.observe(Version.CANARY, seen)
+        self._weigh(Version.CANARY, seen)
         return self.verdict().decision if self.on_trial else Decision.CONTINUE
 
     def verdict(self) -> Verdict:
