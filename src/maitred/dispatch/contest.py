@@ -5,7 +5,7 @@ from itertools import islice
 
 from maitred.core.flow import Share
 from maitred.dispatch.allotment import Allotment
-from maitred.dispatch.outlook import Left, Outlook
+from maitred.dispatch.outlook import AtWork, Outlook
 from maitred.dispatch.policy.race import MOST_AHEAD, MOST_TENANTS, Joins, Runner, Turn, until_turn
 from maitred.dispatch.room import Room
 from maitred.dispatch.station import Station
@@ -66,12 +66,12 @@ class Contest:
                 steps = outlook.steps_of(outlook.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def turn(self, ticket: Ticket, left: Left, free: int, output: float) -> Turn:
+    def turn(self, ticket: Ticket, at_work: AtWork, free: int, output: float) -> Turn:
         """When a request is released.
 
         Args:
             ticket: It waits here, or might.
-            left: Of the running answers.
+            at_work: What runs.
             free: Places that it may use.
             output: Service of a token of an answer.
         """
@@ -95,7 +95,7 @@ class Contest:
                 output,
                 self._guests,
             )
-            for way in left
+            for way in at_work.ways
         ]
         played = self._played[tenant, before, free] = Turn(
             *(sum(each) / len(turns) for each in zip(*turns, strict=True))

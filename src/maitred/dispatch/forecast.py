@@ -8,7 +8,7 @@ from maitred.core.flow import Flow
 from maitred.dispatch.allotment import Allotment
 from maitred.dispatch.choice import ease_of
 from maitred.dispatch.contest import Contest, playable
-from maitred.dispatch.outlook import Left, Outlook
+from maitred.dispatch.outlook import AtWork, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
 from maitred.dispatch.policy.race import Joins, Turn
 from maitred.dispatch.room import Room
@@ -61,7 +61,7 @@ class Forecaster:
         self._played = played
         self.joins = Joins()
         """Who sends how often; whoever adds to it calls `changed`."""
-        self._left: Left | None = None
+        self._known: AtWork | None = None
         self._contests: dict[Room, Contest] = {}
         self.last: Told | None = None
         """The last one; None: something has changed since."""
@@ -73,7 +73,7 @@ class Forecaster:
 
     def changed(self) -> None:
         """Something joined, left, was released or advanced."""
-        self._left = self.last = None
+        self._known = self.last = None
         if self._contests:
             self._contests.clear()
 
@@ -112,13 +112,13 @@ class Forecaster:
         wait = AT_ONCE
         leads = not ahead.entries or (allotment.headroom > 0 and allotment.may_lead(ticket))
         if not leads or not ticket.cost.within(free):
-            if self._left is None:
-                self._left = self._outlook.left(self.at_work)
+            if self._known is None:
+                self._known = self._outlook.at_work(self.at_work)
             free = allotment.without_guests(free, ready)
-            turn = self._play(ticket, ahead, ready, self._left, free.slots, now_s)
-            turn_s = None if turn is None else self._outlook.turn_s(turn, ready, now_s)
+            turn = self._play(ticket, ahead, ready, self._known, free.slots, now_s)
+            turn_s = None if turn is None else self._outlook.turn_s(turn, ready, self._known, now_s)
             if turn is None or turn.steps or ticket.cost.blocks > free.blocks:
-                wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._left, turn_s))
+                wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._known, turn_s))
         station = max(ready, key=ease_of)
         if wait.at_once:
             return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, ahead.entries, now_s))
@@ -133,24 +133,28 @@ class Forecaster:
         cold_s, station = min(coming, key=lambda one: one[0])
         room = station.credits.total
         # Of one that has never been there, nobody knows how much it takes at once.
-        wait = self._outlook.wait(ticket, ahead, room, [station], ([], []), None) if room.slots else AT_ONCE
+        wait = (
+            self._outlook.wait(ticket, ahead, room, [station], self._outlook.at_work(()), None)
+            if room.slots
+            else AT_ONCE
+        )
         prefill_s = self._outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
         return Forecast(ahead, Wait(False, wait.seconds), prefill_s, cold_s)
 
     def _play(
-        self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], left: Left, free: int, now_s: float
+        self, ticket: Ticket, ahead: Ahead, ready: Sequence[Station], at_work: AtWork, free: int, now_s: float
     ) -> Turn | None:
         """When it is a request's turn, where the line shares among tenants and can be played through."""
         if not self._played or not playable(ticket.room, ticket, ahead):
             return None
         contest = self._contests.get(ticket.room)
         if contest is None:
-            steps_per_s = self._outlook.steps_per_s(ready)
+            steps_per_s = self._outlook.steps_per_s(ready, at_work)
             if not steps_per_s:
                 return None
             contest = Contest(ticket.room, self.joins, self._outlook, self._allotment, ready, steps_per_s, now_s)
             self._contests[ticket.room] = contest
-        return contest.turn(ticket, left, free, self._outlook.weights.output)
+        return contest.turn(ticket, at_work, free, self._outlook.weights.output)
 
 
 def _widened(ahead: Ahead, ready: Sequence[Station], wait: Wait) -> Wait:

@@ -1,6 +1,9 @@
 """What is predicted for requests: length of the answer, wait, first token. It learns from those that ran."""
 
+import math
 from collections.abc import Collection, Sequence
+
+from msgspec import Struct
 
 from maitred.core.place import Place
 from maitred.core.ports import StepTimes
@@ -11,7 +14,7 @@ from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.prediction import Prompts, Queue, Wait, prefill_of, wait_of
 from maitred.dispatch.policy.race import Turn
-from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps, step_parts
+from maitred.dispatch.policy.rate import Pace, StepParts, Typical, computed_rate, step_parts
 from maitred.dispatch.station import Station
 from maitred.dispatch.ticket import State, Ticket
 from maitred.fairness.entry import Ahead
@@ -20,11 +23,23 @@ UNMEASURED = StepTimes()
 """Of a replica that has not told yet how long its steps take, or never tells."""
 _GOLDEN = 0.6180339887
 """Multiples of it, modulo 1, are spread evenly however many there are."""
-Left = tuple[list[tuple[float, str]], list[tuple[float, str]]]
 _SURE = 0.5
 """A measured rate that is trusted by so much can send requests elsewhere."""
 _FOLLOW = 0.05
 """Weight of the newest request in what is typical."""
+
+
+class AtWork(Struct, frozen=True):
+    """What the running answers still hold, and for how long."""
+
+    ways: tuple[list[tuple[float, str]], list[tuple[float, str]]]
+    """Steps that each still takes, the fewest first, and whose it is; as it may turn out, in two opposite ways."""
+    places: int
+    """How many have one, or several."""
+    blocks_per_place: float
+    """KV blocks that come free with one."""
+    output_tokens: float
+    """Of an answer of theirs from its first token to its end, by how often one ends."""
 
 
 class Outlook:
@@ -76,30 +91,34 @@ class Outlook:
         )
         return computed or None
 
-    def steps_per_s(self, stations: Sequence[Station]) -> float | None:
-        """Steps per second of one of them, when they are full."""
-        computed = [
-            rate
-            for station in stations
-            if (rate := computed_steps(station.load.times, self._typical, self._places(station))) is not None
-        ]
-        return self._steps.per_s(sum(computed) / len(computed) if computed else None)
+    def steps_per_s(self, stations: Sequence[Station], at_work: AtWork) -> float | None:
+        """Steps per second of one of them, full with such as run now."""
+        parts = self._step_parts(stations, at_work)
+        return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
-    def turn_s(self, turn: Turn, stations: Sequence[Station], now_s: float) -> float | None:
+    def _step_parts(self, stations: Sequence[Station], at_work: AtWork) -> list[StepParts]:
+        """Of those stations that have measured their steps, full as they are; or as they are when they are measured."""
+        alike, places = self._typical, 0
+        if self._steps.trust < 1.0:
+            alike = Typical(self._prompt_tokens, at_work.output_tokens)
+            places = math.ceil(at_work.places / len(stations))
+        return [
+            parts
+            for station in stations
+            if (parts := step_parts(station.load.times, alike, places or self._places(station))) is not None
+        ]
+
+    def turn_s(self, turn: Turn, stations: Sequence[Station], at_work: AtWork, now_s: float) -> float | None:
         """Seconds until a turn, if they can be told.
 
         Steps in which a prompt is computed are longer than others, and over a short wait it matters how many these are.
         How long all of them are together is as it was measured; how that is shared out, as the engine's model of its
         steps says. Steps are counted from the last reports, so what has passed since is over.
         """
-        steps_per_s = self.steps_per_s(stations)
+        steps_per_s = self.steps_per_s(stations, at_work)
         if not steps_per_s:
             return None
-        parts = [
-            parts
-            for station in stations
-            if (parts := step_parts(station.load.times, self._typical, self._places(station))) is not None
-        ]
+        parts = self._step_parts(stations, at_work)
         passed_s = sum(now_s - station.step_began_s for station in stations) / len(stations)
         if not parts:
             return max(0.0, turn.steps / steps_per_s - passed_s)
@@ -110,23 +129,29 @@ class Outlook:
         seconds = turn.steps * decodes_s + prompts / len(stations) * prompt_s
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
-    def left(self, tickets: Collection[Ticket]) -> Left:
-        """Steps that each running answer still takes, and whose it is; as it may turn out, in two opposite ways."""
-        ways: Left = ([], [])
+    def at_work(self, tickets: Collection[Ticket]) -> AtWork:
+        """What those that were released and have not left still hold."""
+        ways: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
+        places, blocks, ends_per_step = 0, 0, 0.0
         for ticket in tickets:
             errand = ticket.errand
             produced = ticket.output_tokens / ticket.cost.slots
             draw = (draw + _GOLDEN) % 1.0
             drawn = self.outputs.left(errand.principal_org, produced, errand.max_tokens, (draw, 1.0 - draw))
+            cost = ticket.cost
             for left, tokens in zip(ways, drawn, strict=True):
-                left += [(tokens if ticket.begun else tokens + 1.0, ticket.tenant.id)] * ticket.cost.slots
+                left += [(tokens if ticket.begun else tokens + 1.0, ticket.tenant.id)] * cost.slots
+                ends_per_step += cost.slots / max(1.0, produced + tokens) / len(ways)
+            places, blocks = places + cost.slots, blocks + cost.blocks
         for left in ways:
             left.sort()
-        return ways
+        if not places:
+            return AtWork(ways, 0, self._blocks, self._typical.output_tokens)
+        return AtWork(ways, places, blocks / places, places / ends_per_step)
 
     def wait(
-        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], left: Left, turn_s: float | None
+        self, ticket: Ticket, ahead: Ahead, free: Cost, ready: Sequence[Station], at_work: AtWork, turn_s: float | None
     ) -> Wait:
         """Until it is released, before any correction.
 
@@ -135,20 +160,21 @@ class Outlook:
             ahead: What the line says is before it.
             free: What it may use.
             ready: The replicas.
-            left: See `left`.
+            at_work: What runs there.
             turn_s: Until its turn, where the line was played through.
         """
         queue = Queue(
             entries=ahead.entries,
             service=ahead.service,
             free=free,
-            left=[[steps for steps, _ in way] for way in left],
+            left=[[steps for steps, _ in way] for way in at_work.ways],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
             blocks_per_place=self._blocks,
+            blocks_held=at_work.blocks_per_place,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
-            steps_per_s=self.steps_per_s(ready),
+            steps_per_s=self.steps_per_s(ready, at_work),
         )
         return wait_of(queue, ticket.cost)
 

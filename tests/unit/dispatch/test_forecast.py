@@ -8,7 +8,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Post
 from maitred.dispatch.floor import Floor
 from maitred.fairness.config import LineConfig
-from tests.dispatch_desk import EMPTY, SaidReplica, errand
+from tests.dispatch_desk import EMPTY, Desk, SaidReplica, errand
 
 
 @pytest.fixture
@@ -69,3 +69,20 @@ def test_who_waits_is_released_when_a_step_begins(replica):
     waits, still = forecast(floor, 0.11), forecast(floor, 0.17)
     assert not waits.wait.at_once
     assert waits.prefill_s == still.prefill_s > at_once.prefill_s
+
+
+async def test_a_wait_is_for_those_that_run_and_not_for_such_as_ran_before():
+    """Two long answers hold all blocks, where short ones with long prompts came and went, many at a time."""
+    desk = Desk()
+    desk.replica.say(free_sequences=100, times=StepTimes(fixed_s=0.01, token_s=0.001))
+    outlook = desk.floor.outlook
+    for number in range(200):
+        outlook.prompt(400, 0)
+        outlook.outputs.saw("others", 4 + number % 2, 4 + number % 2)
+    long = {"tokens": 16, "max_tokens": 784}
+    async with desk.seat("one", "one", **long), desk.seat("two", "two", **long):
+        desk.dispatcher.turn()
+        desk.replica.say(running=2, free_sequences=98, free_blocks=0)
+        wait = forecast(desk.floor, desk.clock.monotonic_s(), number="three", org="three", **long).wait
+        assert not wait.at_once
+        assert wait.seconds == pytest.approx(785 * (0.01 + 2 * 0.001), rel=0.1)

@@ -11,7 +11,7 @@ from maitred.core.service import ServiceWeights
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.prediction import Prompts, Queue, prefill_of, wait_of
 from maitred.dispatch.policy.race import Joins, Runner, Turn, until_turn
-from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, computed_steps, step_parts
+from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, step_parts
 from maitred.dispatch.policy.turnover import steps_until_place
 
 ONE = Cost(1, 5)
@@ -24,6 +24,7 @@ def queue(entries=0, free=(0, 100), **fields):
         "seconds_until_turn": None,
         "service_per_place": 100.0,
         "blocks_per_place": 5.0,
+        "blocks_held": 5.0,
         "steps_per_entry": 50.0,
         "per_s": 200.0,
         "steps_per_s": 10.0,
@@ -50,6 +51,9 @@ def test_a_line_that_was_played_through_is_believed():
 def test_blocks_come_free_with_the_answers_that_hold_them():
     assert wait_of(queue(free=(4, 0)), ONE).seconds == 1.0
     assert wait_of(queue(free=(4, 0), entries=2), ONE).seconds == 3.0
+    long = Cost(1, 100)
+    assert wait_of(queue(free=(4, 0), blocks_held=100.0), long).seconds == 1.0, "an answer as long as it ends first"
+    assert wait_of(queue(free=(4, 0), blocks_held=50.0), long).seconds == 2.0
 
 
 def test_while_nothing_is_known_of_them_blocks_come_free_as_service_is_done():
@@ -222,9 +226,7 @@ def test_the_rate_of_a_full_batch():
     seconds = 0.001 * 100 + 50 * (0.001 + 0.01 / 8)
     assert computed_rate(TIMES, typical, 8, weights) == pytest.approx(200 / seconds)
     assert computed_rate(TIMES, typical, 16, weights) > computed_rate(TIMES, typical, 8, weights)
-    steps = computed_steps(TIMES, typical, 8)
-    assert steps == pytest.approx(1 / (0.01 + 0.008 + 0.1 * 8 / 50))
-    assert computed_steps(StepTimes(), typical, 8) is None
+    assert step_parts(StepTimes(), typical, 8) is None
     parts = step_parts(TIMES, typical, 8)
     assert (parts.decodes_s, parts.prompt_s) == pytest.approx((0.018, 0.1))
-    assert parts.whole_s == pytest.approx(1 / steps)
+    assert parts.whole_s == pytest.approx(0.01 + 0.008 + 0.1 * 8 / 50)

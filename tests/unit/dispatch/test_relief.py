@@ -30,7 +30,7 @@ def pressed_desk(held=None, **settings):
     desk.dispatcher._relief._held = held or Held()
     desk.floor.outlook.per_s = lambda stations: 80.0  # prompt 16, and 2 * 32 of output
     desk.floor.outlook.is_sure = lambda stations: True
-    desk.floor.outlook.steps_per_s = lambda stations: None
+    desk.floor.outlook.steps_per_s = lambda *_: None
     desk.floor.outlook.turn_s = lambda *_: None
     return desk
 

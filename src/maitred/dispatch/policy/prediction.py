@@ -40,6 +40,9 @@ class Queue(Struct, frozen=True):
     service_per_place: float
     """Of a typical request."""
     blocks_per_place: float
+    """Of a typical request."""
+    blocks_held: float
+    """Per place of those that run: so many come free with one."""
     steps_per_entry: float
     """For which those ahead will keep their places."""
     per_s: float | None
@@ -73,7 +76,7 @@ def wait_of(queue: Queue, own: Cost) -> Wait:
     elif slots > 0:
         seconds = _until_served(queue, slots, own)
     if blocks > 0:
-        lacking = blocks / max(1.0, queue.blocks_per_place)
+        lacking = blocks / max(1.0, queue.blocks_held)
         if queue.steps_per_s and queue.left and queue.left[0]:
             # Those ahead are counted in what is lacking: nothing is free until so many answers have ended.
             seconds = max(seconds, _until_places(queue, 0, math.ceil(lacking) - 1, 1))

@@ -115,9 +115,3 @@ def step_parts(times: StepTimes, typical: Typical, slots: int) -> StepParts | No
     decodes_s = times.decoding(slots, int(slots * (prompt + output / 2)))
     whole_s = decodes_s + prompt_s * slots / output
     return StepParts(decodes_s, prompt_s, whole_s) if whole_s > 0 else None
-
-
-def computed_steps(times: StepTimes, typical: Typical, slots: int) -> float | None:
-    """Steps per second of a batch of `slots` typical requests; None before the engine has measured its steps."""
-    parts = step_parts(times, typical, slots)
-    return None if parts is None else 1.0 / parts.whole_s
