@@ -27,6 +27,7 @@ from maitred.cache.memory import MemoryAnswers
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.answer import Observer, Tally
 from maitred.core.clock import SystemClock
+from maitred.core.cohort import COHORT
 from maitred.core.limits import Limit
 from maitred.core.ports import ModelCard
 from maitred.core.tenancy import ANONYMOUS
@@ -151,6 +152,7 @@ async def gateway(
                 server.stop(at_once=True)
                 await serving
                 link.close()
+                assert COHORT.empty
 
 
 def tokens_of(text: str) -> list[int]:

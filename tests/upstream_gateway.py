@@ -28,6 +28,7 @@ from maitred.app.upstreams import open_upstreams
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.answer import Tally
 from maitred.core.clock import SystemClock
+from maitred.core.cohort import COHORT
 from maitred.core.limits import Limit
 from maitred.core.service import ServiceWeights
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -196,3 +197,4 @@ async def upstream_gateway(
                 for each in ticking:
                     each.cancel()
                 await serving
+                assert COHORT.empty

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from maitred.api.call import Call
 from maitred.api.heartbeat import Heartbeat
 from maitred.core.answer import Answer, Part, Pouring, TokenScore
+from maitred.core.cohort import COHORT, Halt
 from maitred.core.request import FinishReason, Usage
 
 
@@ -86,7 +87,9 @@ async def deliver(call: Call, answer: Answer, shape: Shape, *, choices: int, str
                 unfinished -= part.finish is not None
         if not unfinished:
             break
+    await COHORT.regroup(Halt.SETTLED)
     await call.respond(shape.whole(collected, call.tally.usage))
+    await COHORT.regroup(Halt.SENT)
 
 
 class _Outlet:
@@ -116,4 +119,6 @@ async def _stream(call: Call, answer: Answer, shape: Shape, heartbeat_s: float) 
         async for parts in batches:
             if events := shape.events(parts):
                 await call.stream(events)
+    await COHORT.regroup(Halt.SETTLED)
     await call.finish(shape.closing(call.tally.usage))
+    await COHORT.regroup(Halt.SENT)

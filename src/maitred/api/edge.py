@@ -15,6 +15,7 @@ from maitred.api.retries import Retries
 from maitred.api.routes import Route, RouteTable
 from maitred.core.answer import Observer, Outcome, Standing, Tally
 from maitred.core.clock import Clock
+from maitred.core.cohort import COHORT, Halt
 from maitred.core.errors import (
     BodyTooSlow,
     CallerError,
@@ -138,6 +139,7 @@ class Edge:
                 # Nor does it stop halfway because it has ended the very key that it came with.
                 administers = route.needs is KeyScope.ADMIN
                 visitor = None if administers else call.tally.principal
+                await COHORT.regroup(Halt.KNOWN)
                 with self._gate.enter(visitor, even_if_full=administers) as block:
                     if not call.has_body(self._max_body_bytes):
                         await call.read_body(self._max_body_bytes, self._body_timeout_s)

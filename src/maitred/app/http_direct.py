@@ -7,6 +7,7 @@ knows of the request is kept as `send` keeps it, so both may be used for parts o
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from maitred.api.head import lines_of
 from maitred.app.http_offers import SteadyHttp
 from maitred.app.http_repeats import RepeatedHead
+from maitred.core.cohort import COHORT, Halt
 
 _HERE = asyncio.Event()
 """Of all requests of which nothing is waited for: it is set, and stays so."""
@@ -133,4 +135,11 @@ class DirectHttp(SteadyHttp):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        COHORT.called(Halt.COME)
+        super()._start_asgi_task(cycle, partial(_begun, app))
+
+
+def _begun(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
+    """What a request's task does first."""
+    COHORT.came(Halt.COME)
+    return app(scope, receive, send)

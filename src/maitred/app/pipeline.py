@@ -35,6 +35,7 @@ from maitred.app.tracing import Overheard
 from maitred.app.trials import Trials
 from maitred.core.answer import Answer, Ask, Listener, Prompt, Standing, Tally
 from maitred.core.clock import Clock, SystemClock
+from maitred.core.cohort import COHORT, Halt
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
@@ -147,6 +148,7 @@ class Pipeline:
         self, ask: Ask, principal: Principal, tally: Tally, target: Target
     ) -> AbstractAsyncContextManager[Answer]:
         """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
+        await COHORT.regroup(Halt.READ)
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
         now_s, story = self._clock.monotonic_s, tally.story
@@ -184,6 +186,7 @@ class Pipeline:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
+        await COHORT.regroup(Halt.ADMITTED)
         # It waits in line, and runs where there is room, when the answer is read.
         tally.place = seat.place
         if isinstance(plan.reading, TextReading):

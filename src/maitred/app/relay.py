@@ -25,6 +25,7 @@ from maitred.app.slot import Slot
 from maitred.core.answer import Outcome, Outlet, Part, Pouring, Tally
 from maitred.core.backoff import Attempts, Stop
 from maitred.core.clock import Clock
+from maitred.core.cohort import COHORT, Halt
 from maitred.core.errors import (
     CallerError,
     DeadlineExceeded,
@@ -169,6 +170,7 @@ class Relay(Pouring):
 
     async def _ask(self, post: Post[TextReplica]) -> "_Batches":
         """Sends the request."""
+        await COHORT.regroup(Halt.RELEASED)
         tally = self._tally
         tally.place, tally.released_s = None, self._clock.monotonic_s()
         tally.waited_ms = dict(self._seat.waited_ms)
@@ -277,6 +279,7 @@ class Relay(Pouring):
 
     async def _end(self, finishes: Mapping[int, FinishReason]) -> list[Part]:
         """Settles, and only then says that it is over."""
+        await COHORT.regroup(Halt.HEARD)
         self._over = True
         before = self._tally.completion_tokens
         self._meter.close()

@@ -10,6 +10,8 @@ from typing import cast
 
 import httptools
 
+from maitred.core.cohort import COHORT, Halt
+
 MOST_HEAD_BYTES = 64 * 1024
 _MOST_WAITING_BYTES = 256 * 1024
 """Of a body that nobody takes. Then the server has to wait."""
@@ -39,7 +41,7 @@ class Response:
         heard: Called when all that came at once has been noted.
     """
 
-    __slots__ = ("_connection", "_waiter", "ended", "failure", "headers", "heard", "pieces", "status")
+    __slots__ = ("_called", "_connection", "_waiter", "ended", "failure", "headers", "heard", "pieces", "status")
 
     def __init__(self, connection: "Connection") -> None:
         self.status = 0
@@ -49,6 +51,8 @@ class Response:
         self._connection = connection
         self.pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._called = False
+        """Whether who waits has been woken, and has not come."""
         self.heard: Callable[[], None] = self._wake
 
     def listen(self, heard: Callable[[], None]) -> None:
@@ -132,6 +136,9 @@ class Response:
             await self._waiter
         finally:
             self._waiter = None
+            if self._called:
+                self._called = False
+                COHORT.came(Halt.ANSWERED)
 
     def _late(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -140,6 +147,8 @@ class Response:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+            self._called = True
+            COHORT.called(Halt.ANSWERED)
 
 
 def _nobody() -> None:
