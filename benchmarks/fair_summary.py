@@ -53,7 +53,7 @@ def _overload(result: dict[str, Any]) -> str:
     lines = [
         f"**Overload** — `{result['command']}`: callers at random moments who want their first token within "
         f"{figures['objective_s']:g} s and do not come back; capacity is {figures['capacity_per_s']:.1f} requests per "
-        "second. Good answers are whole and began in time. *FIFO* turns nobody away.",
+        f"second ({result['machine']['cpu']}). Good answers are whole and began in time. *FIFO* turns nobody away.",
         "",
         "| load | good answers/s | of the peak | time to first token | wasted tokens | FIFO: good answers/s |",
         "|--:|--:|--:|--:|--:|--:|",

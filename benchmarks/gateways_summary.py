@@ -29,13 +29,14 @@ def render() -> list[str]:
     path = RESULTS / "gateways.json"
     if not path.exists():
         return []
-    figures = json.loads(path.read_text())["figures"]
+    result = json.loads(path.read_text())
+    figures = result["figures"]
     lines = [
         "**Beside other gateways** — `python -m benchmarks.gateways`: each alone on one core (that with "
-        "workers shares both with client and upstream), before one upstream that "
-        "answers at once, in turns in one run; maitred with key, limits, budgets, prices and ledger on, the others "
-        "with a key at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings 20 "
-        "tokens a second, and is held when none is lost and their p99 is at most 20 ms later than directly.",
+        "workers shares both with client and upstream), before one upstream that answers at once, in turns in one run "
+        f"on two cores ({result['machine']['cpu']}); maitred with key, limits, budgets, prices and ledger on, the "
+        "others with a key at most. Added time is p50 / p99 over asking the upstream directly; a paced stream brings "
+        "20 tokens a second, and is held when none is lost and their p99 is at most 20 ms later than directly.",
         "",
         f"| gateway | {' | '.join(_COLUMNS)} |",
         f"|---|{'--:|' * len(_COLUMNS)}",

@@ -222,7 +222,8 @@ def test_what_runs_when_a_gateway_is_killed_counts_whole(tmp_path, keys):
             headers={"x-api-key": keys["BURST_KEY"]},
         ) as stream:
             assert stream.status_code == 200, stream.read()
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # kept: the connection is closed with it
+            next(lines)
             server.process.kill()
             server.process.wait()  # it may run on for an instant, and must not see the client leave first
     with installation(tmp_path, keys, config=WITH_BURST) as server:
