@@ -23,7 +23,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
-from maitred.store.orphan import orphans
+from maitred.store.orphan import Outlived, orphans
 from maitred.store.schema import spend, usage
 from maitred.store.taken import Taken, taken_since
 from tests.usage_events import SetClock, usage_event
@@ -240,16 +240,37 @@ async def test_what_outlives_its_process_is_carried_over_and_recorded_once(store
     folder, runs, ended = tmp_path / "journal", usage_event(900), usage_event(901)
     orphan(folder, [ended], begun=[runs, usage_event(902)])
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(running={runs.id, ended.id}) == 2
+        assert await ledger.replay(outlived=Outlived({runs.id, ended.id})) == 2
         assert ledger.carried == {runs.id}
         assert ids(await stored(database)) == [ended.id, "u-000902"]
         await ledger.close()  # as if it died, too: what it has carried over is in its own journal
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(running={runs.id}) == 0
+        assert await ledger.replay(outlived=Outlived({runs.id})) == 0
         ledger.record(runs)
         await ledger.flush()
         rows = await stored(database)
         assert [row["outcome"] for row in rows if row["id"] == runs.id] == ["finished"]
+    assert list(folder.iterdir()) == []
+
+
+async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(store_config, tmp_path):
+    folder = tmp_path / "journal"
+    runs, unheard, ended, dead = (usage_event(number) for number in range(900, 904))
+    orphan(folder, [ended], begun=[runs, unheard, dead])
+    settled = {}
+
+    async def settle(lease, amounts):
+        settled[lease] = dict(amounts)
+
+    # A request may have been granted something twice: the first it has not heard of, and with the second it runs.
+    asking = {event.request_id for event in (runs, unheard, ended)}
+    async with opened(store_config, folder) as (database, ledger):
+        assert await ledger.replay(settle, Outlived({runs.id}, asking)) == 2
+        assert ledger.carried == {runs.id}
+        assert ids(await stored(database)) == [ended.id, dead.id]
+        assert settled.keys() == {unheard.id, ended.id, dead.id}
+        assert settled[unheard.id] == {}
+        ledger.record(runs)
     assert list(folder.iterdir()) == []
 
 

@@ -368,6 +368,23 @@ async def test_what_runs_and_what_waits_keeps_its_budget_and_its_place_over_seve
         assert 0.9 * POOR_USD < poor_usd <= POOR_USD
 
 
+async def test_who_asks_while_controllers_are_killed_in_quick_succession_is_served_and_is_one_line(server, client):
+    before = await settled(server, "m")
+    kills = asks = 6  # of which so many may run
+    for _ in range(kills):
+        controller, _ = processes(server)
+        asked = [asyncio.create_task(chat(client, max_tokens=3)) for _ in range(asks)]
+        await asyncio.sleep(0.01)  # some are being granted, some have not come yet
+        controller.kill()
+        await wait_until(lambda dead=controller: not dead.is_running())
+        assert [(await answer).status_code for answer in asked] == [200] * asks
+        await back(server)
+    after = await settled(server, "m")
+    requests, tokens = before.pop("finished", (0, 0))
+    assert after.pop("finished") == (requests + kills * asks, tokens + 3 * kills * asks)
+    assert after == before  # nothing was begun that is not an answer
+
+
 async def test_who_leaves_while_the_controller_is_away_pays_for_what_came(server, client):
     before = await settled(server, "m")
     controller, _ = processes(server)

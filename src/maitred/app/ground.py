@@ -1,6 +1,6 @@
 """What a gateway stands on: opened before it is put together, and closed after it has ended."""
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from maitred.core.clock import Clock
 from maitred.fleet.engines import Engines
 from maitred.observe.traces import Traces
 from maitred.routing.escalation.schemas import Schemas
+from maitred.store.orphan import NOTHING, Outlived
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ async def open_ground(
     engines: Engines | None,
     clock: Clock,
     show_key: Callable[[str], None],
-    outlived: Collection[str] = (),
+    outlived: Outlived = NOTHING,
 ) -> AsyncIterator[Ground]:
     """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
 

@@ -61,7 +61,7 @@ async def serve(
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
         _visited(house) as lobby,
-        open_ground(config, engines, clock, partial(show_key, console), lobby.leases) as ground,
+        open_ground(config, engines, clock, partial(show_key, console), lobby.outlived) as ground,
         open_gateway(config, ground, reloader, clock, house) as gateway,
     ):
         server = HttpServer(

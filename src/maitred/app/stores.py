@@ -12,7 +12,7 @@ Counters ask the ledger what was spent, and the ledger tells them what a dead ga
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
+from maitred.store.orphan import NOTHING, Outlived
 from maitred.store.place import database_url
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
@@ -53,7 +54,7 @@ class Stores:
 
 
 @asynccontextmanager
-async def open_stores(config: Config, clock: Clock, outlived: Collection[str] = ()) -> AsyncIterator[Stores]:
+async def open_stores(config: Config, clock: Clock, outlived: Outlived = NOTHING) -> AsyncIterator[Stores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
     Whoever serves holds the `tenures` of the store before.
@@ -61,7 +62,7 @@ async def open_stores(config: Config, clock: Clock, outlived: Collection[str] = 
     Args:
         config: The settings.
         clock: The time.
-        outlived: Leases of requests that have outlived the process which had let them in.
+        outlived: What has outlived the process which had let it in.
 
     Raises:
         ConfigInvalid: A setting names what cannot be used.

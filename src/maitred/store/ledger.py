@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from maitred.store.backlog import Backlog
 from maitred.store.batch import BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
-from maitred.store.orphan import adopt, orphans
+from maitred.store.orphan import NOTHING, Outlived, adopt, orphans
 from maitred.store.schema import StoredText, spend
 from maitred.store.taken import Taken, taken_since
 
@@ -147,13 +147,13 @@ class UsageLedger:
         await self.flush()
         return await taken_since(self._database, since_s)
 
-    async def replay(self, settle: Settle | None = None, running: Collection[str] = ()) -> int:
+    async def replay(self, settle: Settle | None = None, outlived: Outlived = NOTHING) -> int:
         """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
 
         Args:
             settle: Called for each event with its id, which is that of its lease, and what it charged and took: shared
                 counters may still hold that lease. From then on, what is found later is settled too.
-            running: Ids of events whose requests have outlived the process that had begun them; see `carried`.
+            outlived: What has outlived the process that had begun it; see `carried`.
 
         Returns:
             How many events were found; some may have been in the database already.
@@ -164,7 +164,7 @@ class UsageLedger:
         self._settle = settle or self._settle
         found = 0
         for folder in orphans(self._journal.folder):
-            with adopt(folder, running) as orphan:
+            with adopt(folder, outlived) as orphan:
                 if orphan is None:
                     continue
                 count = 0
@@ -174,6 +174,9 @@ class UsageLedger:
                         for event in batch:
                             await self._settle(event.id, {**event.charges, **event.taken})
                     count += len(batch)
+                if self._settle is not None:
+                    for event in orphan.unanswered:
+                        await self._settle(event.id, {})
                 for event in orphan.carried:
                     if event.id not in self.carried:
                         self._journal.begin(event)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,24 +21,43 @@ from maitred.store.segment import SUFFIX, Begun, Damage, Recorded, Segment
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlived:
+    """What has outlived the process that had begun it.
+
+    Attributes:
+        leases: Ids of events whose requests go on, or have ended since: they are somebody else's to record.
+        unanswered: Ids of requests that nobody has told what was granted to them: whatever was begun for them has used
+            nothing, and they have asked again or given up.
+    """
+
+    leases: Collection[str] = ()
+    unanswered: Collection[str] = ()
+
+
+NOTHING = Outlived()
+
+
 class Orphan:
     """One orphaned journal, whose lock is held.
 
     Args:
         folder: Of the dead process.
-        running: Ids of events whose requests have outlived it.
+        outlived: What has outlived it.
     """
 
-    def __init__(self, folder: Path, running: Collection[str] = ()) -> None:
+    def __init__(self, folder: Path, outlived: Outlived) -> None:
         self._folder = folder
-        self._running = running
+        self._outlived = outlived
         self._segments = sorted(folder.glob(f"*{SUFFIX}"))
         self.damages: list[Damage] = []
         """Complete once `batches` has ended. Torn ends, as every death may leave one, are not among them."""
         self.interrupted = 0
-        """Requests that had begun and were never recorded."""
+        """Requests that had begun, were never recorded, and have not outlived it."""
         self.carried: list[UsageEvent] = []
-        """Of these, the ones that run still: they are somebody else's to record."""
+        """What goes on."""
+        self.unanswered: list[UsageEvent] = []
+        """What was begun for nobody; it is not in the ledger."""
 
     def batches(self, most: int) -> Iterator[list[UsageEvent]]:
         """Every event that was recorded, then one for each request that was interrupted; at most `most` at a time.
@@ -67,7 +87,7 @@ class Orphan:
         self._folder.rmdir()
 
     def _events(self) -> Iterator[UsageEvent]:
-        self.damages, self.interrupted, self.carried = [], 0, []
+        self.damages, self.interrupted, self.carried, self.unanswered = [], 0, [], []
         begun: dict[str, Begun] = {}
         last_sign_s = 0.0  # of life
         for path in self._segments:
@@ -86,11 +106,13 @@ class Orphan:
                 self.damages.append(segment.damage)
                 log.error("A usage journal is damaged; it is kept in the folder %r. %s", DAMAGED, segment.damage)
         for entry in begun.values():
-            if entry.event.id in self._running:
+            if entry.event.id in self._outlived.leases:
                 self.carried.append(entry.event)
-                continue
-            self.interrupted += 1
-            yield _interrupted(entry, last_sign_s)
+            elif entry.event.request_id in self._outlived.unanswered:
+                self.unanswered.append(entry.event)
+            else:
+                self.interrupted += 1
+                yield _interrupted(entry, last_sign_s)
 
 
 def orphans(folder: Path) -> list[Path]:
@@ -102,14 +124,14 @@ def orphans(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def adopt(folder: Path, running: Collection[str] = ()) -> Iterator[Orphan | None]:
+def adopt(folder: Path, outlived: Outlived = NOTHING) -> Iterator[Orphan | None]:
     """Holds the lock of a dead process's journal; None when its process lives or somebody else adopts it."""
     descriptor = lock(folder)
     if descriptor is None:
         yield None
         return
     try:
-        yield Orphan(folder, running)
+        yield Orphan(folder, outlived)
     finally:
         os.close(descriptor)
 

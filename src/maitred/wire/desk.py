@@ -144,6 +144,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Its number in the gateway, from 1."""
     pid: int
     resumes: list[Resumes]
+    unanswered: list[str] = []
+    """Ids of requests that have asked, ask again or have given up: nobody has been told what was granted to them."""
 
 
 class WrittenAsk(msgspec.Struct, frozen=True, array_like=True):

@@ -65,6 +65,8 @@ class Clerk:
         self.pid = 0
         self.brings: list[Resumes] = []
         """What was granted before this controller, and goes on."""
+        self.unanswered: list[str] = []
+        """See `Hello.unanswered`."""
         self.tasks: set[asyncio.Task[None]] = set()
         self._lobby = lobby
         self._desk: Desk | None = None
@@ -131,7 +133,8 @@ class Clerk:
 
     def _said(self, message: ToController) -> None:
         if isinstance(message, Hello):
-            self.worker, self.pid, self.brings = message.worker, message.pid, message.resumes
+            self.worker, self.pid = message.worker, message.pid
+            self.brings, self.unanswered = message.resumes, message.unanswered
             self._lobby.entered(self)
         elif self._desk is None:
             self._early.append(message)

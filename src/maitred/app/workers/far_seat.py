@@ -139,6 +139,8 @@ class FarSeat:
         )
         if not self._cut_off:
             self._line.tell(leaves)
+        elif (request_id := self.unanswered) is not None:
+            self._line.give_up(request_id)
         elif (resumes := self.resumes()) is not None:
             self._line.owe(replace(resumes, ended=resumes.ended or leaves))
 
@@ -186,6 +188,11 @@ class FarSeat:
             self._tally.first_token_s,
             self._settles,
         )
+
+    @property
+    def unanswered(self) -> str | None:
+        """See `Caller.unanswered`."""
+        return self._asks.request_id if self._asks is not None and self._seated is None and not self._over else None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -21,8 +21,8 @@ from maitred.wire.desk import Hello, News, Peeked, Reads, Resumes, ToWorker, Wel
 from maitred.wire.written_errors import read_error
 
 AWAY = "The process of this gateway that decides on requests is being started again. Try again shortly."
-_PATIENCE_S = 2.0
-"""For a controller that is away: a start of one takes about as long."""
+_PATIENCE_S = 5.0
+"""For a controller that is away: a start of one takes a second or two, on a machine that is busy with answers."""
 _KEPT_S = 10.0
 """The same for who has a grant, which the next one knows of."""
 _RETRY_AFTER_S = 2.0
@@ -49,6 +49,11 @@ class Caller(Protocol):
 
     def resumes(self) -> Resumes | None:
         """There is another one, and this is what it has to know; None: nothing was granted."""
+        ...
+
+    @property
+    def unanswered(self) -> str | None:
+        """The id of its request, if that has asked and was not told of any grant."""
         ...
 
 
@@ -81,7 +86,9 @@ class Hotline:
         self._callers: dict[int, Caller] = {}
         self._answers: dict[int, asyncio.Future[ToWorker]] = {}
         self._owed: list[Resumes] = []
-        """What has ended while there was no controller."""
+        """What has ended while there was no controller..."""
+        self._given_up: list[str] = []
+        """...and the ids of what was never answered."""
         self._untold: deque[msgspec.Struct] = deque(maxlen=_MOST_UNTOLD)
         self._gathered: list[Gatherer] = []
 
@@ -103,8 +110,10 @@ class Hotline:
                 continue
             self._over.clear()
             self._line = line
-            running = [told for caller in self._callers.values() if (told := caller.resumes()) is not None]
-            line.tell(Hello(self._worker, self._pid, [*self._owed, *running]))
+            callers = self._callers.values()
+            running = [told for caller in callers if (told := caller.resumes()) is not None]
+            asking = [request_id for caller in callers if (request_id := caller.unanswered) is not None]
+            line.tell(Hello(self._worker, self._pid, [*self._owed, *running], [*self._given_up, *asking]))
             self._tell_untold()
             try:
                 await self._over.wait()
@@ -162,6 +171,10 @@ class Hotline:
         """The next controller is to settle this."""
         self._owed.append(resumes)
 
+    def give_up(self, request_id: str) -> None:
+        """A request is over that was never answered: the next controller is to forget it."""
+        self._given_up.append(request_id)
+
     def enter(self, caller: Caller) -> int:
         """A number for a request, under which it hears what is said of it."""
         number = next(self._numbers)
@@ -203,6 +216,7 @@ class Hotline:
         match message:
             case Welcome():
                 self._owed.clear()  # it is settled
+                self._given_up.clear()
                 self._up.set()
                 self._welcomed(message)
             case News() | Peeked():

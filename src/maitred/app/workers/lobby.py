@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred.app.workers.clerk import Clerk
+from maitred.store.orphan import Outlived
 
 if TYPE_CHECKING:
     from maitred.app.workers.desk import Desk
@@ -31,9 +32,12 @@ class Lobby:
         self._entering = asyncio.Event()
 
     @property
-    def leases(self) -> set[str]:
-        """What was granted before this controller, and is not settled."""
-        return {resumes.lease for clerk in self.clerks for resumes in clerk.brings}
+    def outlived(self) -> Outlived:
+        """What goes on of a controller that is dead."""
+        return Outlived(
+            {resumes.lease for clerk in self.clerks for resumes in clerk.brings},
+            {request_id for clerk in self.clerks for request_id in clerk.unanswered},
+        )
 
     async def gathered(self, pids: Collection[int]) -> None:
         """Waits until all of these processes are here, or as good as dead."""

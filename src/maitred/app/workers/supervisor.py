@@ -11,7 +11,8 @@ thread and no event loop, which is why it may fork at any time: what it starts h
 read once, and shares what was imported.
 
 A worker that dies is started again; its connections are lost and nothing else. The controller too: meanwhile workers go
-on with the answers that they have begun, and then tell the next one of them. A controller or keeper that gives up by
+on with the answers that they have begun, and then tell the next one of them. Who has lived for a while is started again
+at once; who dies soon after every start is started ever more seldom. A controller or keeper that gives up by
 itself the first time, such as for an engine that does not start, ends the whole with its exit code.
 
 SIGTERM and SIGINT are handed on to all: everybody drains, and then the keeper ends. SIGUSR2 replaces the workers, one
@@ -40,8 +41,8 @@ Part = Callable[[Collection[int]], int]
 """What one process does: told the process ids of the workers that are there, it returns an exit code."""
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HEARD = {*_STOPS, signal.SIGCHLD, REPLACE, signal.SIGHUP, READY, CHANGED}
-_AGAIN = Ceiling(first_s=0.1, most_s=5.0)
-"""Before a process is started again that has died, after so many early deaths in a row."""
+_APART = Ceiling(first_s=0.1, most_s=5.0)
+"""From one start of a process to the next at least, after so many early deaths in a row."""
 _EARLY_S = 10.0
 _SHORT = {CONTROLLER: "controller", KEEPER: "keeper"}
 _log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class Supervisor:
             self._rolling.remove(pid)
         lived_s = time.monotonic() - self._born_s.pop(pid)
         self._deaths[part] = self._deaths.get(part, 0) + 1 if lived_s < _EARLY_S else 1
-        wait_s = _AGAIN.after(self._deaths[part])
+        wait_s = until_again_s(self._deaths[part], lived_s)
         _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _name(part), pid, code, wait_s)
         self._due[part] = time.monotonic() + wait_s
 
@@ -234,6 +235,15 @@ class Supervisor:
         os.close(writing)
         follow_parent({LIFELINE_VARIABLE: "1"})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def until_again_s(deaths: int, lived_s: float) -> float:
+    """How long nobody starts a process again that has died early so often in a row, and has lived so long at last.
+
+    It is the starts that are kept apart. A wait for its own sake would keep callers from a process that works, and that
+    something else has killed a few times.
+    """
+    return max(0.0, _APART.after(deaths) - lived_s)
 
 
 def _name(part: int) -> str:

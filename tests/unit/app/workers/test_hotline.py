@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+from maitred.app.stores import running
 from maitred.app.workers import hotline
 from maitred.app.workers.hotline import Hotline
-from maitred.wire.desk import Knows
+from maitred.app.workers.line import Line
+from maitred.wire.desk import Hello, Knows, ToController, Welcome
 
 
 class Controller:
@@ -61,3 +63,50 @@ async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
     line.report(Knows(2))
     await controller.heard_some.wait()
     assert controller.heard == [Knows(1), Knows(2)]
+
+
+class Asking:
+    """A request of which a controller has been asked."""
+
+    unanswered = "asks"
+
+    def hear(self, message):
+        raise AssertionError(message)
+
+    def cut(self):
+        pass
+
+    def resumes(self):
+        return None
+
+
+async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
+    """Of those who still ask, and of those who have given up; once it has said that it knows, it is forgotten."""
+    hellos = asyncio.Queue()
+    ends = []
+
+    def heard(message):
+        if isinstance(message, Hello):
+            hellos.put_nowait(message)
+
+    def end():
+        ends.append(Line(ToController, heard, lambda: None))
+        return ends[-1]
+
+    path = tmp_path / "desk"
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(end, str(path))
+    welcomed = asyncio.Event()
+    hotline = Hotline(1, 2, path, lambda _: welcomed.set())
+    hotline.enter(Asking())
+    hotline.give_up("gave up")
+    async with running(hotline.run(), "hotline"), asyncio.timeout(10):
+        for _ in range(2):  # the first dies before it has done anything
+            assert (await hellos.get()).unanswered == ["gave up", "asks"]
+            ends[-1].close()
+        assert (await hellos.get()).unanswered == ["gave up", "asks"]
+        ends[-1].tell(Welcome(1, frozenset(), {}, {}))
+        await welcomed.wait()
+        ends[-1].close()
+        assert (await hellos.get()).unanswered == ["asks"]
+    server.close()
