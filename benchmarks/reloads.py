@@ -99,7 +99,7 @@ def written(number: int, urls: list[str]) -> str:
             "dispatch": {"line": {"policy": policies[number % 4]}, "headroom": 0.05 + number % 3 / 100},
             "health": {"slow_start_s": 1.0 + number % 9},
             "slos": {"quick": {"indicator": "ttft", "objective": 0.9, "within_s": 1.0 + number % 2}},
-            "explain": {"requests": 500 + number},
+            "explain": {"requests": 100 + number},  # as many as there are before memory is looked at first
             "server": {"max_in_flight": 5000 + number},
         }
     )

@@ -28,6 +28,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.gate import Gate
 from maitred.app.accounts import AccountsView, SoftBudgetAlarm
 from maitred.app.assembly import draft_of, regime_of
+from maitred.app.garbage import Sweep
 from maitred.app.ground import Ground
 from maitred.app.live import LiveState
 from maitred.app.parts import Parts
@@ -80,6 +81,7 @@ class Gateway:
         self.desk = parts.desk
         self.desk.adopt(first.control, first.observers)
         self._parts = parts
+        self._sweep = Sweep()
         self._listeners: list[Callable[[Config], None]] = []
 
     def watch(self, listener: Callable[[Config], None]) -> None:
@@ -124,6 +126,7 @@ class Gateway:
         return states
 
     def _retire(self, living: Sequence[Regime]) -> None:
+        self._sweep.later()
         self._parts.queues.retire(name for regime in living for name in regime.models)
         self._parts.ground.upstreams.retire(regime.served for regime in living)
 
