@@ -237,7 +237,7 @@ async def test_a_shorter_answer_is_given_where_a_whole_one_would_come_too_late(k
         async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
             crowd = Caller(client)
             async with full(crowd):
-                soon = {"x-maitred-ttft-ms": "1000"}
+                soon = {"x-maitred-ttft-ms": "200"}
                 refused = await crowd.ask("declined", tokens=1_500, headers=soon)
                 given = await crowd.ask("shorter", tokens=1_500, headers={**soon, "x-maitred-no-degradation": "false"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "deadline_unmeetable")

@@ -48,3 +48,19 @@ def test_the_next_turn_finds_the_cache_of_the_last() -> None:
 def test_in_turn_it_often_does_not() -> None:
     known, found = cached("weighted")
     assert found < 0.85 * known
+
+
+def test_a_prompt_that_the_engine_holds_is_foretold_to_take_less_time() -> None:
+    foretold_ms: dict[str, list[int]] = {"new": [], "held": []}
+    with serving(settings={"engine.kv_memory_bytes": "32MiB"}) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            for number in range(12):  # the first of them are what the model of steps is learnt from
+                for kind in ("new", "held"):
+                    ask = {"model": "maitred-tiny", "prompt": f"{number} " + words(number, 900), "max_tokens": 1}
+                    reply = client.post("/v1/completions", json=ask)
+                    assert reply.status_code == 200, reply.text
+                    cached = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    assert (cached > 0) == (kind == "held")
+                    foretold_ms[kind].append(int(reply.headers["x-maitred-predicted-ttft-ms"]))
+        assert server.stop() == 0
+    assert max(foretold_ms["held"][6:]) < min(foretold_ms["new"][6:]) / 2, foretold_ms

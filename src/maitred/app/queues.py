@@ -86,13 +86,16 @@ class Queues:
         self._chores.only(self._living.values())
 
     def _placement(self, name: str, config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> Placement | None:
-        """Which of several replicas takes a request, and what their caches hold. One alone need not be followed."""
+        """Which of several replicas takes a request, and what their caches hold.
+
+        One alone is followed if it tells: what it holds of a prompt need not be foreseen to take time.
+        """
         balancer = Balancer(config.routing.balance, config.dispatch.service.weights, random.random)
         placement = self._placements.get(name)
         if placement is not None:
             placement.adopt(balancer)
             return placement
-        if len(posts) == 1 and not overflows:
+        if len(posts) == 1 and not overflows and not isinstance(posts[0].replica, Sleeper):
             return None
         placement = self._placements[name] = Placement(balancer)
         for post in posts:

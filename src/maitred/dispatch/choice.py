@@ -1,6 +1,6 @@
 """Which of the replicas that have room for a request takes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from maitred.core.balance import Candidate, Inquiry, Placement
 from maitred.dispatch.errand import Errand
@@ -12,6 +12,9 @@ from maitred.dispatch.ticket import Ticket
 _UNKNOWN_ROOM_TOKENS = 131_072
 """Of a cache that nothing is said of."""
 _UNKNOWN_OUTPUT_TOKENS = 64.0
+_NOTHING: Mapping[str, int] = {}
+_SAME_S = 0.005
+"""What caches hold of a prompt is looked up once for a request that is foreseen, placed and released so fast."""
 
 
 class Choice:
@@ -44,10 +47,8 @@ class Choice:
             return stations[0]
         if self.placement is None:
             return max(stations, key=ease_of)
-        for station in stations:
-            self._follow(self.placement, station)
         errand = ticket.errand
-        held = self.placement.held(errand.principal_org, errand.prompts)
+        held = self._held_by(ticket, stations, now_s)
         named = {station.post.name: station for station in stations}
         inquiry = Inquiry(errand.prompt_tokens, ticket.expected_tokens * errand.choices, errand.session)
         words = self._reports.believed(stations, self._outlook.typical_prompt_tokens, now_s)
@@ -64,6 +65,40 @@ class Choice:
             return 0
         return max(self.placement.held(errand.principal_org, errand.prompts).values(), default=0)
 
+    def prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
+        """From its release to its first token there, before any correction.
+
+        Of its prompt has to be computed what the replica does not hold, as far as that is told; else as much as usual.
+
+        Args:
+            ticket: The request.
+            station: Where it will run.
+            ahead: Requests that are released to it in the same moment.
+            now_s: Now.
+        """
+        if station.load.times is UNMEASURED:
+            return 0.0
+        prompt_tokens = ticket.errand.prompt_tokens
+        held = self._held_by(ticket, (station,), now_s).get(station.post.name)
+        tokens = self._outlook.to_compute(prompt_tokens) if held is None else prompt_tokens - held
+        return self._outlook.prefill_s(tokens, station, ahead, now_s)
+
+    def _held_by(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Mapping[str, int]:
+        """For each replica that is followed, how much of its prompts it holds; none where nobody knows their tokens."""
+        placement = self.placement
+        if placement is None:
+            return _NOTHING
+        for station in stations:
+            if self._began_anew(station):
+                placement.emptied(station.post.name)
+                ticket.held = None
+        if ticket.held is None or now_s - ticket.held_at_s > _SAME_S:
+            errand = ticket.errand
+            known = all(prompt[:1] for prompt in errand.prompts)
+            ticket.held = placement.held(errand.principal_org, errand.prompts) if known else _NOTHING
+            ticket.held_at_s = now_s
+        return ticket.held
+
     def released(self, ticket: Ticket, station: Station) -> None:
         """A request was released to that replica."""
         if self.placement is not None:
@@ -75,8 +110,8 @@ class Choice:
         load = station.load
         wait_s = prefill_s = None
         if load.times != UNMEASURED:
-            wait_s = self._outlook.prefill_at(station, 0, now_s)
-            prefill_s = max(0.0, self._outlook.prefill_at(station, prompt_tokens - held_tokens, now_s) - wait_s)
+            wait_s = self._outlook.prefill_s(0, station, 0, now_s)
+            prefill_s = max(0.0, self._outlook.prefill_s(prompt_tokens - held_tokens, station, 0, now_s) - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
         half_answer = (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return Candidate(
@@ -91,12 +126,11 @@ class Choice:
             prefill_s=prefill_s,
         )
 
-    def _follow(self, placement: Placement, station: Station) -> None:
-        """Notices that an engine has started anew: it counts its steps from 0 again, and its cache is empty."""
+    def _began_anew(self, station: Station) -> bool:
+        """Whether an engine has started anew since somebody asked: it counts its steps from 0 again."""
         name, steps = station.post.name, station.load.steps
-        if steps < self._steps.get(name, 0):
-            placement.emptied(name)
-        self._steps[name] = steps
+        before, self._steps[name] = self._steps.get(name, 0), steps
+        return steps < before
 
 
 def ease_of(station: Station) -> float:

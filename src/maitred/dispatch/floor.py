@@ -65,7 +65,8 @@ class Floor:
         self.choice = Choice(placement, self.outlook, self.reports)
         self.allotment = Allotment(config, self.choice)
         self.rooms = [Room(quota, config.line) for quota in self.allotment.quotas.all]
-        self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, played=config.line.policy == "fair")
+        played = config.line.policy == "fair"
+        self.forecaster = Forecaster(self.stations, self.allotment, self.outlook, self.choice, played=played)
         self.counts = Counts()
         self.stalled_s = 0.0
         """For how long, in all, whoever drives this had no time for it; no replica is late by that."""
@@ -211,7 +212,7 @@ class Floor:
         if told is None:
             self.foretell(ticket, ready, now_s)
         if len(ready) > 1:
-            ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
+            ticket.prefill_s = self.choice.prefill_s(ticket, station, 0, now_s)
         ticket.joined_s = now_s
         forecaster.joins.saw(ticket.flow, now_s)
         room.line.pass_through(ticket, now_s)
@@ -445,7 +446,7 @@ class Floor:
                 self._fail(ticket, DeadlineExceeded(_TOO_LATE), now_s)
             else:
                 ticket.room.take(ticket, now_s)
-                ticket.prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
+                ticket.prefill_s = self.choice.prefill_s(ticket, station, 0, now_s)
                 self._run(ticket, station, quota, now_s)
             changed.append(ticket)
         return None
@@ -460,7 +461,7 @@ class Floor:
         """Whether its first token could not come in time from a replica, which has something else to do."""
         if ticket.first_token_by_s is None or station.credits.idle:
             return False
-        prefill_s = self.outlook.prefill_s(ticket, station, 0, now_s)
+        prefill_s = self.choice.prefill_s(ticket, station, 0, now_s)
         return now_s + self.outlook.corrected_prefill_s(prefill_s, now_s) > ticket.first_token_by_s
 
     def _run(self, ticket: Ticket, station: Station, quota: Quota, now_s: float) -> None:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from maitred.core.flow import Flow
 from maitred.dispatch.allotment import Allotment
-from maitred.dispatch.choice import ease_of
+from maitred.dispatch.choice import Choice, ease_of
 from maitred.dispatch.contest import Contest, playable
 from maitred.dispatch.outlook import AtWork, Outlook
 from maitred.dispatch.policy.prediction import AT_ONCE, Wait
@@ -49,15 +49,19 @@ class Forecaster:
         stations: All replicas.
         allotment: Who may have what.
         outlook: How long things take.
+        choice: Knows what replicas hold of a prompt.
         played: Whether lines share among tenants, so that they have to be played through.
     """
 
-    def __init__(self, stations: Sequence[Station], allotment: Allotment, outlook: Outlook, *, played: bool) -> None:
+    def __init__(
+        self, stations: Sequence[Station], allotment: Allotment, outlook: Outlook, choice: Choice, *, played: bool
+    ) -> None:
         self.at_work: dict[Ticket, None] = {}
         """Those that were released and have not left; to be followed by `changed`."""
         self._stations = stations
         self._allotment = allotment
         self._outlook = outlook
+        self._choice = choice
         self._played = played
         self.joins = Joins()
         """Who sends how often; whoever adds to it calls `changed`."""
@@ -106,7 +110,7 @@ class Forecaster:
             return self._cold(ticket, ahead, now_s)
         allotment = self._allotment
         if not ahead.entries and allotment.ample(ticket.cost, ready):
-            return Forecast(ahead, AT_ONCE, self._outlook.prefill_s(ticket, ready[0], 0, now_s), ample=True)
+            return Forecast(ahead, AT_ONCE, self._choice.prefill_s(ticket, ready[0], 0, now_s), ample=True)
         above = allotment.above_share(ticket, ticket.room.quota, ready, now_s)
         free = allotment.free(ticket, ready, above_share=above)
         wait = AT_ONCE
@@ -121,9 +125,9 @@ class Forecaster:
                 wait = _widened(ahead, ready, self._outlook.wait(ticket, ahead, free, ready, self._known, turn_s))
         station = max(ready, key=ease_of)
         if wait.at_once:
-            return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, ahead.entries, now_s))
+            return Forecast(ahead, wait, self._choice.prefill_s(ticket, station, ahead.entries, now_s))
         # Places come free with a report, and with that a step begins.
-        return Forecast(ahead, wait, self._outlook.prefill_s(ticket, station, 0, station.step_began_s))
+        return Forecast(ahead, wait, self._choice.prefill_s(ticket, station, 0, station.step_began_s))
 
     def _cold(self, ticket: Ticket, ahead: Ahead, now_s: float) -> Forecast:
         """Where a replica comes because requests wait for it: it comes empty, and takes those ahead first."""
@@ -138,7 +142,8 @@ class Forecaster:
             if room.slots
             else AT_ONCE
         )
-        prefill_s = self._outlook.prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
+        tokens = self._outlook.to_compute(ticket.errand.prompt_tokens)
+        prefill_s = self._outlook.prefill_s(tokens, station, ahead.entries if wait.at_once else 0, now_s)
         return Forecast(ahead, Wait(False, wait.seconds), prefill_s, cold_s)
 
     def _play(

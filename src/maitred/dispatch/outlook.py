@@ -228,24 +228,19 @@ class Outlook:
         total = station.total
         return min(total.slots, int(total.blocks / max(1.0, self._blocks)))
 
-    def prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
-        """From its release to its first token, before any correction.
+    def to_compute(self, prompt_tokens: int) -> float:
+        """How many tokens of such a prompt have to be computed, usually."""
+        return prompt_tokens * self._fresh
+
+    def prefill_s(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
+        """From a request's release to its first token, before any correction.
 
         Args:
-            ticket: The request.
+            tokens: Of its prompt, that have to be computed.
             station: Where it will run.
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
         """
-        if station.load.times is UNMEASURED:
-            return 0.0
-        return self._prefill_of(ticket.errand.prompt_tokens * self._fresh, station, ahead, now_s)
-
-    def prefill_at(self, station: Station, tokens: int, now_s: float) -> float:
-        """The same for a prompt of which so many tokens have to be computed there."""
-        return self._prefill_of(tokens, station, 0, now_s)
-
-    def _prefill_of(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
         if station.load.times == UNMEASURED:
             return 0.0
         fresh, under_way = self._fresh, station.under_way

@@ -12,7 +12,7 @@ What it holds, and thus what has to be given back, follows from the state alone.
 failed it, which is bounded; every other arrow is passed at most once between two of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
 from maitred.core.balance import Candidate
@@ -69,6 +69,8 @@ class Ticket(Entry[None]):
         "failure",
         "first_token_by_s",
         "grip",
+        "held",
+        "held_at_s",
         "in_advance",
         "joined_s",
         "output_tokens",
@@ -121,6 +123,10 @@ class Ticket(Entry[None]):
         self.grip: Grip | None = None
         self.candidates: Sequence[Candidate] = ()
         """Among which its replica was chosen; empty where there was no choice."""
+        self.held: Mapping[str, int] | None = None
+        """Of its prompts, by replica..."""
+        self.held_at_s = 0.0
+        """...when that was looked up."""
         self.waited: Waited | None = None
         self.waited_ms: dict[str, float] = {}
         self.joined_s = 0.0

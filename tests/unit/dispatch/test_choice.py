@@ -2,7 +2,11 @@
 
 import random
 
+import pytest
+
+from maitred.app.text_reading import Beginning
 from maitred.core.ports import StepTimes
+from maitred.core.prefix import BlockNews, chain, shared_scope
 from maitred.core.service import ServiceWeights
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.errand import Post
@@ -112,3 +116,56 @@ def test_a_replica_without_room_is_not_asked():
     home = pool.ask(text(1))
     pool.replicas[home].say(free_sequences=0, running=4)
     assert pool.ask(text(1)) != home
+
+
+class Alone(Pool):
+    """One engine that tells what it holds: of `known` all whole blocks of 16 tokens."""
+
+    def __init__(self, known, org="acme"):
+        super().__init__(1)
+        self.replicas["r0"].say(step_tokens=10_000)
+        keys = b"".join(chain(shared_scope(org), known, 16))
+        self.placement = self.floor.choice.placement
+        self.placement.heard("r0", BlockNews(1, 16, 1_000, stored=keys, whole=True))
+
+    def foreseen_s(self, prompt, org="acme"):
+        """What is foretold of the prompt's first token where nobody waits and nothing runs."""
+        asked = errand(1, org, tokens=len(prompt), arrived_s=self.now_s)
+        asked.prompts[:] = [prompt]
+        ticket = self.floor.ticket(asked)
+        assert self.floor.walk_in(ticket, self.now_s)
+        return ticket.prefill_s
+
+
+def test_what_the_engine_holds_of_a_prompt_is_not_foretold_to_take_time():
+    whole_s = pytest.approx(0.01 + 0.640)
+    assert Alone(text(1)).foreseen_s(text(2)) == whole_s
+    assert Alone(text(1)).foreseen_s(text(1)) == pytest.approx(0.01 + 0.016), "the last token is computed: its block is"
+    assert Alone(text(1)).foreseen_s(text(1) + text(2)) == whole_s
+    assert Alone(text(1)).foreseen_s(text(1), org="another") == whole_s, "nothing is shared with others"
+    pool = Alone(text(1))
+    pool.placement.heard("r0", BlockNews(2, 16, 1_000, removed=b"".join(chain(shared_scope("acme"), text(1), 16))))
+    assert pool.foreseen_s(text(1)) == whole_s
+
+
+def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
+    pool = Alone(text(1))
+    pool.replicas["r0"].say(free_sequences=0, running=4)
+    waits = {}
+    for seed in (1, 2):
+        asked = errand(seed, "acme", tokens=640, arrived_s=pool.now_s)
+        asked.prompts[:] = [text(seed)]
+        ticket = pool.floor.ticket(asked)
+        pool.floor.foretell(ticket, pool.floor.refresh(pool.now_s), pool.now_s)
+        waits[seed] = ticket.prefill_s
+    assert waits[2] - waits[1] == pytest.approx(0.624)
+
+
+def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
+    foreseen_s = []
+    for prompt in (Beginning((), 640), text(2)):
+        pool = Alone(text(1))
+        for _ in range(200):
+            pool.floor.outlook.prompt(100, 50)
+        foreseen_s.append(pool.foreseen_s(prompt))
+    assert foreseen_s == [pytest.approx(0.01 + 0.320, rel=0.01), pytest.approx(0.01 + 0.640)]

@@ -66,9 +66,11 @@ def _book(state: State, chunk: Chunk) -> None:
 
 
 def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float) -> None:
-    """Gives every growing sequence its blocks, or preempts it."""
+    """Gives every growing sequence its blocks, or preempts it; the only one that runs goes before pins do."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while sum([_missing(sequence) for sequence in growing]) > pool.idle:
+        if len(batch) == 1 and state.pins.give_up():
+            continue
         running = list(batch)
         beyond_floor = [sequence for sequence in running if not residency.protects(sequence.account.flow)]
         victim = choose_victim(beyond_floor, state.line.over_service, service_unit=service_unit) or choose_victim(
@@ -79,6 +81,9 @@ def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: flo
         if victim in growing:
             growing.remove(victim)
     for sequence in growing:
+        while residency.room(sequence.account.flow, pool.idle) < _missing(sequence) and len(batch) == 1:
+            if not state.pins.give_up(sequence.account.flow):
+                break
         # What a tenant may not hold one of its own gives up: the one that would have exceeded it.
         if residency.room(sequence.account.flow, pool.idle) >= _missing(sequence):
             state.grow(sequence)

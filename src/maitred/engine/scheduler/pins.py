@@ -2,8 +2,9 @@
 
 A pin holds blocks as a sequence does, so nothing that evicts or preempts knows of it. What bounds it is here: the part
 of the cache that all pins may hold, and those of one cache scope; its time; and that it goes before anybody would wait
-for ever. When the head of the line finds no room although nothing runs, the pin that would end soonest is given up, and
-the next one, until there is room; and where a tenant's ceiling is in the way of its own request, its own pins are.
+for ever. When the head of the line finds no room although nothing runs, or the only sequence that runs finds none for
+its next token, the pin that would end soonest is given up, and the next one, until there is room; and where a tenant's
+ceiling is in the way of its own request, its own pins are.
 """
 
 from collections.abc import Iterable

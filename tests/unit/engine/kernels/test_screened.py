@@ -7,11 +7,9 @@ from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, m
 from maitred.engine.kernels.linear.screened import Search, searchable
 from maitred.engine.kernels.linear.strips import MOST_ROWS
 from maitred.engine.kernels.tape import Tape
+from tests.intel import MKL_WITH_AVX_512
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="the layout is known of MKL with AVX-512 alone",
-)
+pytestmark = pytest.mark.skipif(not MKL_WITH_AVX_512, reason="the layout is known of MKL with AVX-512 alone")
 
 SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
 """Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""

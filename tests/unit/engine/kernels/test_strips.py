@@ -3,11 +3,9 @@ import torch
 
 from maitred.engine.kernels.linear import PackedLinear, make_linear, packed
 from maitred.engine.kernels.linear.strips import MOST_ROWS, find_layout
+from tests.intel import MKL_WITH_AVX_512
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="the layout is known of MKL with AVX-512 alone",
-)
+pytestmark = pytest.mark.skipif(not MKL_WITH_AVX_512, reason="the layout is known of MKL with AVX-512 alone")
 
 SHAPES = [(96, 200), (256, 704), (896, 896), (512, 512), (1152, 896), (512, 1536), (896, 4864), (4096, 256), (16, 8)]
 """Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""

@@ -141,3 +141,16 @@ def test_an_engine_that_falls_asleep_forgets_them():
     desk.scheduler.clear()
     assert desk.pool.idle == desk.pool.total
     assert desk.run([*range(1, 9), 50]) == 0
+
+
+@pytest.mark.parametrize("shares", [None, {"acme": KVShareConfig(ceiling=0.5)}])
+def test_an_answer_that_grows_alone_is_not_thrown_out_for_pins(shares):
+    desk = Desk(kv_shares=shares)
+    desk.run(list(range(1, 25)), pin=Pin("a", 60.0))
+    desk.run(list(range(31, 39)), pin=Pin("b", 90.0))
+    assert desk.scheduler.pins.blocks == 8
+    room = desk.pool.total if shares is None else desk.pool.total // 2
+    desk.run(list(range(50, 54)), max_tokens=(room - 1) * BLOCK)
+    assert desk.scheduler.counters.preemptions == 0
+    assert desk.scheduler.pins.given_up == 2
+    assert desk.pool.idle == desk.pool.total
