@@ -12,7 +12,7 @@ import torch
 from maitred import __version__
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
-_FORMAT = 4
+_FORMAT = 5
 """Count this up when a linear keeps its weights otherwise under the same name."""
 
 

@@ -3,21 +3,23 @@ import ctypes
 import pytest
 import torch
 
-from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, make_head
+from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, TiledLinear, make_head
 from maitred.engine.kernels.linear.screened import Search, searchable
 from maitred.engine.kernels.linear.strips import MOST_ROWS
 from maitred.engine.kernels.tape import Tape
 from tests.intel import MKL_WITH_AVX_512
-
-pytestmark = pytest.mark.skipif(not MKL_WITH_AVX_512, reason="the layout is known of MKL with AVX-512 alone")
 
 SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
 """Outputs and inputs: strips of 48 alone, and with one of 32 or 16 at the end of a part; one block and several."""
 LEFT_OUT = float("-inf")
 
 
-def screen(weight):
-    return ScreenedLinear(PackedLinear(weight), weight)
+@pytest.fixture(params=[PackedLinear, TiledLinear])
+def screen(request):
+    """A screened product of either form."""
+    if request.param is PackedLinear and not MKL_WITH_AVX_512:
+        pytest.skip("the layout is known of MKL with AVX-512 alone")
+    return lambda weight: ScreenedLinear(request.param(weight), weight)
 
 
 def searched(linear, rows):
@@ -38,9 +40,8 @@ def searched(linear, rows):
     return out[:-1], found
 
 
-def check(weight, rows):
+def check(linear, rows):
     """Every output is the one of the whole product or left out, and none that is largest is."""
-    linear = screen(weight)
     expected = linear(rows)
     out, found = searched(linear, rows)
     assert torch.equal(out.argmax(dim=1), expected.argmax(dim=1))
@@ -51,41 +52,41 @@ def check(weight, rows):
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_the_largest_output_is_found_and_its_bits_are_those_of_the_product(outputs, inputs, threads):
-    weight = torch.randn(outputs, inputs)
+def test_the_largest_output_is_found_and_its_bits_are_those_of_the_product(screen, outputs, inputs, threads):
+    linear = screen(torch.randn(outputs, inputs))
     for count in (1, 3, MOST_ROWS):
-        check(weight, torch.randn(count, inputs))
+        check(linear, torch.randn(count, inputs))
 
 
-def test_little_is_computed_of_what_is_far_behind():
+def test_little_is_computed_of_what_is_far_behind(screen):
     weight = torch.randn(3312, 704)
     rows = weight[torch.tensor([5, 3311])] * 2
-    assert check(weight, rows).tolist() == [1, 1]
+    assert check(screen(weight), rows).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("spread", [1e-30, 1e-6, 1e-3, 1.0, 1e4])
-def test_weights_and_rows_of_all_sizes(spread):
+def test_weights_and_rows_of_all_sizes(screen, spread):
     sizes = torch.exp(torch.randn(1152, 1) * 3) * spread
     rows = torch.randn(4, 200)
     rows[1, 17] *= 1e3  # most of a row is lost in rounding
     rows[2] = 0
-    check(torch.randn(1152, 200) * sizes, rows)
+    check(screen(torch.randn(1152, 200) * sizes), rows)
 
 
-def test_outputs_that_are_equal_are_all_kept():
-    weight = torch.randn(1, 256).expand(480, 256).contiguous()
-    found = check(weight, torch.randn(2, 256))
-    assert found.tolist() == [10, 10]
+def test_outputs_that_are_equal_are_all_kept(screen):
+    linear = screen(torch.randn(1, 256).expand(960, 256).contiguous())
+    strips = 960 // linear._exact.strip
+    assert check(linear, torch.randn(2, 256)).tolist() == [strips, strips]
 
 
-def test_an_output_that_is_larger_by_the_last_bit_is_found():
+def test_an_output_that_is_larger_by_the_last_bit_is_found(screen):
     weight, rows = torch.randn(1, 256).expand(480, 256).contiguous(), torch.randn(MOST_ROWS, 256)
     weight[333] *= 1 + 2**-22
-    check(weight, rows)
+    check(screen(weight), rows)
 
 
 @pytest.mark.parametrize(("where", "what"), [("row", float("nan")), ("row", float("inf")), ("weight", float("inf"))])
-def test_what_is_no_number_is_there_to_be_seen(where, what):
+def test_what_is_no_number_is_there_to_be_seen(screen, where, what):
     weight, rows = torch.rand(480, 256), torch.rand(2, 256)
     (rows if where == "row" else weight)[1, 7] = what
     out, _ = searched(screen(weight), rows)
@@ -93,7 +94,7 @@ def test_what_is_no_number_is_there_to_be_seen(where, what):
     assert (out[1].isnan() | (out[1] == float("inf"))).any()
 
 
-def test_put_together_again_it_searches_as_before():
+def test_put_together_again_it_searches_as_before(screen):
     linear, rows = screen(torch.randn(480, 256)), torch.randn(3, 256)
     again = KINDS[linear.kind].of(linear.tensors())
     for one, other in zip(searched(linear, rows), searched(again, rows), strict=True):
@@ -103,7 +104,7 @@ def test_put_together_again_it_searches_as_before():
 
 def test_a_head_is_searched_where_it_is_large(monkeypatch):
     weight = torch.randn(512, 256)
-    assert isinstance(make_head(weight), PackedLinear)
+    assert isinstance(make_head(weight), PackedLinear | TiledLinear)
     monkeypatch.setattr("maitred.engine.kernels.linear.screened.WORTH_WEIGHTS", weight.numel())
     assert isinstance(make_head(weight), ScreenedLinear)
     assert not isinstance(make_head(weight, "int8"), ScreenedLinear)

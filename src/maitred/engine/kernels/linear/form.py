@@ -57,6 +57,30 @@ class Taped(Linear, Protocol):
         ...
 
 
+class Stripped(Taped, Protocol):
+    """One of which single strips of outputs can be computed, with the same bits as among all of them.
+
+    Outputs are in parts, the last of which may be shorter, and each part is in strips, the last of which may be.
+    """
+
+    strip: ClassVar[int]
+    """Outputs of a strip."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        ...
+
+    @property
+    def part(self) -> int:
+        """Outputs of a part."""
+        ...
+
+    def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
+        """As `record`, for the strips and rows that bytes ``[strips, rows]`` at an address mark."""
+        ...
+
+
 class PlainLinear:
     """Torch's own product.
 

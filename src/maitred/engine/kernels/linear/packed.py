@@ -77,6 +77,7 @@ class PackedLinear:
     __slots__ = ("_address", "_bias", "_layout", "_packed", "_shape")
     kind: ClassVar[str] = "packed"
     alignment: ClassVar[int] = _PLACE_BYTES
+    strip: ClassVar[int] = STRIP
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         outputs, inputs = weight.shape
@@ -111,10 +112,10 @@ class PackedLinear:
         return self._layout is not None
 
     @property
-    def layout(self) -> Layout:
-        """Of one that reads strips."""
+    def part(self) -> int:
+        """See `maitred.engine.kernels.linear.form.Stripped`, which it is if it reads strips."""
         assert self._layout is not None
-        return self._layout
+        return self._layout.part
 
     def without_strips(self) -> "PackedLinear":
         """The same, but all of it computed by MKL."""
@@ -130,9 +131,9 @@ class PackedLinear:
         """See `maitred.engine.kernels.linear.form.Taped`."""
         tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
 
-    def strip_fields(self, rows: int, out: int, threads: int, marks: int) -> list[int]:
-        """Of a job of `strips_product`, of one that reads strips: those that bytes at ``marks`` say."""
-        return [*self._fields(rows, out, threads)[:-1], marks]
+    def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
+        """See `maitred.engine.kernels.linear.form.Stripped`."""
+        tape.add(strips_product(), [*self._fields(rows, out, tape.threads)[:-1], marks], counter, 0)
 
     def _fields(self, rows: int, out: int, threads: int) -> list[int]:
         """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""

@@ -110,17 +110,21 @@ class QuantisedLinear:
 
     def _calls(self, rows: int, out: int, room: int, count: int, threads: int) -> list[tuple[Entry, list[int], int]]:
         """What is called one after the other, on which fields, and how many rows are worth a thread of it."""
-        fields = self._fields | {
-            "rows": rows if self._ready is None else room,
-            "row_scales": room + count * self._width,
-            "row_sums": room + count * (self._width + 4),
-            "source": rows,
-            "out": out,
-            "share": max(1, min(_MOST_PANELS_AT_A_TIME, self._panels // (_TURNS * threads))),
-        }
-        job = list(fields.values())
+        job = self._job(
+            threads,
+            rows=rows if self._ready is None else room,
+            row_scales=room + count * self._width,
+            row_sums=room + count * (self._width + 4),
+            source=rows,
+            out=out,
+        )
         ready = [] if self._ready is None else [(self._ready, job, _ROWS_WORTH_A_THREAD)]
         return [*ready, (self._product, job, 0)]
+
+    def _job(self, threads: int, **fields: int) -> list[int]:
+        """The fields of a job for so many threads; see `maitred.engine.kernels.linear.job.FIELDS`."""
+        share = max(1, min(_MOST_PANELS_AT_A_TIME, self._panels // (_TURNS * threads)))
+        return list((self._fields | {"share": share} | fields).values())
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`."""

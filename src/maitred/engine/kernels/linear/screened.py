@@ -6,11 +6,11 @@ rounded to 8 bits: a quarter of the memory. How far an output can be off is know
 
     |w·h - w'·h'|  <=  |w - w'| |h|  +  |w'| |h - h'|
 
-where ``w'`` and ``h'`` are what was rounded. Outputs are computed from the weight as it is in strips (see `strips`),
-with the same bits as ever: first of each row the one strip that holds the largest rounded output. Another output that
-stays below the largest of these even if it is off by that much cannot be the largest. Those that can are computed, too,
-so that the largest of them is what it would have been; all others are set to minus infinity. Of 150,000 random outputs
-a dozen are left.
+where ``w'`` and ``h'`` are what was rounded. Outputs are computed from the weight as it is in strips (see
+`maitred.engine.kernels.linear.form.Stripped`), with the same bits as ever: first of each row the one strip that holds
+the largest rounded output. Another output that stays below the largest of these even if it is off by that much cannot
+be the largest. Those that can are computed, too, so that the largest of them is what it would have been; all others are
+set to minus infinity. Of 150,000 random outputs a dozen are left.
 
 Where many are, nothing is gained, and a search costs a quarter of a product on top; see `Search`.
 """
@@ -26,16 +26,18 @@ from numba.extending import register_jitable
 from torch import Tensor
 
 from maitred.engine.kernels.job import COUNT, NEXT, Entry, floats, int8s, ints, longs, take
+from maitred.engine.kernels.linear.form import Linear, Stripped
 from maitred.engine.kernels.linear.packed import PackedLinear
 from maitred.engine.kernels.linear.panels import lengths_of_8_bits
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
-from maitred.engine.kernels.linear.strips import MOST_ROWS, STRIP, strips_product
+from maitred.engine.kernels.linear.strips import MOST_ROWS
+from maitred.engine.kernels.linear.tiled import TiledLinear
 from maitred.engine.kernels.simd import float_of_bits
 from maitred.engine.kernels.tape import Tape
 
 WORTH_WEIGHTS = 1 << 24
 """Fewer stay in a processor's cache, or are read so soon that a search gains nothing."""
-EDITION = 2
+EDITION = 3
 """Raise it with every change to what is compiled; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 _SLACK = 1.001
 """For the rounding of the lengths themselves."""
@@ -72,7 +74,7 @@ class ScreenedLinear:
     """A product in fp32 that can also be searched for the largest output of each row.
 
     Args:
-        exact: The product; one that reads strips.
+        exact: The product.
         weight: What it multiplies with, fp32 ``[out, in]``.
     """
 
@@ -80,14 +82,14 @@ class ScreenedLinear:
     kind: ClassVar[str] = "screened"
     alignment: ClassVar[int] = PackedLinear.alignment
 
-    def __init__(self, exact: PackedLinear, weight: Tensor) -> None:
+    def __init__(self, exact: Stripped, weight: Tensor) -> None:
         rough = QuantisedLinear(weight, bits=8, real=False)
         off, length = lengths_of_8_bits(weight, *(rough.tensors()[name] for name in ("panels", "scales")))
         # What the order of additions changes is beyond neither: n additions of fp32, twice.
         off = off + (weight.shape[1] + 64) * 2.0**-23 * (off + length)
         self._hold(exact, rough, torch.stack((_by_strip(exact, off), _by_strip(exact, length))) * _SLACK)
 
-    def _hold(self, exact: PackedLinear, rough: QuantisedLinear, bounds: Tensor) -> None:
+    def _hold(self, exact: Stripped, rough: QuantisedLinear, bounds: Tensor) -> None:
         self._exact, self._rough, self._bounds = exact, rough, bounds.contiguous()
         self._outputs, self._inputs = exact.shape
 
@@ -126,11 +128,12 @@ class ScreenedLinear:
         self._rough.record(tape, rows, out, counter, room, searched)
         most = room + self._rough.room_bytes(searched)
         marks = most + searched * strips * 4
+        exact = self._exact
         places = [rows, out, self._bounds.data_ptr(), most, marks, found.data_ptr()]
-        fields = [*places, self._inputs, self._outputs, self._exact.layout.part, strips]
-        for screening in (mark_best_strips(), mark_other_strips()):
+        fields = [*places, self._inputs, self._outputs, exact.part, strips]
+        for screening in (mark_best_strips(exact.strip), mark_other_strips(exact.strip)):
             tape.add(screening, fields, counter, 1)
-            tape.add(strips_product(), self._exact.strip_fields(rows, out, tape.threads, marks), counter, 0)
+            exact.record_strips(tape, rows, out, counter, marks)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`."""
@@ -145,33 +148,36 @@ class ScreenedLinear:
         def part(name: str) -> dict[str, Tensor]:
             return {key.removeprefix(f"{name}."): own for key, own in tensors.items() if key.startswith(f"{name}.")}
 
+        exact = part("exact")
+        form: type[Stripped] = PackedLinear if "packed" in exact else TiledLinear
         linear = cls.__new__(cls)
-        linear._hold(PackedLinear.of(part("exact")), QuantisedLinear.of(part("rough")), tensors["bounds"])
+        linear._hold(form.of(exact), QuantisedLinear.of(part("rough")), tensors["bounds"])
         return linear
 
 
-def searchable(product: object, weight: Tensor) -> ScreenedLinear | None:
+def searchable(product: Linear, weight: Tensor) -> ScreenedLinear | None:
     """The same product with a search, where there can be one and it would pay."""
-    if isinstance(product, PackedLinear) and product.reads_strips and weight.numel() >= WORTH_WEIGHTS:
-        return ScreenedLinear(product, weight)
-    return None
+    if weight.numel() < WORTH_WEIGHTS or not isinstance(product, PackedLinear | TiledLinear):
+        return None
+    if isinstance(product, PackedLinear) and not product.reads_strips:
+        return None
+    return ScreenedLinear(product, weight)
 
 
-def _by_strip(exact: PackedLinear, numbers: Tensor) -> Tensor:
+def _by_strip(exact: Stripped, numbers: Tensor) -> Tensor:
     """The largest of each strip."""
-    layout = exact.layout
-    of_part = -(-layout.part // STRIP)
-    parts = numbers.new_zeros(layout.strips(len(numbers)) // of_part, of_part * STRIP)
+    of_part = -(-exact.part // exact.strip)
+    parts = numbers.new_zeros(-(-len(numbers) // exact.part), of_part * exact.strip)
     for index, own in enumerate(parts):
-        part = numbers[index * layout.part :][: layout.part]
+        part = numbers[index * exact.part :][: exact.part]
         own[: len(part)] = part
-    return parts.view(-1, STRIP).amax(dim=1)
+    return parts.view(-1, exact.strip).amax(dim=1)
 
 
 _FIELDS = "rows", "out", "bounds", "most", "marks", "found", "inputs", "outputs", "part", "strips"
 """Of a screening's job, behind those that all have: addresses of rows, of what the rounded weight gave, of the bounds
 ``[2, strips]``, of the most that an output of each strip can be ``[rows, strips]``, of which strips are to be computed
-``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `Layout`."""
+``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `Stripped`."""
 _ROWS, _OUT, _BOUNDS, _MOST, _MARKS, _FOUND, _INPUTS, _OUTPUTS, _PART, _STRIPS = range(
     COUNT + 1, COUNT + 1 + len(_FIELDS)
 )
@@ -185,9 +191,9 @@ def _key(pattern: np.int32) -> np.int32:
 
 
 @cache
-def mark_best_strips() -> Entry:
+def mark_best_strips(strip_outputs: int) -> Entry:
     """Marks the strip with each row's largest rounded output, and notes the most that those of all strips can be."""
-    strip_outputs, edition = STRIP, EDITION
+    edition = EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         if edition < 0:  # never; but what a function names is part of its key on disk
@@ -246,9 +252,9 @@ def mark_best_strips() -> Entry:
 
 
 @cache
-def mark_other_strips() -> Entry:
+def mark_other_strips(strip_outputs: int) -> Entry:
     """Marks the strips that can hold more than the one that was computed, and makes minus infinity of all others."""
-    strip_outputs, edition = STRIP, EDITION
+    edition = EDITION
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         if edition < 0:  # never; but what a function names is part of its key on disk

@@ -61,10 +61,6 @@ class Layout(NamedTuple):
     block: int
     part: int
 
-    def strips(self, outputs: int) -> int:
-        """Of a weight with so many outputs."""
-        return -(-outputs // self.part) * -(-self.part // STRIP)
-
 
 def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
     """The layout in which every weight is where it should be; None if there is none.
