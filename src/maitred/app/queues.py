@@ -15,7 +15,9 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.errand import AnyPost
+from maitred.fleet.residency.lodger import Lodger
 from maitred.fleet.sleeper import Sleeper
+from maitred.replica.engine_link import EngineLink
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.placement import Placement
 
@@ -95,13 +97,21 @@ class Queues:
         if placement is not None:
             placement.adopt(balancer)
             return placement
-        if len(posts) == 1 and not overflows and not isinstance(posts[0].replica, Sleeper):
+        links = {post.name: link for post in posts if (link := _link_of(post)) is not None}
+        if len(posts) == 1 and not overflows and not links:
             return None
         placement = self._placements[name] = Placement(balancer)
-        for post in posts:
-            if isinstance(post.replica, Sleeper):
-                post.replica.link.follow_blocks(partial(placement.heard, post.name))
+        for name_of_post, link in links.items():
+            link.follow_blocks(partial(placement.heard, name_of_post))
         return placement
+
+
+def _link_of(post: AnyPost) -> EngineLink | None:
+    """Of an engine of our own, which tells what its cache holds."""
+    replica: object = post.replica
+    if isinstance(replica, Lodger):
+        return replica.engine.link
+    return replica.link if isinstance(replica, Sleeper) else None
 
 
 @asynccontextmanager

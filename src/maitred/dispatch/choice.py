@@ -7,14 +7,16 @@ from maitred.dispatch.errand import Errand
 from maitred.dispatch.outlook import UNMEASURED, Outlook
 from maitred.dispatch.reports import Reports, Word
 from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Ticket
+from maitred.dispatch.ticket import State, Ticket
 
 _UNKNOWN_ROOM_TOKENS = 131_072
 """Of a cache that nothing is said of."""
 _UNKNOWN_OUTPUT_TOKENS = 64.0
 _NOTHING: Mapping[str, int] = {}
 _SAME_S = 0.005
-"""What caches hold of a prompt is looked up once for a request that is foreseen, placed and released so fast."""
+"""What caches hold of a prompt is looked up once for a request that is foreseen, placed and released so fast..."""
+_WAITS_S = 1.0
+"""...and so often for one that waits, to tell how long it still will."""
 
 
 class Choice:
@@ -65,7 +67,9 @@ class Choice:
             return 0
         return max(self.placement.held(errand.principal_org, errand.prompts).values(), default=0)
 
-    def prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
+    def prefill_s(
+        self, ticket: Ticket, station: Station, ahead: int, now_s: float, *, released_s: float | None = None
+    ) -> float:
         """From its release to its first token there, before any correction.
 
         Of its prompt has to be computed what the replica does not hold, as far as that is told; else as much as usual.
@@ -75,16 +79,35 @@ class Choice:
             station: Where it will run.
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
+            released_s: When it is released; None: now.
         """
-        if station.load.times is UNMEASURED:
+        if station.load.times == UNMEASURED:
             return 0.0
-        prompt_tokens = ticket.errand.prompt_tokens
-        held = self._held_by(ticket, (station,), now_s).get(station.post.name)
-        tokens = self._outlook.to_compute(prompt_tokens) if held is None else prompt_tokens - held
-        return self._outlook.prefill_s(tokens, station, ahead, now_s)
+        within_s = _WAITS_S if ticket.state is State.WAITING else _SAME_S
+        held_tokens = self._held_by(ticket, (station,), now_s, within_s).get(station.post.name)
+        from_s = now_s if released_s is None else released_s
+        if held_tokens is None:
+            return self.usual_prefill_s(ticket, station, ahead, from_s)
+        fresh_tokens = ticket.errand.prompt_tokens - held_tokens
+        return self._outlook.prefill_s(fresh_tokens, held_tokens, station, ahead, from_s)
 
-    def _held_by(self, ticket: Ticket, stations: Sequence[Station], now_s: float) -> Mapping[str, int]:
-        """For each replica that is followed, how much of its prompts it holds; none where nobody knows their tokens."""
+    def usual_prefill_s(self, ticket: Ticket, station: Station, ahead: int, now_s: float) -> float:
+        """The same where nothing is known of what it holds."""
+        prompt_tokens = ticket.errand.prompt_tokens
+        fresh_tokens = self._outlook.to_compute(prompt_tokens)
+        return self._outlook.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, station, ahead, now_s)
+
+    def _held_by(
+        self, ticket: Ticket, stations: Sequence[Station], now_s: float, within_s: float = _SAME_S
+    ) -> Mapping[str, int]:
+        """For each replica that is followed, how much of its prompts it holds; none where nobody knows their tokens.
+
+        Args:
+            ticket: The request.
+            stations: Those in question.
+            now_s: Now.
+            within_s: What was looked up so long ago is as good.
+        """
         placement = self.placement
         if placement is None:
             return _NOTHING
@@ -92,7 +115,7 @@ class Choice:
             if self._began_anew(station):
                 placement.emptied(station.post.name)
                 ticket.held = None
-        if ticket.held is None or now_s - ticket.held_at_s > _SAME_S:
+        if ticket.held is None or now_s - ticket.held_at_s > within_s:
             errand = ticket.errand
             known = all(prompt[:1] for prompt in errand.prompts)
             ticket.held = placement.held(errand.principal_org, errand.prompts) if known else _NOTHING
@@ -110,8 +133,9 @@ class Choice:
         load = station.load
         wait_s = prefill_s = None
         if load.times != UNMEASURED:
-            wait_s = self._outlook.prefill_s(0, station, 0, now_s)
-            prefill_s = max(0.0, self._outlook.prefill_s(prompt_tokens - held_tokens, station, 0, now_s) - wait_s)
+            wait_s = self._outlook.prefill_s(0, 0, station, 0, now_s)
+            whole_s = self._outlook.prefill_s(prompt_tokens - held_tokens, held_tokens, station, 0, now_s)
+            prefill_s = max(0.0, whole_s - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
         half_answer = (self._outlook.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return Candidate(

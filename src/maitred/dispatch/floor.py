@@ -203,7 +203,8 @@ class Floor:
         told = forecaster.told(ticket, now_s)
         ready = self.refresh(now_s) if told is None else told.ready
         self.allotment.holdings.saw(ticket.tenant, now_s)
-        if told is not None and told.forecast.ample:
+        known = told is not None and told.forecast.ample
+        if known:
             station: Station | None = ready[0]  # nothing has changed since it was asked about
         else:
             station = self._station_for_newcomer(ticket, ready, now_s)
@@ -211,7 +212,7 @@ class Floor:
             return False
         if told is None:
             self.foretell(ticket, ready, now_s)
-        if len(ready) > 1:
+        if not known:
             ticket.prefill_s = self.choice.prefill_s(ticket, station, 0, now_s)
         ticket.joined_s = now_s
         forecaster.joins.saw(ticket.flow, now_s)
@@ -241,12 +242,13 @@ class Floor:
 
     def join(self, ticket: Ticket, now_s: float) -> list[Station]:
         """It begins to wait. Returns the replicas that are ready, for a turn in the same moment."""
+        told = self.forecaster.told(ticket, now_s)
         ready = self.refresh(now_s)
-        if ready:
+        self.allotment.holdings.saw(ticket.tenant, now_s)
+        if ready and (told is None or told.ready != ready):
             self.foretell(ticket, ready, now_s)
         ticket.state, self.slack = State.WAITING, False
         ticket.joined_s = now_s
-        self.allotment.holdings.saw(ticket.tenant, now_s)
         ticket.room.join(ticket, now_s)
         self.forecaster.joined(ticket.flow, now_s)
         self._watch(ticket)

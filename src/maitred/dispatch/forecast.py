@@ -127,7 +127,8 @@ class Forecaster:
         if wait.at_once:
             return Forecast(ahead, wait, self._choice.prefill_s(ticket, station, ahead.entries, now_s))
         # Places come free with a report, and with that a step begins.
-        return Forecast(ahead, wait, self._choice.prefill_s(ticket, station, 0, station.step_began_s))
+        prefill_s = self._choice.prefill_s(ticket, station, 0, now_s, released_s=station.step_began_s)
+        return Forecast(ahead, wait, prefill_s)
 
     def _cold(self, ticket: Ticket, ahead: Ahead, now_s: float) -> Forecast:
         """Where a replica comes because requests wait for it: it comes empty, and takes those ahead first."""
@@ -142,8 +143,7 @@ class Forecaster:
             if room.slots
             else AT_ONCE
         )
-        tokens = self._outlook.to_compute(ticket.errand.prompt_tokens)
-        prefill_s = self._outlook.prefill_s(tokens, station, ahead.entries if wait.at_once else 0, now_s)
+        prefill_s = self._choice.usual_prefill_s(ticket, station, ahead.entries if wait.at_once else 0, now_s)
         return Forecast(ahead, Wait(False, wait.seconds), prefill_s, cold_s)
 
     def _play(

@@ -232,11 +232,12 @@ class Outlook:
         """How many tokens of such a prompt have to be computed, usually."""
         return prompt_tokens * self._fresh
 
-    def prefill_s(self, tokens: float, station: Station, ahead: int, now_s: float) -> float:
+    def prefill_s(self, tokens: float, held_tokens: float, station: Station, ahead: int, now_s: float) -> float:
         """From a request's release to its first token, before any correction.
 
         Args:
-            tokens: Of its prompt, that have to be computed.
+            tokens: Of its prompt, that have to be computed...
+            held_tokens: ...and that need not be.
             station: Where it will run.
             ahead: Requests that are released to it in the same moment.
             now_s: Now.
@@ -252,6 +253,7 @@ class Outlook:
             Prompts(max(0, sent.slots) + ahead, max(0, sent.prompt_tokens) * fresh + ahead * self._prompt_tokens),
             station.block_tokens,
             now_s - station.step_began_s,
+            held_tokens=held_tokens,
         )
 
     def place(self, position: int, wait_s: float, prefill_s: float, now_s: float) -> Place:

@@ -55,8 +55,6 @@ class Placement:
     def sent(self, name: str, room_tokens: int, scope: str, prompts: Sequence[Sequence[int]]) -> None:
         """See `core.balance.Placement`."""
         if (index := self._index_of.get(name)) is not None:
-            if len(self._index_of) + len(self._rooms) == 1:
-                return  # nothing is sent elsewhere for what it will hold, and it will tell
             for prompt in prompts:
                 index.expected(name, chain(shared_scope(scope), prompt, index.block_tokens))
             return

@@ -43,7 +43,7 @@ async def came(ends, looks):
 
 
 async def test_what_was_old_when_it_was_let_go_of_is_swept_away_in_one_look(monkeypatch):
-    monkeypatch.setattr(garbage, "_LATER_S", 0.0)
+    monkeypatch.setattr(garbage, "_LATER_S", (0.0,))
     circles = [Circle() for _ in range(3)]
     known = [weakref.ref(circle) for circle in circles]
     gc.collect()  # they are old now

@@ -174,6 +174,13 @@ TIMES = StepTimes(fixed_s=0.01, token_s=0.001, context_token_s=0.0)
 NONE = Prompts(0, 0)
 
 
+def test_what_is_held_of_a_prompt_is_looked_back_at():
+    idle = LoadReport(step_tokens=100, times=StepTimes(0.01, 0.001, pair_s=1e-6))
+    alone_s = 0.01 + 0.05 + 1e-6 * 50 * 50 / 2
+    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(alone_s)
+    assert prefill_of(idle, 50, NONE, NONE, 16, 9.0, held_tokens=2_000) == pytest.approx(alone_s + 1e-6 * 50 * 2_000)
+
+
 def test_a_prompt_takes_the_steps_that_it_needs():
     idle = LoadReport(step_tokens=100, times=TIMES)
     assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(0.01 + 0.05)

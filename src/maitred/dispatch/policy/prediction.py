@@ -112,7 +112,14 @@ class Prompts(Struct, frozen=True):
 
 
 def prefill_of(
-    load: LoadReport, prompt_tokens: float, under_way: Prompts, before: Prompts, block_tokens: int, since_s: float
+    load: LoadReport,
+    prompt_tokens: float,
+    under_way: Prompts,
+    before: Prompts,
+    block_tokens: int,
+    since_s: float,
+    *,
+    held_tokens: float = 0.0,
 ) -> float:
     """Seconds from the release of a request until its first token; 0 before the engine has measured its steps.
 
@@ -123,6 +130,7 @@ def prefill_of(
         before: Those that were sent since, and are read with it.
         block_tokens: Of one KV block.
         since_s: Since the present step began.
+        held_tokens: Of the request, those that need not be computed, and are only looked back at.
     """
     times = load.times
     context = (load.total_blocks - load.free_blocks) * block_tokens
@@ -138,5 +146,5 @@ def prefill_of(
     to_compute = prompt_tokens + before.tokens + waiting
     steps = max(1, math.ceil(to_compute / room))
     decodes_s = times.decoding(load.running + under_way.count, context)
-    own_s = times.chunk_s * (1 + before.count) + times.pair_s * prompt_tokens * prompt_tokens / 2
+    own_s = times.chunk_s * (1 + before.count) + times.pair_s * prompt_tokens * (held_tokens + prompt_tokens / 2)
     return begun_s + steps * decodes_s + times.token_s * to_compute + own_s
