@@ -5,18 +5,17 @@ headers say is held against what happened, so the callers stand on the load test
 """
 
 import asyncio
-import gc
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.caller import Call, Client, Reply
 from benchmarks.crowd import PLAIN_TOKENS
 from benchmarks.installation import MODEL
+from maitred.load.play.collector import calm_collector
 
 Length = tuple[int, int]
 """From the shortest to the longest, all alike."""
@@ -135,39 +134,21 @@ def poisson(sort: Sort, rate_per_s: float, seconds: float, seed: str, words: str
 
 async def play(client: Client, visits: Iterable[Visit], *, until_s: float) -> None:
     """Sends each request when it is due; who has no answer by the end hangs up then."""
-    with uncollected():
-        await _play(client, visits, until_s=until_s)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Python does not look for garbage meanwhile.
-
-    With thousands of requests under way that is a pause of 0.2 s, which would be taken for one of the server's.
-    """
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-async def _play(client: Client, visits: Iterable[Visit], *, until_s: float) -> None:
-    zero_s = client.clock.now_s()
-    tasks: set[asyncio.Task[None]] = set()
-    try:
-        for one in sorted(visits, key=lambda visit: visit.due_s):
-            one.zero_s = zero_s
-            await _until(client, zero_s + one.due_s)
-            task = asyncio.create_task(client.ask_into(one.call, one.reply))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        waited_s = max(0.0, zero_s + until_s - client.clock.now_s())
-        if tasks:
-            await asyncio.wait(tasks, timeout=waited_s)
-    finally:
-        await _hang_up(tasks)
+    with calm_collector():
+        zero_s = client.clock.now_s()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            for one in sorted(visits, key=lambda visit: visit.due_s):
+                one.zero_s = zero_s
+                await _until(client, zero_s + one.due_s)
+                task = asyncio.create_task(client.ask_into(one.call, one.reply))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            waited_s = max(0.0, zero_s + until_s - client.clock.now_s())
+            if tasks:
+                await asyncio.wait(tasks, timeout=waited_s)
+        finally:
+            await _hang_up(tasks)
 
 
 async def play_closed(client: Client, users: Mapping[Sort, int], *, seconds: float, seed: str) -> list[Visit]:

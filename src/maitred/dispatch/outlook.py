@@ -194,7 +194,7 @@ class Outlook:
 
     def prompt_service_of(self, ticket: Ticket) -> float:
         """What the prompt of this one counts, as far as it has to be computed."""
-        return self.weights.prompt * ticket.errand.prompt_tokens * self._fresh
+        return self.weights.prompt * self.to_compute(ticket.errand.prompt_tokens)
 
     def full(self, steps: int, now_s: float) -> None:
         """Requests wait, and there is no room for them."""

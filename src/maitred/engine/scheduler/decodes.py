@@ -66,7 +66,7 @@ def _book(state: State, chunk: Chunk) -> None:
 
 
 def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float) -> None:
-    """Gives every growing sequence its blocks, or preempts it; the only one that runs goes before pins do."""
+    """Gives every growing sequence its blocks, or preempts it; to the only one that runs, pins give way."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while sum([_missing(sequence) for sequence in growing]) > pool.idle:
         if len(batch) == 1 and state.pins.give_up():
@@ -81,14 +81,15 @@ def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: flo
         if victim in growing:
             growing.remove(victim)
     for sequence in growing:
-        while residency.room(sequence.account.flow, pool.idle) < _missing(sequence) and len(batch) == 1:
-            if not state.pins.give_up(sequence.account.flow):
+        flow = sequence.account.flow
+        while lacks := residency.room(flow, pool.idle) < _missing(sequence):
+            if len(batch) > 1 or not state.pins.give_up(flow):
                 break
         # What a tenant may not hold one of its own gives up: the one that would have exceeded it.
-        if residency.room(sequence.account.flow, pool.idle) >= _missing(sequence):
-            state.grow(sequence)
-        else:
+        if lacks:
             state.preempt(sequence, plan, now_s)
+        else:
+            state.grow(sequence)
 
 
 def _missing(sequence: Sequence) -> int:

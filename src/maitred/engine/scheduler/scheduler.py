@@ -18,12 +18,11 @@ Their full blocks stay in the prefix cache while nobody needs the room, so often
 
 Why nothing starves that was admitted. In every step, every sequence that decodes advances, is preempted, or gives way
 in its turn, and at least one is left: the last one always finds a block, for the pool holds a whole context, and pins
-give way to it. Of the
-prompts under way the oldest advances by its floor. A sequence is preempted `MAX_PREEMPTIONS` times at most; then it is
-admitted only with all the blocks that it can ever need, so it never lacks one, and those that lack one always have a
-victim in themselves. So every running sequence ends, and there comes a step in which the head of the line fits: nobody
-passes a head that does not fit (but for tenants that are inside their own floor of the cache, see `residency`), and in
-a step that had to preempt nobody is admitted. Who becomes head is the line's affair.
+give way to it. Of the prompts under way the oldest advances by its floor. A sequence is preempted `MAX_PREEMPTIONS`
+times at most; then it is admitted only with all the blocks that it can ever need, so it never lacks one, and those that
+lack one always have a victim in themselves. So every running sequence ends, and there comes a step in which the head of
+the line fits: nobody passes a head that does not fit (but for tenants that are inside their own floor of the cache, see
+`residency`), and in a step that had to preempt nobody is admitted. Who becomes head is the line's affair.
 
 The scheduler is a pure function of what it was told: times are arguments; no randomness, no I/O. One thread calls
 `plan`, computes, and calls `commit`; the rest comes in between.

@@ -5,18 +5,18 @@ reads, thinks and asks again. Either way a request's latency starts when it was 
 """
 
 import asyncio
-import gc
 import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from maitred.load.measure.record import Progress, RunData, Sample
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import Pool
 from maitred.load.play.clock import RunClock
+from maitred.load.play.collector import calm_collector
 from maitred.load.play.conversation import Conversations
 from maitred.load.play.doors import Doors
 from maitred.load.play.monitor import Monitor
@@ -72,7 +72,7 @@ async def run(
             spec, workload.block_tokens, pool, calibration, doors, clock.now_s, keep_text=keep_text
         )
         progress = _ProgressReport(doors, conversations, watch)
-        with _calm_collector():
+        with calm_collector():
             clock.restart()
             started_unix_s = time.time()
             async with Monitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
@@ -216,23 +216,6 @@ def _duration_s(spec: LoadSpec) -> float | None:
     bounds = spec.bounds
     unbounded = bounds.duration_s is None and bounds.requests is None and spec.shape.trace is None
     return DEFAULT_DURATION_S if unbounded else bounds.duration_s
-
-
-@contextmanager
-def _calm_collector() -> Iterator[None]:
-    """Keeps Python's garbage collector from walking all records while times are taken.
-
-    What exists is set aside, and young objects are collected in large lots; what a run keeps is not garbage anyway.
-    """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 1_000_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _allow_many_files() -> None:

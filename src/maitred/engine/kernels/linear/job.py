@@ -16,8 +16,8 @@ FIELDS = (
     "scale_bytes", "bias", "outputs", "out", "source", "panels", "share", "marks",
 )  # fmt: skip
 """Of a job, behind those that all have: addresses and sizes. ``steps`` are those of one group; ``share`` is how many
-panels a thread takes at a time. ``source`` is where rows come from that are made ready at ``rows``; ``marks`` are bytes
-``[panels, rows]``, of `marked_product` alone."""
+panels a thread takes at a time. ``source`` is where rows come from that are made ready at ``rows``. ``marks`` are bytes
+``[panels, rows]``, which of them are computed at all, or 0 for all."""
 (
     _ROWS, _ROW_BYTES, _ROW_SCALES, _ROW_SUMS, _INPUTS, _GROUPS, _STEPS, _WEIGHTS, _PANEL_BYTES, _SCALES,
     _SCALE_BYTES, _BIAS, _OUTPUTS, _OUT, _SOURCE, _PANELS, _SHARE, _MARKS,
@@ -43,10 +43,13 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
             return
         count, row_bytes, groups, steps = job[COUNT], job[_ROW_BYTES], job[_GROUPS], job[_STEPS]
         outputs, last, share = job[_OUTPUTS], job[_PANELS], job[_SHARE]
-        tiles = (count + most - 1) // most
+        marks = carray(int8s(job[_MARKS]), (last, count))
+        tiles = count if job[_MARKS] else (count + most - 1) // most
         first = take(job, NEXT, share)
         while first < last:
             for panel in range(first, min(first + share, last)):
+                if job[_MARKS] and not marks[panel].any():
+                    continue
                 weights, scales = job[_WEIGHTS] + panel * job[_PANEL_BYTES], job[_SCALES] + panel * job[_SCALE_BYTES]
                 bias = job[_BIAS] + panel * panel_outputs * 4
                 left = outputs - panel * panel_outputs
@@ -54,6 +57,8 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                 ahead = weights + (job[_PANEL_BYTES] if panel + 1 < min(first + share, last) else 0)
                 for t in range(tiles):
                     row, end = t * count // tiles, (t + 1) * count // tiles
+                    if job[_MARKS] and not marks[panel, row]:
+                        continue
                     out = job[_OUT] + (row * outputs + panel * panel_outputs) * 4
                     if real:
                         real_tile(
@@ -65,37 +70,6 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
                             steps, ahead + t * groups * steps * 64, bits, way,
-                        )  # fmt: skip
-            first = take(job, NEXT, share)
-
-    return Entry(compute)
-
-
-@cache
-def marked_product() -> Entry:
-    """The product of fp32 rows with weights of 32 bits, of the panels that are marked for a row, and of no others."""
-    edition, panel_outputs = EDITION, PANEL
-
-    def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
-        job = carray(address, _ALL)
-        if edition < 0:  # never; but what a function names is part of its key on disk
-            return
-        count, row_bytes, groups, steps = job[COUNT], job[_ROW_BYTES], job[_GROUPS], job[_STEPS]
-        outputs, last, share = job[_OUTPUTS], job[_PANELS], job[_SHARE]
-        marks = carray(int8s(job[_MARKS]), (last, count))
-        first = take(job, NEXT, share)
-        while first < last:
-            for panel in range(first, min(first + share, last)):
-                if not marks[panel].any():
-                    continue
-                weights, scales = job[_WEIGHTS] + panel * job[_PANEL_BYTES], job[_SCALES] + panel * job[_SCALE_BYTES]
-                bias = job[_BIAS] + panel * panel_outputs * 4
-                for row in range(count):
-                    if marks[panel, row]:
-                        real_tile(
-                            1, job[_ROWS] + row * row_bytes, row_bytes, weights, scales, bias,
-                            job[_OUT] + (row * outputs + panel * panel_outputs) * 4, outputs * 4,
-                            outputs - panel * panel_outputs, groups, steps, 32,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from maitred.engine.kernels.linear.job import marked_product
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
 from maitred.engine.kernels.linear.tiles import PANEL
 from maitred.engine.kernels.tape import Tape
@@ -42,4 +41,4 @@ class TiledLinear(QuantisedLinear):
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
         """See `Stripped`."""
-        tape.add(marked_product(), self._job(tape.threads, rows=rows, out=out, marks=marks), counter, 0)
+        tape.add(self._product, self._job(tape.threads, rows=rows, out=out, marks=marks), counter, 0)
