@@ -7,6 +7,7 @@ import torch
 
 from maitred.engine.kernels import linear as kernels
 from maitred.engine.kernels.linear import KINDS, PackedLinear, PlainLinear, TiledLinear, Unchanged, make_linear, packed
+from maitred.engine.kernels.linear.strips import NARROW, OF_MKL, Shape, strips_product
 from tests.intel import MKL_WITH_AVX_512
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
@@ -99,6 +100,27 @@ def test_is_the_same_after_it_was_taken_apart(weight, form, bias):
 def test_packed_memory_at_a_fitting_address_is_not_copied(weight):
     parts = PackedLinear(weight).tensors()
     assert PackedLinear.of(parts).tensors()["packed"].data_ptr() == parts["packed"].data_ptr()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [(1, 1), (16, 8), (50, 70), (130, 385), (1152, 896), (512, 1536)])
+def test_tiles_of_every_size_give_the_same_bits_and_write_nothing_else(size, bias, threads):
+    """Few rows and so many that rows are fetched ahead, strips that are full and strips that are not."""
+    outputs, inputs = size
+    weight, offset = torch.randn(outputs, inputs), torch.randn(outputs) if bias else None
+    rows = torch.randn(200, inputs)
+    exact = torch.nn.functional.linear(rows.double(), weight.double(), None if offset is None else offset.double())
+    expected = TiledLinear(weight, offset, tile=NARROW)(rows)
+    torch.testing.assert_close(expected, exact.float(), atol=1e-4, rtol=1e-4)
+    for tile in (NARROW, OF_MKL, Shape(vectors=2, height=3)):
+        linear = TiledLinear(weight, offset, tile=tile)
+        for count in (1, 2, 5, 6, 7, 8, 9, 33, 200):
+            beside = torch.full((count + 2, outputs), 7.0)
+            fields = linear._fields(rows.data_ptr(), beside[1:].data_ptr(), 1)
+            strips_product(tile).run(count, fields)
+            assert torch.equal(beside[1:-1], expected[:count]), (tile, count)
+            assert (beside[[0, -1]] == 7.0).all()
+            assert torch.equal(linear(rows[:count]), expected[:count])
 
 
 def test_a_missing_head_changes_nothing(weight):

@@ -6,19 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.engine.kernels.linear import KINDS, QuantisedLinear, make_linear
-from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot, processor_features
+from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot
 from maitred.engine.kernels.linear.job import product
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS
+from maitred.engine.kernels.registers import processor_features
 
-SCHEMES = [(8, False), (8, True), (4, False), (4, True), (32, True)]
+SCHEMES = [(8, False), (8, True), (4, False), (4, True)]
 needs_avx2 = pytest.mark.skipif("avx2" not in processor_features(), reason="has no AVX2")
 outputs_and_inputs = st.tuples(st.integers(1, 200), st.integers(1, 150))
 
 
 def rounded_weight(weight: torch.Tensor, bits: int) -> torch.Tensor:
     """What a weight is after rounding, in plain torch."""
-    if bits == 32:
-        return weight
     if bits == 8:
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
         return (weight / scale.clamp(min=1e-38)).round() * scale

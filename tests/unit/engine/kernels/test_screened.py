@@ -5,7 +5,7 @@ import torch
 
 from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, TiledLinear, make_head
 from maitred.engine.kernels.linear.screened import Search, searchable
-from maitred.engine.kernels.linear.strips import MOST_ROWS
+from maitred.engine.kernels.linear.strips import MOST_ROWS, NARROW, OF_MKL
 from maitred.engine.kernels.tape import Tape
 from tests.intel import MKL_WITH_AVX_512
 
@@ -14,12 +14,16 @@ SHAPES = [(96, 200), (1152, 896), (4096, 256), (16, 8), (3312, 704)]
 LEFT_OUT = float("-inf")
 
 
-@pytest.fixture(params=[PackedLinear, TiledLinear])
+@pytest.fixture(params=[None, NARROW, OF_MKL], ids=["packed", "narrow", "wide"])
 def screen(request):
-    """A screened product of either form."""
-    if request.param is PackedLinear and not MKL_WITH_AVX_512:
+    """A screened product of either form, and of both sizes of tiles."""
+    if request.param is None and not MKL_WITH_AVX_512:
         pytest.skip("the layout is known of MKL with AVX-512 alone")
-    return lambda weight: ScreenedLinear(request.param(weight), weight)
+
+    def product(weight):
+        return PackedLinear(weight) if request.param is None else TiledLinear(weight, tile=request.param)
+
+    return lambda weight: ScreenedLinear(product(weight), weight)
 
 
 def searched(linear, rows):

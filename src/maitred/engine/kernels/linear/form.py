@@ -63,8 +63,10 @@ class Stripped(Taped, Protocol):
     Outputs are in parts, the last of which may be shorter, and each part is in strips, the last of which may be.
     """
 
-    strip: ClassVar[int]
-    """Outputs of a strip."""
+    @property
+    def strip(self) -> int:
+        """Outputs of a strip."""
+        ...
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -7,20 +7,27 @@ import numpy as np
 from numba import carray
 
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, int8s, ints, take
-from maitred.engine.kernels.linear.dots import best_dot, processor_features
-from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, integer_tile, real_tile
+from maitred.engine.kernels.linear.dots import best_dot
+from maitred.engine.kernels.linear.tiles import (
+    EDITION,
+    MOST_ROWS,
+    PANEL,
+    VECTORS,
+    integer_tile,
+    real_tile,
+)
+from maitred.engine.kernels.registers import processor_features
 from maitred.engine.kernels.simd import float_of_bits
 
 FIELDS = (
     "rows", "row_bytes", "row_scales", "row_sums", "inputs", "groups", "steps", "weights", "panel_bytes", "scales",
-    "scale_bytes", "bias", "outputs", "out", "source", "panels", "share", "marks",
+    "scale_bytes", "bias", "outputs", "out", "source", "panels", "share",
 )  # fmt: skip
 """Of a job, behind those that all have: addresses and sizes. ``steps`` are those of one group; ``share`` is how many
-panels a thread takes at a time. ``source`` is where rows come from that are made ready at ``rows``. ``marks`` are bytes
-``[panels, rows]``, which of them are computed at all, or 0 for all."""
+panels a thread takes at a time. ``source`` is where rows come from that are made ready at ``rows``."""
 (
     _ROWS, _ROW_BYTES, _ROW_SCALES, _ROW_SUMS, _INPUTS, _GROUPS, _STEPS, _WEIGHTS, _PANEL_BYTES, _SCALES,
-    _SCALE_BYTES, _BIAS, _OUTPUTS, _OUT, _SOURCE, _PANELS, _SHARE, _MARKS,
+    _SCALE_BYTES, _BIAS, _OUTPUTS, _OUT, _SOURCE, _PANELS, _SHARE,
 ) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
 _ALL = COUNT + 1 + len(FIELDS)
 
@@ -30,12 +37,12 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
     """The product of rows with weights of so many bits.
 
     Args:
-        bits: 8 or 4; or 32 if rows are fp32.
+        bits: 8 or 4.
         real: Rows are fp32; otherwise they are what `quantise_rows` makes of them.
         dot: How bytes are multiplied; as is fastest on the processor unless given.
     """
     way = best_dot(processor_features()) if dot is None else dot
-    edition, most, panel_outputs = EDITION, MOST_ROWS, PANEL
+    edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         job = carray(address, _ALL)
@@ -43,22 +50,19 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
             return
         count, row_bytes, groups, steps = job[COUNT], job[_ROW_BYTES], job[_GROUPS], job[_STEPS]
         outputs, last, share = job[_OUTPUTS], job[_PANELS], job[_SHARE]
-        marks = carray(int8s(job[_MARKS]), (last, count))
-        tiles = count if job[_MARKS] else (count + most - 1) // most
+        tiles = (count + most - 1) // most
+        # The next panel comes from memory while this one is multiplied: a tile fetches a part, at most a line a step.
+        ahead_bytes = min(64, (64 * vectors + tiles - 1) // tiles)
         first = take(job, NEXT, share)
         while first < last:
             for panel in range(first, min(first + share, last)):
-                if job[_MARKS] and not marks[panel].any():
-                    continue
                 weights, scales = job[_WEIGHTS] + panel * job[_PANEL_BYTES], job[_SCALES] + panel * job[_SCALE_BYTES]
                 bias = job[_BIAS] + panel * panel_outputs * 4
                 left = outputs - panel * panel_outputs
-                # The next panel comes from memory while this one is multiplied; behind the last one of a share is none.
+                # Behind the last one of a share is none.
                 ahead = weights + (job[_PANEL_BYTES] if panel + 1 < min(first + share, last) else 0)
                 for t in range(tiles):
                     row, end = t * count // tiles, (t + 1) * count // tiles
-                    if job[_MARKS] and not marks[panel, row]:
-                        continue
                     out = job[_OUT] + (row * outputs + panel * panel_outputs) * 4
                     if real:
                         real_tile(
@@ -69,7 +73,7 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                         integer_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
-                            steps, ahead + t * groups * steps * 64, bits, way,
+                            steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, way,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

@@ -43,8 +43,10 @@ from maitred.engine.kernels.linear.strips import (
     STRIP,
     THREADS,
     TOGETHER,
+    WEIGHTS_WORTH_A_THREAD,
     Layout,
     find_layout,
+    strips_at_a_time,
     strips_product,
 )
 from maitred.engine.kernels.tape import ALONE, Tape, call, enter
@@ -58,10 +60,6 @@ _ROW_MAJOR, _AS_IS, _TRANSPOSED, _PACKED, _SECOND_MATRIX = 101, 111, 112, 151, 1
 _TRIED_ROWS = (1, 2, 3, 4, 5, 8, 31, 33, MOST_ROWS, 70)
 _APART: dict[tuple[int, int, int, bool], bool] = {}
 """Outputs, inputs, threads, and whether strips are read -> whether rows are computed independently of each other."""
-_WEIGHTS_WORTH_A_THREAD = 1 << 16
-_MOST_STRIPS_AT_A_TIME = 8
-_TURNS = 4
-"""A thread comes back for more strips so often, at least."""
 _PLACE_BYTES = 1 << 21
 """Where in its memory MKL puts the weight depends on the address: the same again only at multiples of this."""
 
@@ -77,7 +75,7 @@ class PackedLinear:
     __slots__ = ("_address", "_bias", "_layout", "_packed", "_shape")
     kind: ClassVar[str] = "packed"
     alignment: ClassVar[int] = _PLACE_BYTES
-    strip: ClassVar[int] = STRIP
+    strip = STRIP
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         outputs, inputs = weight.shape
@@ -142,11 +140,11 @@ class PackedLinear:
         fields = [compute, inputs, outputs, rows, self._address, bias, out]
         if self._layout is None:
             return fields + [0] * (len(FIELDS) - len(fields))
-        threads = min(threads, max(1, outputs * inputs // _WEIGHTS_WORTH_A_THREAD)) if together else 1
-        share = max(1, min(_MOST_STRIPS_AT_A_TIME, outputs // STRIP // (_TURNS * threads)))
+        threads = min(threads, max(1, outputs * inputs // WEIGHTS_WORTH_A_THREAD)) if together else 1
+        share = strips_at_a_time(outputs // STRIP, threads)
         start, block, part = self._layout
         entry = strips_product().address
-        return [*fields, self._address + 4 * start, block, part, entry, together, threads, share, 0]
+        return [*fields, self._address + 4 * start, block, part, entry, together, threads, share, 1, 0]
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Linear`. Of the packed memory, MKL leaves up to half untouched: pages of zeros that need no place."""

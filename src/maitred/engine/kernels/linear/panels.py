@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.kernels.linear.tiles import LANES, PANEL, VECTORS
+from maitred.engine.kernels.linear.dots import LANES
+from maitred.engine.kernels.linear.tiles import PANEL, VECTORS
 
 GROUP_INPUTS = 32
 """Inputs that share a scale and an offset in a 4-bit weight."""
@@ -79,22 +80,6 @@ def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.stack((scale, offset), dim=2)
         scales[place] = both.view(-1, PANEL, groups, 2).permute(0, 2, 3, 1)
     return panels, scales
-
-
-def panels_of_32_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight as it is.
-
-    Args:
-        weight: fp32 ``[out, in]``
-
-    Returns:
-        ``[panels, in, VECTORS, LANES]``, and scales of 1 ``[panels, PANEL]``.
-    """
-    inputs = weight.shape[1]
-    panels = torch.empty(_panels(weight), inputs, VECTORS, LANES)
-    for place, part in _parts(weight, inputs):
-        panels[place] = part.view(-1, VECTORS, LANES, inputs).permute(0, 3, 1, 2)
-    return panels, torch.ones(len(panels), PANEL)
 
 
 def _panels(weight: Tensor) -> int:

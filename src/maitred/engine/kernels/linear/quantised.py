@@ -13,12 +13,7 @@ from torch import Tensor
 
 from maitred.engine.kernels.job import Entry
 from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
-from maitred.engine.kernels.linear.panels import (
-    GROUP_INPUTS,
-    panels_of_4_bits,
-    panels_of_8_bits,
-    panels_of_32_bits,
-)
+from maitred.engine.kernels.linear.panels import GROUP_INPUTS, panels_of_4_bits, panels_of_8_bits
 from maitred.engine.kernels.linear.tiles import PANEL
 from maitred.engine.kernels.tape import Tape
 
@@ -27,7 +22,7 @@ _ROWS_WORTH_A_THREAD = 8
 _MOST_PANELS_AT_A_TIME = 8
 _TURNS = 4
 """A thread comes back for more so often, at least: what one is late by, the others make up for."""
-_PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits, 32: panels_of_32_bits}
+_PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits}
 _MOST_INPUTS = (1 << 31) // (255 * 127)
 """More products of bytes could overflow a sum of 32 bits."""
 
@@ -41,7 +36,7 @@ class QuantisedLinear:
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
         bias: ``[out]``
-        bits: Of a weight, 8 or 4; or 32 (see `maitred.engine.kernels.linear.tiled`).
+        bits: Of a weight, 8 or 4.
         real: Rows stay fp32. Otherwise each row is rounded to 8 bits with a scale of its own.
     """
 
@@ -61,7 +56,7 @@ class QuantisedLinear:
         self._hold({"panels": panels, "scales": scales, "bias": padded, "shape": shape})
 
     def _hold(self, parts: Mapping[str, Tensor]) -> None:
-        self._parts = {name: _aligned(part, self.alignment) for name, part in parts.items()}
+        self._parts = {name: aligned(part, self.alignment) for name, part in parts.items()}
         outputs, inputs, bits, real = map(int, self._parts["shape"].tolist())
         per_step = 32 // bits
         group = GROUP_INPUTS if bits == 4 else -(-inputs // per_step) * per_step
@@ -138,7 +133,7 @@ class QuantisedLinear:
         return linear
 
 
-def _aligned(tensor: Tensor, alignment: int) -> Tensor:
+def aligned(tensor: Tensor, alignment: int) -> Tensor:
     """The same tensor, or a copy from where whole vectors can be loaded."""
     if tensor.data_ptr() % alignment == 0:
         return tensor

@@ -149,7 +149,7 @@ class ScreenedLinear:
             return {key.removeprefix(f"{name}."): own for key, own in tensors.items() if key.startswith(f"{name}.")}
 
         exact = part("exact")
-        form: type[Stripped] = PackedLinear if "packed" in exact else TiledLinear
+        form: type[Stripped] = PackedLinear if "layout" in exact else TiledLinear
         linear = cls.__new__(cls)
         linear._hold(form.of(exact), QuantisedLinear.of(part("rough")), tensors["bounds"])
         return linear

@@ -1,19 +1,21 @@
-"""Products of a few rows with a weight that is read in MKL's own layout, with MKL's own bits.
+"""fp32 products with a weight that is laid out in strips, as MKL lays it out or as we do.
 
 MKL's product is made for many rows. With as few as a decode step has, it waits for the weight to come from memory,
 computes, and waits again: the 32 rows of 32 answers take the sum of both times. Here the weights of the next piece are
 fetched while this one is multiplied, so they take the longer of the two.
 
-What is read is what MKL has packed: a second layout would double a model's memory. Outputs are in *parts*, one for each
-thread that MKL foresees; a part is in *strips* of 48 outputs, of which the last may have 32 or 16; inputs are in
-*blocks*. A strip's weights of one block are side by side, input after input::
+Outputs are in *parts*, one for each thread that MKL foresees; a part is in *strips* of some outputs, of which the last
+may have fewer; inputs are in *blocks*. A strip's weights of one block are side by side, input after input::
 
     packed[start + padded * first_input + inputs_of_block * first_output + strip_width * input + output]
 
-Nowhere is that promised. So a layout is looked for in the packed memory when a weight is packed, and it is taken only
-if every weight is where it is supposed to be; where not, MKL computes all. The order of additions is MKL's, too: the
-inputs of a block one after the other, then the blocks. That the results are equal bit for bit is tried like MKL's own
-independence of rows (`maitred.engine.kernels.linear.packed.keeps_rows_apart`).
+A row is added up in one order whatever is beside it: the inputs of a block one after the other, then the blocks.
+
+What MKL has packed is read for few rows, with MKL's bits, since a second layout would double a model's memory. Nowhere
+is its layout promised. So it is looked for in the packed memory when a weight is packed, and it is taken only if every
+weight is where it is supposed to be; where not, MKL computes all. That the results are equal bit for bit is tried like
+MKL's own independence of rows (`maitred.engine.kernels.linear.packed.keeps_rows_apart`). What we have packed ourselves
+(`maitred.engine.kernels.linear.tiled`) is read for any number of rows.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
@@ -30,22 +32,50 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from maitred.engine.kernels.job import COUNT, NEXT, Entry, int8s, take
-from maitred.engine.kernels.linear.tiles import LANES, Tile, element, prefetch, splat
+from maitred.engine.kernels.linear.dots import LANES
+from maitred.engine.kernels.linear.tiles import MaskedLanes, Tile, element, prefetch, splat
 
 MOST_ROWS = 48
 """With more, MKL is as fast: what is multiplied takes so long that what is read hides behind it."""
-STRIP = 48
-"""Outputs, three vectors; with `_HEIGHT` rows their sums take 24 of 32 registers."""
-_HEIGHT = 8
 _MOST_INPUTS = 384
 """Of a block."""
+_MANY_TILES = 24
+"""From then on a weight is used so often that rows are what is waited for."""
+_MOST_STRIPS_AT_A_TIME = 8
+_TURNS = 4
+"""A thread comes back for more strips so often, at least."""
+WEIGHTS_WORTH_A_THREAD = 1 << 16
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 3
+EDITION = 4
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, LANES)
+
+
+class Shape(NamedTuple):
+    """Of a tile: rows that are multiplied with a strip together.
+
+    Attributes:
+        vectors: Of a strip, 16 outputs each.
+        height: Rows at most.
+    """
+
+    vectors: int
+    height: int
+
+    @property
+    def outputs(self) -> int:
+        """Of a strip."""
+        return self.vectors * LANES
+
+
+OF_MKL = Shape(vectors=3, height=8)
+"""With AVX-512: sums take 24 of 32 registers."""
+NARROW = Shape(vectors=1, height=6)
+"""The same for 16 registers of half the size: 12 of them."""
+STRIP = OF_MKL.outputs
 
 
 class Layout(NamedTuple):
@@ -73,7 +103,7 @@ def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
     outputs, inputs = weight.shape
     if outputs % LANES or outputs < LANES:
         return None
-    block = _rounded_up(-(-inputs // -(-inputs // _MOST_INPUTS)), 4)
+    block = block_inputs(inputs)
     places = packed[:_LOOKED_THROUGH].unfold(0, LANES, LANES)
     starts = [LANES * int(place) for place in (places == weight[:LANES, 0]).all(dim=1).nonzero()[:1]]
     for start in starts:
@@ -82,6 +112,11 @@ def find_layout(packed: Tensor, weight: Tensor, threads: int) -> Layout | None:
             if _fits(layout, packed, weight):
                 return layout
     return None
+
+
+def block_inputs(inputs: int) -> int:
+    """How many of so many inputs are in a block: as equal as can be."""
+    return _rounded_up(-(-inputs // -(-inputs // _MOST_INPUTS)), 4)
 
 
 def _fits(layout: Layout, packed: Tensor, weight: Tensor) -> bool:
@@ -112,69 +147,88 @@ def _rounded_up(count: int, step: int) -> int:
 
 FIELDS = (
     "compute", "inputs", "outputs", "rows", "packed", "bias", "out", "first", "block", "part", "entry", "together",
-    "threads", "share", "marks",
+    "threads", "share", "abreast", "marks",
 )  # fmt: skip
 """Of a job, behind those that all have; see `maitred.engine.kernels.linear.packed.packed_product`. Here: sizes, as in
 `Layout`; addresses of rows, of the bias or 0, of the result, and of the ``first`` weight; how many strips a thread
-takes at a time; and the address of bytes ``[strips, rows]``, which of them are computed at all, or 0 for all."""
+takes at a time, and how many of them a tile of rows goes through before the next tile does; and the address of bytes
+``[strips, rows]``, which of them are computed at all, or 0 for all."""
 (
-    COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE, MARKS
+    COMPUTE, INPUTS, OUTPUTS, ROWS, PACKED, BIAS, OUT, FIRST, BLOCK, PART, ENTRY, TOGETHER, THREADS, SHARE, ABREAST,
+    MARKS,
 ) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
 ALL = COUNT + 1 + len(FIELDS)
 
 
+def strips_at_a_time(strips: int, threads: int) -> int:
+    """How many a thread takes: few enough that what one is late by, the others make up for."""
+    return max(1, min(_MOST_STRIPS_AT_A_TIME, strips // (_TURNS * threads)))
+
+
 @cache
-def strips_product() -> Entry:
+def strips_product(shape: Shape = OF_MKL) -> Entry:
     """The product, for any number of threads; they take strips."""
-    edition, height, strip_outputs, lanes = EDITION, _HEIGHT, STRIP, LANES
+    edition, height, vectors, lanes, many_tiles = EDITION, shape.height, shape.vectors, LANES, _MANY_TILES
+    strip_outputs = shape.outputs
 
     def compute(address: Any) -> None:  # a C pointer
         job = carray(address, ALL)
         if edition < 0:  # never; but what a function names is part of its key on disk
             return
-        count, inputs, outputs, share = job[COUNT], job[INPUTS], job[OUTPUTS], job[SHARE]
+        count, inputs, outputs, share, abreast = job[COUNT], job[INPUTS], job[OUTPUTS], job[SHARE], job[ABREAST]
         block, part, bias = job[BLOCK], job[PART], job[BIAS]
         padded = (outputs + strip_outputs - 1) // strip_outputs * strip_outputs
         of_part = (part + strip_outputs - 1) // strip_outputs
         last = (outputs + part - 1) // part * of_part
         marks = carray(int8s(job[MARKS]), (last, count))
         tiles = count if job[MARKS] else (count + height - 1) // height
+        # Each tile fetches a part of what comes next, at most a line with every input.
+        weights_step = min(64, (64 * vectors + tiles - 1) // tiles)
         taken = take(job, NEXT, share)
         while taken < last:
-            for strip in range(taken, min(taken + share, last)):
-                if job[MARKS] and not marks[strip].any():
+            end_of_share = min(taken + share, last)
+            for few in range(taken, end_of_share, abreast):
+                end_of_few = min(few + abreast, end_of_share)
+                if job[MARKS] and not marks[few:end_of_few].any():
                     continue
-                first = strip // of_part * part + strip % of_part * strip_outputs
-                end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
-                width = end - first
                 for k in range(0, inputs, block):
                     length = min(block, inputs - k)
-                    weights = job[FIRST] + (padded * k + first * length) * 4
-                    # What comes next: this strip's next block, or the next strip's first.
-                    ahead = job[FIRST] + end * min(block, inputs) * 4
-                    if k + block < inputs:
-                        ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
                     for t in range(tiles):
                         row, below = t * count // tiles, (t + 1) * count // tiles
-                        if job[MARKS] and not marks[strip, row]:
-                            continue
                         rows = job[ROWS] + (row * inputs + k) * 4
-                        out = job[OUT] + (row * outputs + first) * 4
-                        before, before_bytes = out, outputs * 4
-                        if k == 0:
-                            before, before_bytes = bias + first * 4 if bias else 0, 0
-                        if width == strip_outputs:
-                            strip_tile(
-                                below - row, rows, inputs * 4, weights, width * 4, before, before_bytes, out,
-                                outputs * 4, length, ahead + min(t, 2) * length * 64, 3,
-                            )  # fmt: skip
-                        else:
-                            for lane in range(0, width, lanes):
+                        for strip in range(few, end_of_few):
+                            if job[MARKS] and not marks[strip, row]:
+                                continue
+                            first = strip // of_part * part + strip % of_part * strip_outputs
+                            end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
+                            width = min((end - first + lanes - 1) // lanes * lanes, strip_outputs)
+                            weights = job[FIRST] + (padded * k + first * length) * 4
+                            # What comes next: this strip's next block, or the first one of who is next.
+                            ahead = job[FIRST] + (first + abreast * strip_outputs) * min(block, inputs) * 4
+                            if k + block < inputs:
+                                ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
+                            step = weights_step
+                            ahead += t * length * step
+                            if tiles > many_tiles and t > 0:
+                                # A row of the next tile: four bytes with every input.
+                                ahead = job[ROWS] + (min(below + strip - few, count - 1) * inputs + k) * 4
+                                step = 4
+                            out = job[OUT] + (row * outputs + first) * 4
+                            before, before_bytes = out, outputs * 4
+                            if k == 0:
+                                before, before_bytes = bias + first * 4 if bias else 0, 0
+                            if end - first == strip_outputs:
                                 strip_tile(
-                                    below - row, rows, inputs * 4, weights + lane * 4, width * 4,
-                                    before + lane * 4 if before else 0, before_bytes, out + lane * 4, outputs * 4,
-                                    length, ahead + min(t, 2) * length * 64, 1,
+                                    below - row, rows, inputs * 4, weights, width * 4, before, before_bytes, out,
+                                    outputs * 4, length, ahead, step, strip_outputs, vectors, height, 1,
                                 )  # fmt: skip
+                            else:
+                                for lane in range(0, width, lanes):
+                                    strip_tile(
+                                        below - row, rows, inputs * 4, weights + lane * 4, width * 4,
+                                        before + lane * 4 if before else 0, before_bytes, out + lane * 4, outputs * 4,
+                                        length, ahead, step, end - first - lane, 1, height, 0,
+                                    )  # fmt: skip
             taken = take(job, NEXT, share)
 
     return Entry(compute)
@@ -194,27 +248,34 @@ def strip_tile(
     out_bytes: Any,
     inputs: Any,
     ahead_at: Any,
+    ahead_bytes: Any,
+    outputs: Any,
     vectors: Any,
+    most: Any,
+    full: Any,
 ) -> Any:
     """``out[r, o] = before[r, o] + Σ_k row[r, k] * weight[k, o]`` for `height` rows and 16 outputs in each vector.
 
-    All but the constant `vectors` are addresses, distances and counts; `before_at` may be 0. For each input, one cache
-    line of `ahead_at` is fetched into the second-level cache.
+    All but the constants are addresses, distances and counts; `before_at` may be 0. For each input, the cache line of
+    `ahead_at` is fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`. The constants are the
+    number of vectors, the most that `height` can be, and whether there are outputs for all lanes; otherwise only so
+    many as there are `outputs` are read from `before_at` and written.
     """
-    count = vectors.literal_value
+    count, highest, whole = vectors.literal_value, most.literal_value, bool(full.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        for rows in range(1, _HEIGHT + 1):
+        for rows in range(1, highest + 1):
             with builder.if_then(builder.icmp_signed("==", arguments[0], _LONG(rows))):
-                _tile(builder, Tile(builder, rows, count), *arguments[1:11])
+                lanes = None if whole else MaskedLanes(builder, arguments[12])
+                _tile(builder, Tile(builder, rows, count), lanes, *arguments[1:12])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11, vectors), generate
+    return types.void(*[types.int64] * 13, vectors, most, full), generate
 
 
 def _tile(
-    builder: Any, tile: Tile, rows: Any, row_bytes: Any, weights: Any, weight_bytes: Any, before: Any,
-    before_bytes: Any, out: Any, out_bytes: Any, inputs: Any, ahead: Any,
+    builder: Any, tile: Tile, lanes: MaskedLanes | None, rows: Any, row_bytes: Any, weights: Any, weight_bytes: Any,
+    before: Any, before_bytes: Any, out: Any, out_bytes: Any, inputs: Any, ahead: Any, ahead_bytes: Any,
 ) -> None:  # fmt: skip
     sums, fetch = tile.zeros(_FLOATS), prefetch(builder)
 
@@ -224,7 +285,7 @@ def _tile(
     with cgutils.for_range(builder, inputs) as loop:
         strip = at(weights, weight_bytes, loop.index)
         side = [builder.load(element(builder, strip, _FLOATS, v), align=64) for v in range(tile.vectors)]
-        fetch(at(ahead, _LONG(64), loop.index))
+        fetch(at(ahead, ahead_bytes, loop.index))
         for r in range(tile.height):
             number = builder.load(element(builder, at(rows, row_bytes, _LONG(r)), _FLOAT, loop.index), align=4)
             factor = splat(builder, number, _FLOATS)
@@ -233,10 +294,15 @@ def _tile(
 
     def store(result: Callable[[int, int], Any]) -> None:
         for r, v in sums:
-            builder.store(result(r, v), element(builder, at(out, out_bytes, _LONG(r)), _FLOATS, v), align=4)
+            row = at(out, out_bytes, _LONG(r))
+            if lanes is None:
+                builder.store(result(r, v), element(builder, row, _FLOATS, v), align=4)
+            else:
+                lanes.store(result(r, v), row, v)
 
     def added(r: int, v: int) -> Any:
-        addend = builder.load(element(builder, at(before, before_bytes, _LONG(r)), _FLOATS, v), align=4)
+        row = at(before, before_bytes, _LONG(r))
+        addend = builder.load(element(builder, row, _FLOATS, v), align=4) if lanes is None else lanes.load(row, v)
         return builder.fadd(builder.load(sums[r, v]), addend)
 
     with builder.if_else(builder.icmp_signed("==", before, _LONG(0))) as (nothing, something):

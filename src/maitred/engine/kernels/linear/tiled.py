@@ -1,33 +1,68 @@
-"""fp32 products in the tiles of the quantised ones, for processors on which MKL's are not to be had.
+"""fp32 products in strips of our own, for processors on which MKL's are not to be had.
 
-A row is computed by itself to the last bit, on every processor. Figures: ``docs/design/0021-bake-off.md``.
+A row is computed by itself to the last bit, on every processor. Figures: ``docs/design/0050-narrow-registers.md``.
 """
 
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
-from maitred.engine.kernels.linear.quantised import QuantisedLinear
-from maitred.engine.kernels.linear.tiles import PANEL
+from maitred.engine.kernels.linear.dots import LANES
+from maitred.engine.kernels.linear.quantised import aligned
+from maitred.engine.kernels.linear.strips import (
+    FIELDS,
+    NARROW,
+    OF_MKL,
+    WEIGHTS_WORTH_A_THREAD,
+    Shape,
+    block_inputs,
+    strips_at_a_time,
+    strips_product,
+)
+from maitred.engine.kernels.registers import VECTOR_LANES
 from maitred.engine.kernels.tape import Tape
 
+BEST = OF_MKL if VECTOR_LANES == LANES else NARROW
+_ABREAST_BYTES = 1 << 18
+"""Of weights that all rows go through before others do: about half of a second-level cache."""
 
-class TiledLinear(QuantisedLinear):
-    """``rows @ weight.T + bias`` with a weight that is laid out in panels, and not rounded.
 
-    Implements `maitred.engine.kernels.linear.form.Stripped`: a strip is a panel.
+class TiledLinear:
+    """``rows @ weight.T + bias`` with a weight that is laid out in strips; it keeps no other copy of the weight.
+
+    Implements `maitred.engine.kernels.linear.form.Stripped`: there is one part.
 
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
         bias: ``[out]``
+        tile: What is multiplied together; as the processor's registers have room for unless given.
     """
 
-    __slots__ = ()
+    __slots__ = ("_bias", "_packed", "_shape", "_tile")
     kind: ClassVar[str] = "tiled"
-    strip: ClassVar[int] = PANEL
+    alignment: ClassVar[int] = 64
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight, bias, bits=32, real=True)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, tile: Shape = BEST) -> None:
+        outputs, inputs = weight.shape
+        packed = aligned(torch.zeros(-(-outputs // tile.outputs) * tile.outputs * inputs), self.alignment)
+        for place, strips in _strips(weight, tile.outputs):
+            packed[place : place + strips.numel()].view_as(strips).copy_(strips)
+        self._hold(packed, (outputs, inputs), bias, tile)
+
+    def _hold(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None, tile: Shape) -> None:
+        self._packed, self._shape, self._bias, self._tile = packed, shape, bias, tile
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``[T, in]`` -> ``[T, out]``."""
+        count, threads = len(rows), torch.get_num_threads()
+        rows, out = rows.contiguous(), rows.new_empty(count, self._shape[0])
+        worth = self._rows_worth_a_thread
+        fields = self._fields(rows.data_ptr(), out.data_ptr(), threads)
+        strips_product(self._tile).run(count, fields, max(1, min(threads, count // worth)) if worth else threads)
+        return out
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,9 +71,74 @@ class TiledLinear(QuantisedLinear):
 
     @property
     def part(self) -> int:
-        """See `Stripped`: there is one."""
+        """See `Stripped`."""
         return self._shape[0]
+
+    @property
+    def strip(self) -> int:
+        """See `Stripped`."""
+        return self._tile.outputs
+
+    def room_bytes(self, rows: int) -> int:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        return 0
+
+    def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
+        """See `maitred.engine.kernels.linear.form.Taped`."""
+        tape.add(strips_product(self._tile), self._fields(rows, out, tape.threads), counter, self._rows_worth_a_thread)
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
         """See `Stripped`."""
-        tape.add(self._product, self._job(tape.threads, rows=rows, out=out, marks=marks), counter, 0)
+        tape.add(strips_product(self._tile), [*self._fields(rows, out, tape.threads)[:-1], marks], counter, 0)
+
+    @property
+    def _rows_worth_a_thread(self) -> int:
+        """0 if any number of rows is worth all of them."""
+        return WEIGHTS_WORTH_A_THREAD // (self._shape[0] * self._shape[1])
+
+    def _fields(self, rows: int, out: int, threads: int) -> list[int]:
+        """Of a job; see `maitred.engine.kernels.linear.strips.FIELDS`."""
+        outputs, inputs = self._shape
+        block = block_inputs(inputs)
+        share = strips_at_a_time(-(-outputs // self.strip), threads)
+        fields = dict.fromkeys(FIELDS, 0) | {
+            "inputs": inputs,
+            "outputs": outputs,
+            "rows": rows,
+            "bias": 0 if self._bias is None else self._bias.data_ptr(),
+            "out": out,
+            "first": self._packed.data_ptr(),
+            "block": block,
+            "part": outputs,
+            "share": share,
+            "abreast": max(1, min(share, _ABREAST_BYTES // (4 * block * self.strip))),
+        }
+        return list(fields.values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Linear`."""
+        tensors = {"packed": self._packed, "shape": torch.tensor([*self._shape, *self._tile])}
+        return tensors if self._bias is None else tensors | {"bias": self._bias}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """See `Linear`."""
+        outputs, inputs, *tile = tensors["shape"].tolist()
+        linear = cls.__new__(cls)
+        linear._hold(aligned(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), Shape(*tile))
+        return linear
+
+
+def _strips(weight: Tensor, strip: int) -> Iterator[tuple[int, Tensor]]:
+    """Strips of each block ``[strips, inputs, outputs]`` and where they begin: all whole ones, then what is left."""
+    outputs, inputs = weight.shape
+    block, padded = block_inputs(inputs), -(-outputs // strip) * strip
+    whole = outputs // strip * strip
+    for first in range(0, inputs, block):
+        part = weight[:, first : first + block]
+        place = padded * first
+        yield place, part[:whole].reshape(-1, strip, part.shape[1]).transpose(1, 2)
+        if whole < outputs:
+            width = -(-(outputs - whole) // LANES) * LANES
+            last = functional.pad(part[whole:], (0, 0, 0, width - (outputs - whole)))
+            yield place + whole * part.shape[1], last.T[None]

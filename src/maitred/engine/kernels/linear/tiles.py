@@ -2,36 +2,38 @@
 
 A weight is kept in panels of `PANEL` outputs, a panel as steps of 64-byte vectors, 16 outputs to a vector. Of 8-bit
 weights, a step is four consecutive inputs, side by side; of 4-bit weights it is eight, the first four in the lower
-halves of the bytes; of fp32 weights it is one. So a panel is read from its beginning to its end, each weight is loaded
-once for all rows of the tile, and each input once for all outputs.
+halves of the bytes. So a panel is read from its beginning to its end, each weight is loaded once for all rows of the
+tile, and each input once for all outputs. How many outputs and rows these are is up to the processor's registers: sums
+that they do not hold are added to memory instead, at half the speed (``docs/design/0050-narrow-registers.md``).
 
 Rows are either signed bytes, multiplied with the weights' unsigned ones four at a time and added up to 32 bits without
-rounding (``VPDPBUSD`` of AVX-512 VNNI, or ``VPMADDWD`` on halves of them, in Intel's manual), or fp32, multiplied with
-weights that are converted on the way. The order of every sum that rounds is spelled out and is the same for tiles of
-all heights. So a row's result does not depend on the rows beside it, to the last bit.
+rounding (see `maitred.engine.kernels.linear.dots`), or fp32, multiplied with weights that are converted on the way. The
+order of every sum that rounds is spelled out and is the same for tiles of all sizes. So a row's result does not depend
+on the rows beside it, to the last bit.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from maitred.engine.kernels.linear.dots import PAIRS, VNNI
+from maitred.engine.kernels.linear.dots import LANES, dots
+from maitred.engine.kernels.registers import VECTOR_LANES
 
-LANES, VECTORS = 16, 4
+VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
+"""Of a tile, whose sums and weights are in registers: there are 32, or 16 of half the length."""
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
-MOST_ROWS = 6
-"""Rows of a tile whose sums, with a panel's vectors, fit into 32 registers."""
-EDITION = 3
+EDITION = 4
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS, _HALVES = (ir.VectorType(element, LANES) for element in (_INT, _FLOAT, _HALF))
+_MASK = ir.VectorType(ir.IntType(1), LANES)
 
 Sums = dict[tuple[int, int], Any]
 
@@ -53,6 +55,7 @@ def integer_tile(
     groups: Any,
     steps: Any,
     ahead_at: Any,
+    ahead_bytes: Any,
     bits: Any,
     dot: Any,
 ) -> Any:
@@ -65,16 +68,18 @@ def integer_tile(
 
     All but the constants `bits` and `dot` (see `maitred.engine.kernels.linear.dots`) are addresses and counts. 8-bit
     weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then offsets, in
-    bf16 for each group of `steps` steps. At each step, one cache line of `ahead_at` is fetched into the second-level
-    cache.
+    bf16 for each group of `steps` steps. At each step, the cache line of `ahead_at` is fetched into the second-level
+    cache, and `ahead_at` moves on by `ahead_bytes`.
     """
     narrow, way = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:14]))
+        _for_each_height(
+            builder, MOST_ROWS, arguments[0], lambda rows: _integer(builder, rows, narrow, way, *arguments[1:15])
+        )
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 14, bits, dot), generate
+    return types.void(*[types.int64] * 15, bits, dot), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -95,20 +100,20 @@ def real_tile(
 ) -> Any:
     """The same for fp32 rows: ``out[r, o] = Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
 
-    Rows must be as long as the groups are, with zeros at the end. Weights may have 32 bits, too, and a scale of 1.
+    Rows must be as long as the groups are, with zeros at the end.
     """
     kind = bits.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, arguments[0], lambda rows: _real(builder, rows, kind, *arguments[1:11]))
+        _for_each_height(builder, MOST_ROWS, arguments[0], lambda rows: _real(builder, rows, kind, *arguments[1:11]))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 11, bits), generate
 
 
-def _for_each_height(builder: Any, height: Any, emit: Callable[[int], None]) -> None:
+def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int], None]) -> None:
     """Code for every height that a tile can have."""
-    for rows in range(1, MOST_ROWS + 1):
+    for rows in range(1, most + 1):
         with builder.if_then(builder.icmp_signed("==", height, _LONG(rows))):
             emit(rows)
 
@@ -116,10 +121,11 @@ def _for_each_height(builder: Any, height: Any, emit: Callable[[int], None]) -> 
 def _integer(
     builder: Any, height: int, narrow: bool, way: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
+    ahead_step: Any,
 ) -> None:  # fmt: skip
-    tile, dot, quads = Tile(builder, height), _dot(builder, way), 2 if narrow else 1
+    tile, dot, quads = Tile(builder, height), dots(builder, way, narrow=narrow), 2 if narrow else 1
     fetch = prefetch(builder)
-    totals, sums = tile.zeros(_FLOATS), tile.zeros(_INTS)
+    totals, sums = tile.zeros(_FLOATS), tile.zeros(dot.sums)
     with cgutils.for_range(builder, groups) as group:
 
         def row_sum(r: int) -> Any:
@@ -127,14 +133,16 @@ def _integer(
             return builder.load(element(builder, row_sums, _INT, index))
 
         for r in range(height):
-            start = splat(builder, _INT(0) if narrow else builder.mul(row_sum(r), _INT(-128)), _INTS)
+            start = ir.Constant(dot.sums, None)
+            if dot.offset:
+                start = splat(builder, builder.mul(row_sum(r), _INT(-dot.offset)), _INTS)
             for v in range(VECTORS):
                 builder.store(start, sums[r, v])
         first = builder.mul(group.index, steps)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
             vectors = tile.weights(weight, step)
-            fetch(builder.add(ahead, builder.mul(step, _LONG(64))))
+            fetch(builder.add(ahead, builder.mul(step, ahead_step)))
             offset = builder.add(row, builder.mul(step, _LONG(4 * quads)))
             for quad in range(quads):
                 unsigned = [_nibbles(builder, vector, quad) for vector in vectors] if narrow else vectors
@@ -142,20 +150,21 @@ def _integer(
                     at = builder.add(offset, builder.mul(row_step, _LONG(r)))
                     signed = splat(builder, builder.load(element(builder, at, _INT, quad), align=4), _INTS)
                     for v in range(VECTORS):
-                        builder.store(dot(builder.load(sums[r, v]), unsigned[v], signed), sums[r, v])
+                        builder.store(dot.add(builder.load(sums[r, v]), unsigned[v], signed), sums[r, v])
         for r in range(height):
             less = splat(builder, builder.sitofp(builder.neg(row_sum(r)), _FLOAT), _FLOATS)
             for v in range(VECTORS):
                 scale, offset = _scale_and_offset(builder, scales, group.index, v, narrow)
                 total = builder.load(totals[r, v])
-                total = tile.fma(builder.sitofp(builder.load(sums[r, v]), _FLOATS), scale, total)
+                total = tile.fma(builder.sitofp(dot.ints(builder.load(sums[r, v])), _FLOATS), scale, total)
                 builder.store(tile.fma(less, offset, total) if narrow else total, totals[r, v])
-    store = _masked_store(builder, outputs)
-    for r, v in totals:
+
+    def result(r: int, v: int) -> Any:
         row_scale = splat(builder, builder.load(element(builder, row_scales, _FLOAT, r)), _FLOATS)
         addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
-        result = tile.fma(builder.load(totals[r, v]), row_scale, addend)
-        store(result, builder.add(out, builder.mul(out_step, _LONG(r))), v)
+        return tile.fma(builder.load(totals[r, v]), row_scale, addend)
+
+    tile.store(result, out, out_step, outputs)
 
 
 def _real(
@@ -177,8 +186,6 @@ def _real(
                     if narrow:
                         whole = builder.and_(builder.lshr(vector, _all(8 * (k % 4) + 4 * (k // 4))), _all(15))
                         values.append(tile.fma(builder.sitofp(whole, _FLOATS), scale, builder.fneg(shift)))
-                    elif bits == 32:
-                        values.append(builder.bitcast(vector, _FLOATS))
                     else:
                         whole = builder.and_(builder.lshr(vector, _all(8 * k)), _all(255))
                         values.append(builder.sitofp(builder.sub(whole, _all(128)), _FLOATS))
@@ -187,12 +194,13 @@ def _real(
                     number = splat(builder, builder.load(element(builder, at, _FLOAT, k), align=4), _FLOATS)
                     for v in range(VECTORS):
                         builder.store(tile.fma(number, values[v], builder.load(sums[r, v])), sums[r, v])
-    store = _masked_store(builder, outputs)
-    for r, v in sums:
+
+    def result(r: int, v: int) -> Any:
         addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
         scale = _all_ones() if narrow else _scale_and_offset(builder, scales, _LONG(0), v, narrow)[0]
-        result = tile.fma(builder.load(sums[r, v]), scale, addend)
-        store(result, builder.add(out, builder.mul(out_step, _LONG(r))), v)
+        return tile.fma(builder.load(sums[r, v]), scale, addend)
+
+    tile.store(result, out, out_step, outputs)
 
 
 class Tile:
@@ -219,6 +227,20 @@ class Tile:
     def fma(self, factor: Any, other: Any, addend: Any) -> Any:
         """Rounded once."""
         return self._builder.call(self._fma, [factor, other, addend])
+
+    def store(self, result: Callable[[int, int], Any], out: Any, out_step: Any, outputs: Any) -> None:
+        """Writes the result of every row and vector, as far as outputs exist."""
+        builder = self._builder
+        rows = [builder.add(out, builder.mul(out_step, _LONG(r))) for r in range(self.height)]
+        all_exist = builder.icmp_signed(">=", outputs, _LONG(LANES * self.vectors))
+        with builder.if_else(all_exist) as (whole, partly):
+            with whole:
+                for r, v in self._places:
+                    builder.store(result(r, v), element(builder, rows[r], _FLOATS, v), align=4)
+            with partly:
+                lanes = MaskedLanes(builder, outputs)
+                for r, v in self._places:
+                    lanes.store(result(r, v), rows[r], v)
 
 
 def _all(number: int) -> Any:
@@ -275,69 +297,38 @@ def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: boo
     return numbers(v), numbers(VECTORS + v)
 
 
-def _dot(builder: Any, way: int) -> Callable[[Any, Any, Any], Any]:
-    """``sums + Σ of 4 unsigned bytes times 4 signed ones``, lane by lane."""
-    if way == VNNI:
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_INTS, [_INTS] * 3), "llvm.x86.avx512.vpdpbusd.512"
+class MaskedLanes:
+    """Vectors of a row of which only so many numbers exist.
+
+    Args:
+        builder: Of the code.
+        count: Of the numbers.
+    """
+
+    def __init__(self, builder: Any, count: Any) -> None:
+        self._builder = builder
+        self._limit = splat(builder, builder.trunc(count, _INT), _INTS)
+
+    def store(self, value: Any, row: Any, v: int) -> None:
+        """Writes vector `v` of a row."""
+        self._call("store", ir.VoidType(), _FLOATS, _FLOATS.as_pointer(), _INT, _MASK)(
+            value, *self._place(row, v), self._mask(v)
         )
-        return lambda sums, unsigned, signed: builder.call(function, [sums, unsigned, signed])
-    if way == PAIRS:
-        return _pairs(builder)
 
-    def bytes_of(vector: Any, right: Callable[..., Any]) -> Iterator[Any]:
-        return (right(builder.shl(vector, _all(24 - 8 * byte)), _all(24)) for byte in range(4))
+    def load(self, row: Any, v: int) -> Any:
+        """Vector `v` of a row, zeros where there is nothing."""
+        return self._call("load", _FLOATS, _FLOATS.as_pointer(), _INT, _MASK, _FLOATS)(
+            *self._place(row, v), self._mask(v), ir.Constant(_FLOATS, None)
+        )
 
-    def emulated(sums: Any, unsigned: Any, signed: Any) -> Any:
-        for positive, either in zip(bytes_of(unsigned, builder.lshr), bytes_of(signed, builder.ashr), strict=True):
-            sums = builder.add(sums, builder.mul(positive, either))
-        return sums
+    def _call(self, name: str, result: Any, *kinds: Any) -> Callable[..., Any]:
+        kind = ir.FunctionType(result, kinds)
+        function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.masked.{name}.v16f32.p0")
+        return lambda *arguments: self._builder.call(function, arguments)
 
-    return emulated
+    def _place(self, row: Any, v: int) -> tuple[Any, Any]:
+        return element(self._builder, row, _FLOATS, v), _INT(4)
 
-
-def _pairs(builder: Any) -> Callable[[Any, Any, Any], Any]:
-    """The same with products of 16 bits, two of which are added up at a time."""
-    quarter, half = ir.VectorType(_INT, LANES // 2), ir.VectorType(_HALF, LANES)
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(quarter, [half, half]), "llvm.x86.avx2.pmadd.wd"
-    )
-    eight = ir.Constant(ir.VectorType(_HALF, 2 * LANES), [8] * 2 * LANES)
-
-    def multiplied(one: Any, other: Any) -> Any:
-        undefined = ir.Constant(one.type, ir.Undefined)
-        sides = []
-        for first in (0, LANES):
-            part = ir.Constant(ir.VectorType(_INT, LANES), list(range(first, first + LANES)))
-            sides.append(
-                builder.call(function, [builder.shuffle_vector(vector, undefined, part) for vector in (one, other)])
-            )
-        return builder.shuffle_vector(*sides, ir.Constant(_INTS, list(range(LANES))))
-
-    def dot(sums: Any, unsigned: Any, signed: Any) -> Any:
-        halves = ir.VectorType(_HALF, 2 * LANES)
-        even, odd = (builder.and_(vector, _all(0x00FF00FF)) for vector in (unsigned, builder.lshr(unsigned, _all(8))))
-        bytes_ = builder.bitcast(signed, halves)
-        lower, upper = builder.ashr(builder.shl(bytes_, eight), eight), builder.ashr(bytes_, eight)
-        for positive, either in ((even, lower), (odd, upper)):
-            sums = builder.add(sums, multiplied(builder.bitcast(positive, halves), either))
-        return sums
-
-    return dot
-
-
-def _masked_store(builder: Any, count: Any) -> Callable[[Any, Any, int], None]:
-    """Stores vector `v` of a row as far as outputs exist."""
-    function = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.VoidType(), [_FLOATS, _FLOATS.as_pointer(), _INT, ir.VectorType(ir.IntType(1), LANES)]),
-        "llvm.masked.store.v16f32.p0",
-    )
-    limit = splat(builder, builder.trunc(count, _INT), _INTS)
-
-    def store(value: Any, row: Any, v: int) -> None:
+    def _mask(self, v: int) -> Any:
         lanes = ir.Constant(_INTS, [v * LANES + lane for lane in range(LANES)])
-        mask = builder.icmp_signed("<", lanes, limit)
-        builder.call(function, [value, element(builder, row, _FLOATS, v), _INT(4), mask])
-
-    return store
+        return self._builder.icmp_signed("<", lanes, self._limit)
