@@ -2,17 +2,18 @@
 
 A whole comparison takes the better part of an hour of a machine that does nothing else. So it can be made in parts:
 some workloads, some precisions, some rivals. What a part measures replaces what the file had of the same workload,
-precision and rival; everything else stays. Each entry holds our own rates of the same run beside a rival's, so its
-ratios never mix two runs.
+precision and rival; everything else stays, unless it was measured on another processor. Each entry holds our own rates
+of the same run beside a rival's, so its ratios never mix two runs.
 """
 
 import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, Report
+from benchmarks.report import RESULTS, Report, machine
 
 START = "start"
 SHARED_OVER_BEST, INT8_OVER_BEST = 1.5, 1.0
@@ -85,8 +86,20 @@ class Results:
         return self._report.finish()
 
 
+WIDE, NARROW = "rivals", "rivals_avx2"
+"""Result files: of processors with AVX-512, and of those without."""
+
+
+def result_name() -> str:
+    """Of the result file that this processor's figures belong to."""
+    return WIDE if " avx512f " in Path("/proc/cpuinfo").read_text() else NARROW
+
+
 def kept_figures(name: str) -> dict[str, Any]:
-    """Of the result file, if there is one."""
+    """Of the result file, if there is one of this processor."""
     path = RESULTS / f"{name}.json"
-    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
+    kept = json.loads(path.read_text()) if path.exists() else {"machine": {"cpu": None}}
+    if kept["machine"]["cpu"] != machine()["cpu"]:
+        return {}
+    figures: dict[str, Any] = kept["figures"]
     return figures

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report import RESULTS
+from benchmarks.rival_results import NARROW, WIDE
 
 _WORKLOADS = {
     "one": "one request, 128 tokens in, 128 out, 0.5B",
@@ -15,15 +16,30 @@ _WORKLOADS = {
 _RIVALS = {"vllm": "vLLM", "openvino": "OpenVINO", "llamacpp": "llama.cpp", "transformers": "transformers"}
 
 
+_PROCESSORS = {WIDE: "a processor with AVX-512", NARROW: "one without, which has AVX2"}
+
+
 def render() -> str:
-    """The table, as Markdown."""
-    figures = json.loads((RESULTS / "rivals.json").read_text())["figures"]
-    shown = [rival for rival in _RIVALS if rival in figures["how"]]
-    versions = ", ".join(_version(figures["how"][rival]) for rival in shown)
+    """The tables, as Markdown."""
     lines = [
         "**Beside other engines** — `python -m benchmarks.rivals`, in parts: each contestant in a process and an "
         "environment of its own, in turns in one run, random weights of real shapes. Output tokens per second of "
-        f"maitred's engine, and how many times as fast it is as {versions}.",
+        "maitred's engine, and how many times as fast it is as others.",
+        "",
+    ]
+    for name, processor in _PROCESSORS.items():
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            lines += _table(json.loads(path.read_text()), processor)
+    return "\n".join(lines)
+
+
+def _table(result: dict[str, Any], processor: str) -> list[str]:
+    figures = result["figures"]
+    shown = [rival for rival in _RIVALS if rival in figures["how"]]
+    versions = ", ".join(_version(figures["how"][rival]) for rival in shown)
+    lines = [
+        f"On {processor} ({result['machine']['cpu']}), over {versions}:",
         "",
         f"| workload | precision | maitred, tokens/s | {' | '.join(f'over {_RIVALS[rival]}' for rival in shown)} |",
         f"|---|---|--:|{'--:|' * len(shown)}",
@@ -35,7 +51,7 @@ def render() -> str:
                 ours = median(rate for rival in measured.values() for rate in rival["ours"])
                 over = [_over(measured.get(rival)) for rival in shown]
                 lines.append(f"| {text} | {precision} | {ours:,.1f} | {' | '.join(over)} |")
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
 def _version(how: dict[str, str]) -> str:

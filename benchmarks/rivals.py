@@ -14,7 +14,8 @@ Precision classes are compared with themselves: fp32 with fp32, int8 (whatever e
 Every round has prompts of its own: nothing is found in a prefix cache but what the workload itself shares.
 
 The whole takes about an hour. Parts of it go into the same result file (see `benchmarks.rival_results`), so that each
-finds a quiet machine.
+finds a quiet machine. Processors with AVX-512 and without are compared in files of their own: arithmetic that one of
+them has and the other has not is most of what is measured.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Report
-from benchmarks.rival_results import START, Results, kept_figures
+from benchmarks.rival_results import START, Results, kept_figures, result_name
 from benchmarks.rival_set import OURS, RIVALS, Contestant, Failed, Rival
 from benchmarks.shapes import random_llama, random_qwen, servable
 
@@ -110,8 +111,8 @@ def main() -> int:
             print(f"{rival.name} is not installed: python -m benchmarks.rivals install {rival.name}")
     chosen = [rival for rival in chosen if rival.installed]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contestants end, too
-    report = Report("rivals", seed=SEED, quick=arguments.quick)
-    results = Results(report, {} if arguments.quick else kept_figures("rivals"))
+    report = Report(result_name(), seed=SEED, quick=arguments.quick)
+    results = Results(report, {} if arguments.quick else kept_figures(result_name()))
     run = Run(results, chosen, arguments.rounds)
     if arguments.quick:
         run.stage("fp32", [QUICK], until_s=time.monotonic() + QUICK_S)
