@@ -67,3 +67,9 @@ def test_a_failure_is_told_until_it_is_mended() -> None:
     assert made.figures["failed"] == {"vllm int8 many": "took too long"}
     results.note("many", "int8", SHAPE, "vllm", [1.0], [1.0])
     assert made.figures["failed"] == {}
+
+
+def test_what_another_processor_measured_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(rival_results, "RESULTS", tmp_path)
+    (tmp_path / "rivals.json").write_text(json.dumps({"machine": {"cpu": "another"}, "figures": {"how": {"vllm": {}}}}))
+    assert kept_figures("rivals") == {}

@@ -31,10 +31,11 @@ from maitred.engine.kernels.job import (
     numbers,
     take,
 )  # fmt: skip
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, narrowed, scale_strip, softmax_strips
+from maitred.engine.kernels.registers import REGISTERS, VECTOR_LANES
+from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrowed, scale_strip, softmax_strips
 
-_REGISTERS = 28
-"""Vector registers that sums may have, of 32."""
+_STRIP = 16
+"""Tokens, or numbers of a head, that go side by side at most: a register of AVX-512, two of AVX2."""
 _LEAST = np.float32(1e-30)
 """What is smaller is rounded to zero, not divided by."""
 
@@ -76,9 +77,21 @@ def scratch_bytes(head_dim: int, group: int, block_tokens: int, blocks: int) -> 
     return -(-rows_together(group) * group * (2 * head_dim + width) * 4 // 64) * 64
 
 
-def _strips_abreast(sums: int) -> int:
-    """Strips that are added to at once, where each has so many sums: as long as all of them stay in registers."""
-    return 2 if 2 * sums <= _REGISTERS else 1
+def tile_size(lines: int, unroll: int, lanes: int, registers: int, vector_lanes: int) -> tuple[int, int]:
+    """How many lines are summed up at once, and how many strips, so that all their sums stay in registers.
+
+    Beside the sums there are the strips themselves and a weight, which is in all lanes of a register.
+
+    Args:
+        lines: Heads of all rows that go together.
+        unroll: Sums that a line has of each strip.
+        lanes: Numbers of a strip.
+        registers: Vector registers of the processor.
+        vector_lanes: Numbers of each.
+    """
+    strip = -(-lanes // vector_lanes)
+    strips = 2 if 2 * strip * (lines * unroll + 1) < registers else 1
+    return max(1, ((registers - 1) // (strip * strips) - 1) // unroll), strips
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -91,7 +104,14 @@ def _score_width(blocks: int, block_tokens: int) -> int:
 
 
 @cache
-def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
+def attention(
+    head_dim: int,
+    block_tokens: int,
+    group: int,
+    kind: int,
+    registers: int = REGISTERS,
+    vector_lanes: int = VECTOR_LANES,
+) -> Entry:
     """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
 
     Its job has `LAYER_FIELDS`; its parts are tokens that are attended to, but it goes by the step's runs.
@@ -102,16 +122,23 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
         group: Query heads that share a cached one.
         kind: What the cache holds. In int8, keys and values have scales: a score is multiplied with its key's, a weight
             with its value's.
+        registers: Vector registers of the processor.
+        vector_lanes: Fp32 numbers of each.
     """
-    key_lanes, value_lanes = math.gcd(16, block_tokens), math.gcd(16, head_dim)
-    # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together.
-    unroll = math.gcd(8 // min(group, 8), math.gcd(head_dim, block_tokens))
+    key_lanes, value_lanes = math.gcd(_STRIP, block_tokens), math.gcd(_STRIP, head_dim)
+    # How many sums a result has decides how it is rounded, so it must not depend on how many rows go together. It is as
+    # many as keep the arithmetic units busy with one row, and leave those of all rows in registers.
+    enough = registers * vector_lanes // 64
+    unroll = math.gcd(enough // min(group, enough), math.gcd(head_dim, block_tokens))
     unroll = 1 << (unroll.bit_length() - 1)
     tile = rows_together(group)
     both = tile * group
-    abreast, abreast_alone = _strips_abreast(both * unroll), _strips_abreast(group * unroll)
-    value_strips = math.gcd(head_dim // value_lanes, abreast)
-    value_strips_alone = math.gcd(head_dim // value_lanes, abreast_alone)
+    keys_at_once, abreast = tile_size(both, unroll, key_lanes, registers, vector_lanes)
+    keys_at_once_alone, abreast_alone = tile_size(group, unroll, key_lanes, registers, vector_lanes)
+    values_at_once, value_strips = tile_size(both, unroll, value_lanes, registers, vector_lanes)
+    values_at_once_alone, value_strips_alone = tile_size(group, unroll, value_lanes, registers, vector_lanes)
+    value_strips = math.gcd(head_dim // value_lanes, value_strips)
+    value_strips_alone = math.gcd(head_dim // value_lanes, value_strips_alone)
     edition, scaled = EDITION, kind == INT8
     block_size = head_dim * block_tokens
     scale = np.float32(head_dim**-0.5)
@@ -145,8 +172,7 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
                     # Side by side: the heads of all rows that read the same cached head.
                     for r in range(rows):
                         source = (row + r) * stride + h * group * head_dim
-                        for i in range(group * head_dim):
-                            packed[r * group * head_dim + i] = queries[source + i]
+                        copy_numbers(packed, r * group * head_dim, queries, source, group * head_dim)
                     for line in range(rows * group):
                         scores[line * width : line * width + blocks * block_tokens] = np.float32(0.0)
                     for b in range(0, blocks, abreast if rows == tile else abreast_alone):
@@ -158,14 +184,16 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
                                     packed, 0, head_dim,
                                     keys, block * block_size + t, block_tokens, head_dim,
                                     scores, b * block_tokens + t, width,
-                                    both, key_lanes, unroll, abreast, (other - block) * block_size, block_tokens,
+                                    both, keys_at_once, key_lanes, unroll, abreast,
+                                    (other - block) * block_size, block_tokens,
                                 )  # fmt: skip
                             else:
                                 add_weighted_rows(
                                     packed, 0, head_dim,
                                     keys, block * block_size + t, block_tokens, head_dim,
                                     scores, b * block_tokens + t, width,
-                                    group, key_lanes, unroll, abreast_alone, (other - block) * block_size, block_tokens,
+                                    group, keys_at_once_alone, key_lanes, unroll, abreast_alone,
+                                    (other - block) * block_size, block_tokens,
                                 )  # fmt: skip
                     if scaled:
                         for b in range(blocks):
@@ -192,7 +220,8 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
                                     scores, b * block_tokens, width,
                                     values, block * block_size + d, head_dim, block_tokens,
                                     sums, d, head_dim,
-                                    both, value_lanes, unroll, value_strips, value_lanes, value_lanes,
+                                    both, values_at_once, value_lanes, unroll, value_strips,
+                                    value_lanes, value_lanes,
                                 )  # fmt: skip
                         else:
                             for d in range(0, head_dim, value_lanes * value_strips_alone):
@@ -200,12 +229,12 @@ def attention(head_dim: int, block_tokens: int, group: int, kind: int) -> Entry:
                                     scores, b * block_tokens, width,
                                     values, block * block_size + d, head_dim, block_tokens,
                                     sums, d, head_dim,
-                                    group, value_lanes, unroll, value_strips_alone, value_lanes, value_lanes,
+                                    group, values_at_once_alone, value_lanes, unroll, value_strips_alone,
+                                    value_lanes, value_lanes,
                                 )  # fmt: skip
                     for r in range(rows):
                         place = ((row + r) * kv_heads + h) * group * head_dim
-                        for i in range(group * head_dim):
-                            attended[place + i] = sums[r * group * head_dim + i]
+                        copy_numbers(attended, place, sums, r * group * head_dim, group * head_dim)
                 row, length = row + rows, length + rows
             run = take(job, NEXT, 1)
 

@@ -3,8 +3,8 @@
 Attention over a block of cached tokens is twice the same small product. Scores are ``queries [g, head_dim] x keys
 [head_dim, tokens]``, and the answer is ``probabilities [g, tokens] x values [tokens, head_dim]``. Written as Numba
 loops, the compiler cannot see that the arrays do not overlap and leaves much of it scalar. So the inner tile is
-emitted as LLVM vector instructions: a strip as wide as a vector register, every matrix element loaded once for all
-query heads that share it, and all sums kept in registers.
+emitted as LLVM vector instructions: strips of one or two vector registers, every matrix element loaded once for as many
+query heads as have their sums in registers.
 """
 
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 6
+EDITION = 8
 """Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
 
 _LOG2_E = float(np.float32(1.4426950408889634))
@@ -51,6 +51,7 @@ def add_weighted_rows(
     sums_at: Any,
     sums_stride: Any,
     group: Any,
+    at_once: Any,
     lanes: Any,
     unroll: Any,
     strips: Any,
@@ -60,17 +61,18 @@ def add_weighted_rows(
     """``sums[g, :lanes] += Σ_i weights[g, i] * matrix[i, :lanes]`` for ``g < group`` and ``i < count``.
 
     Arrays are flat, ``x_at`` is the first element and ``x_stride`` the distance of rows. `weights` and `sums` are
-    fp32; `matrix` is fp32, int8, or the bits of bf16 as uint16. `group`, `lanes`, `unroll` and `strips` must be
-    constants, and `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency of
-    multiply-adds).
+    fp32; `matrix` is fp32, int8, or the bits of bf16 as uint16. `group`, `at_once`, `lanes`, `unroll` and `strips` must
+    be constants, and `count` a multiple of `unroll`, the number of independent sums per vector (they hide the latency
+    of multiply-adds). `at_once` is how many of the group are summed up together, the others after them; it changes no
+    result.
 
     The same goes for further `strips`, `matrix_hop` elements from one to the next, whose sums are `sums_hop` apart.
     Each weight is loaded once for all of them; the order of a sum is the same.
     """
-    constants = (group, lanes, unroll, strips)
+    constants = (group, at_once, lanes, unroll, strips)
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
         return None
-    group_size, width, unrolled, abreast = (constant.literal_value for constant in constants)
+    group_size, together, width, unrolled, abreast = (constant.literal_value for constant in constants)
     signature = types.void(
         *(weights, types.intp, types.intp, matrix, types.intp, types.intp, types.intp, sums, types.intp, types.intp),
         *(*constants, types.intp, types.intp),
@@ -81,42 +83,62 @@ def add_weighted_rows(
         matrix_from = _pointer(context, builder, matrix, arguments[3], arguments[4])
         sums_from = _pointer(context, builder, sums, arguments[7], arguments[8])
         weights_step, matrix_step, rows, sums_step = arguments[2], arguments[5], arguments[6], arguments[9]
-        matrix_hop, sums_hop = arguments[14], arguments[15]
+        matrix_hop, sums_hop = arguments[15], arguments[16]
         vector = ir.VectorType(_FLOAT, width)
         multiply_add = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{width}f32"
         )
         zero, one = ir.Constant(vector, [0.0] * width), ir.Constant(vector, [1.0] * width)
-        partial = {
-            (g, u, k): cgutils.alloca_once_value(builder, zero)
-            for g in range(group_size)
-            for u in range(unrolled)
-            for k in range(abreast)
-        }
-        with cgutils.for_range(builder, builder.udiv(rows, _INT64(unrolled))) as loop:
-            for u in range(unrolled):
-                row = builder.add(builder.mul(loop.index, _INT64(unrolled)), _INT64(u))
-                first = builder.mul(row, matrix_step)
-                places = (builder.add(first, builder.mul(matrix_hop, _INT64(k))) for k in range(abreast))
-                side = [_load(builder, builder.gep(matrix_from, [at]), matrix.dtype, vector) for at in places]
-                for g in range(group_size):
-                    index = builder.add(builder.mul(weights_step, _INT64(g)), row)
-                    weight = _splat(builder, builder.load(builder.gep(weights_from, [index])), vector)
-                    for k, strip in enumerate(side):
-                        total = builder.load(partial[g, u, k])
-                        builder.store(builder.call(multiply_add, [weight, strip, total]), partial[g, u, k])
-        for g in range(group_size):
-            for k in range(abreast):
-                at = builder.add(builder.mul(sums_step, _INT64(g)), builder.mul(sums_hop, _INT64(k)))
-                place = builder.bitcast(builder.gep(sums_from, [at]), vector.as_pointer())
-                total = builder.load(place, align=4)
+
+        def add(part: range) -> None:
+            partial = {
+                (g, u, k): cgutils.alloca_once_value(builder, zero)
+                for g in part
+                for u in range(unrolled)
+                for k in range(abreast)
+            }
+            with cgutils.for_range(builder, builder.udiv(rows, _INT64(unrolled))) as loop:
                 for u in range(unrolled):
-                    # A plain sum would get the kernel's leave to reorder, and its order would depend on the group.
-                    total = builder.call(multiply_add, [one, builder.load(partial[g, u, k]), total])
-                builder.store(total, place, align=4)
+                    row = builder.add(builder.mul(loop.index, _INT64(unrolled)), _INT64(u))
+                    first = builder.mul(row, matrix_step)
+                    places = (builder.add(first, builder.mul(matrix_hop, _INT64(k))) for k in range(abreast))
+                    side = [_load(builder, builder.gep(matrix_from, [at]), matrix.dtype, vector) for at in places]
+                    for g in part:
+                        index = builder.add(builder.mul(weights_step, _INT64(g)), row)
+                        weight = _splat(builder, builder.load(builder.gep(weights_from, [index])), vector)
+                        for k, strip in enumerate(side):
+                            total = builder.load(partial[g, u, k])
+                            builder.store(builder.call(multiply_add, [weight, strip, total]), partial[g, u, k])
+            for g in part:
+                for k in range(abreast):
+                    at = builder.add(builder.mul(sums_step, _INT64(g)), builder.mul(sums_hop, _INT64(k)))
+                    place = builder.bitcast(builder.gep(sums_from, [at]), vector.as_pointer())
+                    total = builder.load(place, align=4)
+                    for u in range(unrolled):
+                        # A plain sum would get the kernel's leave to reorder, and its order depend on the group.
+                        total = builder.call(multiply_add, [one, builder.load(partial[g, u, k]), total])
+                    builder.store(total, place, align=4)
+
+        parts = -(-group_size // together)
+        for i in range(parts):
+            add(range(i * group_size // parts, (i + 1) * group_size // parts))
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_numbers(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, count: Any) -> Any:
+    """``target[:count] = source[:count]`` of flat arrays that do not overlap, which a loop cannot promise."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to = _pointer(context, builder, target, arguments[0], arguments[1])
+        from_ = _pointer(context, builder, source, arguments[2], arguments[3])
+        size = context.get_abi_sizeof(to.type.pointee)
+        cgutils.raw_memcpy(builder, to, from_, arguments[4], size, align=size)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.intp), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -207,42 +208,86 @@ def test_a_decode_does_not_depend_on_its_neighbours():
     assert torch.equal(together[:1], alone)
 
 
+def answers(config: ModelConfig, block_tokens: int, dtype: torch.dtype, cuts: list[int], threads: int) -> torch.Tensor:
+    """Of one sequence that comes in parts of these lengths, those of one token as decodes."""
+    qkv = torch.randn(sum(cuts), config.qkv_features, generator=torch.Generator().manual_seed(3))
+    free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(4))
+    table = free[: -(-sum(cuts) // block_tokens)].tolist()
+    cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
+    backend, parts, start = CPUAttention(config, threads=threads), [], 0
+    for length in cuts:
+        positions = torch.arange(start, start + length)
+        blocks = torch.tensor(table)[positions // block_tokens]
+        batch = ForwardBatch(
+            token_ids=positions,
+            positions=positions,
+            slots=blocks * block_tokens + positions % block_tokens,
+            logit_rows=positions[:0],
+            chunks=[Chunk(0, length, start, table)],
+        )
+        if length == 1:
+            batch.chunks = []
+            batch.num_decodes = 1
+            batch.decode_tables = torch.tensor([table], dtype=torch.int32)
+            batch.decode_lengths = torch.tensor([start + 1], dtype=torch.int32)
+        part = qkv[start : start + length].clone()
+        parts.append(backend.attend(1, part, cache, backend.plan(batch, cache)))
+        start += length
+    return torch.cat(parts)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_tokens"), [*SHAPES, (8, 1, 16, 8), (9, 1, 16, 16)])
 def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_dim, block_tokens, dtype):
     """Bit for bit, however it is cut, and on however many threads."""
     monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
     config = config_of(heads, kv_heads, head_dim)
-    tokens = 75
-    qkv = torch.randn(tokens, config.qkv_features, generator=torch.Generator().manual_seed(3))
-    table = torch.randperm(NUM_BLOCKS)[: -(-tokens // block_tokens)].tolist()
-
-    def answer(threads: int, cuts: list[int]) -> torch.Tensor:
-        cache = KVCache(config, NUM_BLOCKS, block_tokens, dtype, "cpu")
-        backend, parts, start = CPUAttention(config, threads=threads), [], 0
-        for length in cuts:
-            positions = torch.arange(start, start + length)
-            blocks = torch.tensor(table)[positions // block_tokens]
-            batch = ForwardBatch(
-                token_ids=positions,
-                positions=positions,
-                slots=blocks * block_tokens + positions % block_tokens,
-                logit_rows=positions[:0],
-                chunks=[Chunk(0, length, start, table)],
-            )
-            if length == 1:
-                batch.chunks = []
-                batch.num_decodes = 1
-                batch.decode_tables = torch.tensor([table], dtype=torch.int32)
-                batch.decode_lengths = torch.tensor([start + 1], dtype=torch.int32)
-            part = qkv[start : start + length].clone()
-            parts.append(backend.attend(1, part, cache, backend.plan(batch, cache)))
-            start += length
-        return torch.cat(parts)
-
-    expected = answer(1, [1] * tokens)
+    expected = answers(config, block_tokens, dtype, [1] * 75, 1)
     for threads, cuts in [(1, [75]), (3, [75]), (1, [1, 2, 3, 4, 5, 60]), (2, [37, 1, 1, 36]), (1, [2] * 37 + [1])]:
-        assert torch.equal(answer(threads, cuts), expected), (threads, cuts)
+        assert torch.equal(answers(config, block_tokens, dtype, cuts, threads), expected), (threads, cuts)
+
+
+PROCESSORS = [(16, 8), (32, 16)]
+"""(vector registers, fp32 numbers of each): AVX2 and AVX-512."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(("registers", "lanes"), PROCESSORS)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_tokens"), [(7, 1, 64, 16), (2, 2, 80, 16), (4, 2, 24, 1), (33, 1, 16, 4)]
+)
+def test_tiles_for_other_registers_compute_the_same(
+    monkeypatch, heads, kv_heads, head_dim, block_tokens, registers, lanes, dtype
+):
+    """As the reference does, and a row of a chunk to the last bit as a decode."""
+    monkeypatch.setattr(cpu, "attention", partial(paged.attention, registers=registers, vector_lanes=lanes))
+    config = config_of(heads, kv_heads, head_dim)
+    assert torch.equal(
+        answers(config, block_tokens, dtype, [1, 40, 2, 3, 1], 1), answers(config, block_tokens, dtype, [1] * 47, 1)
+    )
+    rest = (config, step_of(block_tokens, [23, 6], [(0, 9), (16, 5)], 1), block_tokens, dtype, 1, torch.float32)
+    expected, _ = run(ReferenceAttention(config), *rest)
+    attended, _ = run(CPUAttention(config), *rest)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(attended, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("registers", "lanes"), PROCESSORS)
+@pytest.mark.parametrize("strip", [1, 4, 8, 16])
+def test_sums_stay_in_registers(registers, lanes, strip):
+    """Or each of them is loaded and stored for every number that is added: a quarter of the speed."""
+    for lines in range(1, 65):
+        for unroll in (1, 2, 4, 8) if registers == 32 else (1, 2):
+            at_once, strips = paged.tile_size(lines, unroll, strip, registers, lanes)
+            parts = -(-lines // at_once)
+            taken = strips * -(-strip // lanes) * (1 + unroll * -(-lines // parts)) + 1
+            assert taken <= registers
+
+
+def test_a_tile_is_as_large_as_registers_allow():
+    assert paged.tile_size(14, 1, 16, 32, 16) == (14, 2)
+    assert paged.tile_size(14, 1, 16, 16, 8) == (6, 1)
+    assert paged.tile_size(2, 1, 16, 16, 8) == (2, 2)
 
 
 def test_buckets_are_few_and_hold_every_row_once():
