@@ -30,7 +30,11 @@ def key_of(folder: Path, form: Mapping[str, object]) -> str:
         *(_FORMAT, __version__, shape_digest(folder), weights_digest(folder), weights_stamps(folder)),
         *(dict(form), _processor()),
         *(torch.__version__, torch.__config__.show(), torch.get_num_threads()),
-        {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MKL_", "ONEDNN_", "DNNL_", "NUMBA_CPU_"))},
+        {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("MKL_", "ONEDNN_", "DNNL_", "NUMBA_CPU_"))
+        },
     ]
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:32]
 

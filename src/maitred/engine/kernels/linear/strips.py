@@ -41,13 +41,15 @@ _MOST_INPUTS = 384
 """Of a block."""
 _MANY_TILES = 24
 """From then on a weight is used so often that rows are what is waited for."""
+_TILES_TOGETHER = 64
+"""That go through all blocks of inputs before others do: their sums stay in the second-level cache meanwhile."""
 _MOST_STRIPS_AT_A_TIME = 8
 _TURNS = 4
 """A thread comes back for more strips so often, at least."""
 WEIGHTS_WORTH_A_THREAD = 1 << 16
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 4
+EDITION = 7
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -169,6 +171,7 @@ def strips_at_a_time(strips: int, threads: int) -> int:
 def strips_product(shape: Shape = OF_MKL) -> Entry:
     """The product, for any number of threads; they take strips."""
     edition, height, vectors, lanes, many_tiles = EDITION, shape.height, shape.vectors, LANES, _MANY_TILES
+    tiles_together = _TILES_TOGETHER
     strip_outputs = shape.outputs
 
     def compute(address: Any) -> None:  # a C pointer
@@ -182,6 +185,9 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
         last = (outputs + part - 1) // part * of_part
         marks = carray(int8s(job[MARKS]), (last, count))
         tiles = count if job[MARKS] else (count + height - 1) // height
+        if tiles <= many_tiles:
+            # What is read for few rows is soon over: it is shared out, and waited for, in smaller pieces.
+            share, abreast = (share + 1) // 2, (abreast + 1) // 2
         # Each tile fetches a part of what comes next, at most a line with every input.
         weights_step = min(64, (64 * vectors + tiles - 1) // tiles)
         taken = take(job, NEXT, share)
@@ -191,44 +197,51 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
                 end_of_few = min(few + abreast, end_of_share)
                 if job[MARKS] and not marks[few:end_of_few].any():
                     continue
-                for k in range(0, inputs, block):
-                    length = min(block, inputs - k)
-                    for t in range(tiles):
-                        row, below = t * count // tiles, (t + 1) * count // tiles
-                        rows = job[ROWS] + (row * inputs + k) * 4
-                        for strip in range(few, end_of_few):
-                            if job[MARKS] and not marks[strip, row]:
-                                continue
-                            first = strip // of_part * part + strip % of_part * strip_outputs
-                            end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
-                            width = min((end - first + lanes - 1) // lanes * lanes, strip_outputs)
-                            weights = job[FIRST] + (padded * k + first * length) * 4
-                            # What comes next: this strip's next block, or the first one of who is next.
-                            ahead = job[FIRST] + (first + abreast * strip_outputs) * min(block, inputs) * 4
-                            if k + block < inputs:
-                                ahead = job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
-                            step = weights_step
-                            ahead += t * length * step
-                            if tiles > many_tiles and t > 0:
-                                # A row of the next tile: four bytes with every input.
-                                ahead = job[ROWS] + (min(below + strip - few, count - 1) * inputs + k) * 4
-                                step = 4
-                            out = job[OUT] + (row * outputs + first) * 4
-                            before, before_bytes = out, outputs * 4
-                            if k == 0:
-                                before, before_bytes = bias + first * 4 if bias else 0, 0
-                            if end - first == strip_outputs:
-                                strip_tile(
-                                    below - row, rows, inputs * 4, weights, width * 4, before, before_bytes, out,
-                                    outputs * 4, length, ahead, step, strip_outputs, vectors, height, 1,
-                                )  # fmt: skip
-                            else:
-                                for lane in range(0, width, lanes):
+                # Who is next: a thread's next share is probably as far away as there are threads.
+                next_few = end_of_few if end_of_few < end_of_share else taken + job[THREADS] * share
+                for some in range(0, tiles, tiles_together):
+                    for k in range(0, inputs, block):
+                        length = min(block, inputs - k)
+                        for t in range(some, min(some + tiles_together, tiles)):
+                            row, below = t * count // tiles, (t + 1) * count // tiles
+                            rows = job[ROWS] + (row * inputs + k) * 4
+                            for strip in range(few, end_of_few):
+                                if job[MARKS] and not marks[strip, row]:
+                                    continue
+                                first = strip // of_part * part + strip % of_part * strip_outputs
+                                end = min(min(first + strip_outputs, (strip // of_part + 1) * part), outputs)
+                                width = min((end - first + lanes - 1) // lanes * lanes, strip_outputs)
+                                weights = job[FIRST] + (padded * k + first * length) * 4
+                                # What comes next: this strip's next block, or the first one of who is next.
+                                upcoming = min(next_few + strip - few, last - 1)
+                                next_first = upcoming // of_part * part + upcoming % of_part * strip_outputs
+                                ahead = job[FIRST] + next_first * min(block, inputs) * 4
+                                if k + block < inputs:
+                                    ahead = (
+                                        job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
+                                    )
+                                step = weights_step
+                                ahead += t * length * step
+                                if tiles > many_tiles and t > 0:
+                                    # A row of the next tile: four bytes with every input.
+                                    ahead = job[ROWS] + (min(below + strip - few, count - 1) * inputs + k) * 4
+                                    step = 4
+                                out = job[OUT] + (row * outputs + first) * 4
+                                before, before_bytes = out, outputs * 4
+                                if k == 0:
+                                    before, before_bytes = bias + first * 4 if bias else 0, 0
+                                if end - first == strip_outputs:
                                     strip_tile(
-                                        below - row, rows, inputs * 4, weights + lane * 4, width * 4,
-                                        before + lane * 4 if before else 0, before_bytes, out + lane * 4, outputs * 4,
-                                        length, ahead, step, end - first - lane, 1, height, 0,
+                                        below - row, rows, inputs * 4, weights, width * 4, before, before_bytes, out,
+                                        outputs * 4, length, ahead, step, strip_outputs, vectors, height, 1,
                                     )  # fmt: skip
+                                else:
+                                    for lane in range(0, width, lanes):
+                                        strip_tile(
+                                            below - row, rows, inputs * 4, weights + lane * 4, width * 4,
+                                            before + lane * 4 if before else 0, before_bytes, out + lane * 4,
+                                            outputs * 4, length, ahead, step, end - first - lane, 1, height, 0,
+                                        )  # fmt: skip
             taken = take(job, NEXT, share)
 
     return Entry(compute)

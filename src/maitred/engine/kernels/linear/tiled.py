@@ -110,6 +110,7 @@ class TiledLinear:
             "first": self._packed.data_ptr(),
             "block": block,
             "part": outputs,
+            "threads": threads,
             "share": share,
             "abreast": max(1, min(share, _ABREAST_BYTES // (4 * block * self.strip))),
         }
