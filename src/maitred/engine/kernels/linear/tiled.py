@@ -138,7 +138,8 @@ def _strips(weight: Tensor, strip: int) -> Iterator[tuple[int, Tensor]]:
     for first in range(0, inputs, block):
         part = weight[:, first : first + block]
         place = padded * first
-        yield place, part[:whole].reshape(-1, strip, part.shape[1]).transpose(1, 2)
+        if whole:
+            yield place, part[:whole].unflatten(0, (-1, strip)).transpose(1, 2)
         if whole < outputs:
             width = -(-(outputs - whole) // LANES) * LANES
             last = functional.pad(part[whole:], (0, 0, 0, width - (outputs - whole)))
