@@ -120,8 +120,8 @@ FULL = (
     Case("JSON, full batch", (RECORDS,), FULL_BATCH, 32, 0.8, 10, records=True),
     Case("drafted, 1 at a time", OPENINGS, 1, 160, 0.8, 6, "draft_model", deeper=True),
     Case("drafted, greedy, 1 at a time", OPENINGS, 1, 160, 0.0, 6, "draft_model", deeper=True),
-    Case("drafted, 8 at a time", OPENINGS, 8, 64, 0.8, 10, "draft_model", deeper=True),
-    Case("drafted, full batch", OPENINGS, FULL_BATCH, 24, 0.8, 6, "draft_model", deeper=True),
+    Case("drafted, 8 at a time", OPENINGS, 8, 64, 0.8, 20, "draft_model", deeper=True),
+    Case("drafted, full batch", OPENINGS, FULL_BATCH, 24, 0.8, 10, "draft_model", deeper=True),
     Case("copied and drafted, 1 at a time", (PASSAGE * 4,), 1, 160, 0.0, 6, "auto", deeper=True),
 )
 QUICK = (
