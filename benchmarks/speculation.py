@@ -4,7 +4,7 @@ Two engines on the same weights, one with speculation and one without, answer th
 each, so that both see the same machine. Compared are output tokens per second of step time, and CPU seconds. Of two
 equal engines the one that is made first can be 2 to 4 % faster, or slower, for as long as both live: where their memory
 is decides that. So there are two pairs, of which one is made the other way round, and what counts is the mean of both.
-Texts:
+An engine's clock stands still while others have their turns: what a step takes is what it learns from. Texts:
 
 * *copied*: a passage four times over, to be gone on with greedily. The answers repeat it.
 * *own*: the openings of stories, gone on with at temperature 0.8. Little repeats.
@@ -44,7 +44,7 @@ from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122
 FULL_BATCH = 128
-TURN_STEPS = 16
+TURN_STEPS = 4
 PASSAGE = (
     "Once upon a time there was a little rabbit who lived under the old oak tree near the river. Every morning the "
     "rabbit went to the market to buy carrots and bread, and every evening she told her children what she had seen. "
@@ -219,6 +219,31 @@ def together(benches: tuple["Bench", "Bench"], requests: list[Request]) -> dict[
     return {bench.method: dict(bench.answers) for bench in benches}
 
 
+class OwnTime:
+    """A clock that stands still while it is not its engine's turn."""
+
+    def __init__(self) -> None:
+        self._behind_s = 0.0
+        self._stopped_s: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A turn."""
+        if self._stopped_s is not None:
+            self._behind_s += time.monotonic() - self._stopped_s
+            self._stopped_s = None
+        yield
+        self._stopped_s = time.monotonic()
+
+    def monotonic_s(self) -> float:
+        """See `maitred.core.clock.Clock`."""
+        return (time.monotonic() if self._stopped_s is None else self._stopped_s) - self._behind_s
+
+    def wall_s(self) -> float:
+        """See `maitred.core.clock.Clock`."""
+        return time.time()
+
+
 class Bench:
     """An engine, and what it did in a round.
 
@@ -239,7 +264,8 @@ class Bench:
                 method=method, draft_model=str(BUNDLED_MODEL) if method in ("draft_model", "auto") else None
             ),
         )
-        self._engine: Engine = build(model, config)[0]
+        self._clock = OwnTime()
+        self._engine: Engine = build(model, config, clock=self._clock)[0]
         self._before = LoadReport()
         self._seconds = 0.0
         self.cpu_s = 0.0
@@ -255,6 +281,10 @@ class Bench:
 
     def turn(self) -> bool:
         """Some steps; False: all is answered."""
+        with self._clock.running():
+            return self._turn()
+
+    def _turn(self) -> bool:
         for _ in range(TURN_STEPS):
             if not self._engine.occupied:
                 return False

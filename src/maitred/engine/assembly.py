@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from maitred.core.clock import SystemClock
+from maitred.core.clock import Clock, SystemClock
 from maitred.core.ports import ModelCard
 from maitred.core.service import ServiceWeights
 from maitred.engine.bed import Bedding, ModelBed
@@ -50,6 +50,7 @@ def build(
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
     *,
     target: Target | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Engine, ModelCard]:
     """An engine for a model that generates.
 
@@ -58,6 +59,7 @@ def build(
         config: The `engine` section.
         weights: What a token counts when service is shared out.
         target: Where it runs; None: where the settings say.
+        clock: By which it learns what steps take; None: the machine's own.
 
     Raises:
         ConfigInvalid: The model or the device cannot be had; the message says what to do.
@@ -65,7 +67,7 @@ def build(
     target = target or Target.of(config.device)
     loader = Loader(config, target, Precision.of(config, target.device))
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
-    clock = SystemClock()
+    clock = clock or SystemClock()
     began_s = time.perf_counter()
     loaded = loader.model(model)
     load_s = time.perf_counter() - began_s

@@ -139,7 +139,7 @@ def _strips(weight: Tensor, strip: int) -> Iterator[tuple[int, Tensor]]:
         part = weight[:, first : first + block]
         place = padded * first
         if whole:
-            yield place, part[:whole].unflatten(0, (-1, strip)).transpose(1, 2)
+            yield place, part[:whole].view(-1, strip, part.shape[1]).transpose(1, 2)
         if whole < outputs:
             width = -(-(outputs - whole) // LANES) * LANES
             last = functional.pad(part[whole:], (0, 0, 0, width - (outputs - whole)))
