@@ -98,8 +98,9 @@ def result_name() -> str:
 def kept_figures(name: str) -> dict[str, Any]:
     """Of the result file, if there is one of this processor."""
     path = RESULTS / f"{name}.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"machine": {"cpu": None}}
-    if kept["machine"]["cpu"] != machine()["cpu"]:
+    kept = json.loads(path.read_text()) if path.exists() else {"machine": {}}
+    here = machine()
+    if any(kept["machine"].get(part) != here[part] for part in ("cpu", "cores")):
         return {}
     figures: dict[str, Any] = kept["figures"]
     return figures

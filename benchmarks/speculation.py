@@ -3,7 +3,8 @@
 Two engines on the same weights, one with speculation and one without, answer the same requests in turns of some steps
 each, so that both see the same machine. Compared are output tokens per second of step time, and CPU seconds. Of two
 equal engines the one that is made first can be 2 to 4 % faster, or slower, for as long as both live: where their memory
-is decides that. So there are two pairs, of which one is made the other way round, and what counts is the mean of both.
+is decides that. So there are two pairs, of which one is made the other way round, and what counts is the mean of both
+(in the last case, whose engines come when all others are there, they are not).
 An engine's clock stands still while others have their turns: what a step takes is what it learns from. Texts:
 
 * *copied*: a passage four times over, to be gone on with greedily. The answers repeat it.

@@ -65,7 +65,10 @@ _LAYER_FIELDS = _KV_HEADS + 1
 
 
 def rows_together(group: int) -> int:
-    """Rows of a chunk that share every cached element that is loaded: as many as have their sums in registers."""
+    """Rows of a chunk that share every cached element that is loaded: as many as have their sums in registers.
+
+    With AVX-512, that is; with fewer registers they go in parts.
+    """
     if group <= 4:
         return 3
     return 2 if group <= 8 else 1

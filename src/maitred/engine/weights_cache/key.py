@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from maitred import __version__
+from maitred.engine.kernels.registers import VECTOR_LANES
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
 _FORMAT = 6
@@ -28,7 +29,7 @@ def key_of(folder: Path, form: Mapping[str, object]) -> str:
     # The digest reads samples. A number that was changed by hand shows in the file's date.
     depends_on = [
         *(_FORMAT, __version__, shape_digest(folder), weights_digest(folder), weights_stamps(folder)),
-        *(dict(form), _processor()),
+        *(dict(form), _processor(), VECTOR_LANES),
         *(torch.__version__, torch.__config__.show(), torch.get_num_threads()),
         {
             name: value

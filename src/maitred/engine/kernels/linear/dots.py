@@ -1,6 +1,6 @@
 """How a processor multiplies bytes four at a time and adds the products up.
 
-All ways give the same numbers to the last bit, so engines on different processors continue each other's answers. What
+All ways give the same numbers to the last bit, so products with rounded weights are the same on all processors. What
 the processor has decides, and not a clock: one instruction in place of several is faster at any hour, and at an hour
 when others take the cores a clock may say otherwise.
 
@@ -120,7 +120,10 @@ class _Pairs:
 
 
 class _NarrowPairs:
-    """Sums of up to 32 products of 4 bits and 8 in 16 bits: ``32 / 2 * 2 * 15 * 127`` are 30,480 in each half."""
+    """Sums of up to 32 products of 4 bits and 8 in 16 bits: ``32 / 2 * 15 * 127`` are 30,480 in each half.
+
+    More than `maitred.engine.kernels.linear.panels.GROUP_INPUTS` there are not.
+    """
 
     sums: Any = _HALVES
     offset = 0

@@ -1,4 +1,4 @@
-"""Rounds weights to 8 or 4 bits, if at all, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
+"""Rounds weights to 8 or 4 bits, and lays them out as `maitred.engine.kernels.linear.tiles` reads them."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from maitred.engine.kernels.linear.dots import LANES
 from maitred.engine.kernels.linear.tiles import PANEL, VECTORS
 
 GROUP_INPUTS = 32
-"""Inputs that share a scale and an offset in a 4-bit weight."""
+"""Inputs that share a scale and an offset in a 4-bit weight; their sums must fit into 16 bits, see `dots`."""
 _PANELS_AT_A_TIME = 64
 """A large weight is not copied as a whole."""
 

@@ -40,7 +40,7 @@ MOST_ROWS = 48
 _MOST_INPUTS = 384
 """Of a block."""
 _MANY_TILES = 24
-"""From then on a weight is used so often that rows are what is waited for."""
+"""With more, a weight is used so often that rows are what is waited for."""
 _TILES_TOGETHER = 64
 """That go through all blocks of inputs before others do: their sums stay in the second-level cache meanwhile."""
 _MOST_STRIPS_AT_A_TIME = 8
@@ -49,7 +49,7 @@ _TURNS = 4
 WEIGHTS_WORTH_A_THREAD = 1 << 16
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 7
+EDITION = 8
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -190,6 +190,8 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
             share, abreast = (share + 1) // 2, (abreast + 1) // 2
         # Each tile fetches a part of what comes next, at most a line with every input.
         weights_step = min(64, (64 * vectors + tiles - 1) // tiles)
+        if job[MARKS]:  # few rows of a strip are computed, and nobody knows which
+            weights_step = 64
         taken = take(job, NEXT, share)
         while taken < last:
             end_of_share = min(taken + share, last)
@@ -221,8 +223,9 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
                                         job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
                                     )
                                 step = weights_step
-                                ahead += t * length * step
-                                if tiles > many_tiles and t > 0:
+                                if not job[MARKS]:
+                                    ahead += t * length * step
+                                if tiles > many_tiles and t > 0 and not job[MARKS]:
                                     # A row of the next tile: four bytes with every input.
                                     ahead = job[ROWS] + (min(below + strip - few, count - 1) * inputs + k) * 4
                                     step = 4

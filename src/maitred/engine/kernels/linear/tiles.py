@@ -29,7 +29,7 @@ VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
 EDITION = 4
-"""Raise it with every change to this file. Numba's cache on disk watches the file of a kernel, not what it uses."""
+"""Raise it with every change to this file or to `dots`: Numba's cache on disk watches a kernel's file alone."""
 
 _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS, _HALVES = (ir.VectorType(element, LANES) for element in (_INT, _FLOAT, _HALF))
