@@ -60,13 +60,13 @@ class Dots(Protocol):
 def dots(builder: Any, way: int, *, narrow: bool) -> Dots:
     """Code for weights of 8 bits, of which 128 stands for 0, or for narrow ones of 4 bits, of which 0 does."""
     if way == PAIRS:
-        return _NarrowPairs(builder) if narrow else _Pairs(builder)
+        return _NarrowPairs(builder, 0) if narrow else _Pairs(builder, 0)
     offset = 0 if narrow else _NO_WEIGHT
     return _VNNI(builder, offset) if way == VNNI else _Plain(builder, offset)
 
 
-class _Whole:
-    """Sums of 32 bits."""
+class _Way:
+    """Sums of 32 bits, unless it says otherwise."""
 
     sums: Any = _INTS
 
@@ -78,14 +78,14 @@ class _Whole:
         return sums
 
 
-class _VNNI(_Whole):
+class _VNNI(_Way):
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         kind = ir.FunctionType(_INTS, [_INTS] * 3)
         function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         return self._builder.call(function, [sums, weights, row])
 
 
-class _Plain(_Whole):
+class _Plain(_Way):
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder
 
@@ -97,14 +97,8 @@ class _Plain(_Whole):
         return sums
 
 
-class _Pairs:
+class _Pairs(_Way):
     """Two products in 16 bits, four in 32."""
-
-    sums: Any = _INTS
-    offset = 0
-
-    def __init__(self, builder: Any) -> None:
-        self._builder = builder
 
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder
@@ -115,21 +109,14 @@ class _Pairs:
             sides.append(_quads(builder, _pairs(builder, positive, turned)))
         return builder.add(sums, _joined(builder, sides, _INTS))
 
-    def ints(self, sums: Any) -> Any:
-        return sums
 
-
-class _NarrowPairs:
+class _NarrowPairs(_Way):
     """Sums of up to 32 products of 4 bits and 8 in 16 bits: ``32 / 2 * 15 * 127`` are 30,480 in each half.
 
     More than `maitred.engine.kernels.linear.panels.GROUP_INPUTS` there are not.
     """
 
     sums: Any = _HALVES
-    offset = 0
-
-    def __init__(self, builder: Any) -> None:
-        self._builder = builder
 
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder

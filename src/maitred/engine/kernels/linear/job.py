@@ -8,14 +8,7 @@ from numba import carray
 
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, int8s, ints, take
 from maitred.engine.kernels.linear.dots import best_dot
-from maitred.engine.kernels.linear.tiles import (
-    EDITION,
-    MOST_ROWS,
-    PANEL,
-    VECTORS,
-    integer_tile,
-    real_tile,
-)
+from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, VECTORS, integer_tile, real_tile
 from maitred.engine.kernels.registers import processor_features
 from maitred.engine.kernels.simd import float_of_bits
 

@@ -49,7 +49,7 @@ _TURNS = 4
 WEIGHTS_WORTH_A_THREAD = 1 << 16
 _LOOKED_THROUGH = 1 << 20
 """Numbers at the beginning of the packed memory, among which the first weight is."""
-EDITION = 8
+EDITION = 9
 """Raise it with every change to what is emitted; see `maitred.engine.kernels.linear.tiles.EDITION`."""
 
 _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -188,10 +188,10 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
         if tiles <= many_tiles:
             # What is read for few rows is soon over: it is shared out, and waited for, in smaller pieces.
             share, abreast = (share + 1) // 2, (abreast + 1) // 2
-        # Each tile fetches a part of what comes next, at most a line with every input.
-        weights_step = min(64, (64 * vectors + tiles - 1) // tiles)
-        if job[MARKS]:  # few rows of a strip are computed, and nobody knows which
-            weights_step = 64
+        # Each tile fetches a part of what comes next, at most a line with every input; or all of it where few rows of a
+        # strip are computed, for nobody knows which.
+        fetching = 1 if job[MARKS] else tiles
+        weights_step = min(64, (64 * vectors + fetching - 1) // fetching)
         taken = take(job, NEXT, share)
         while taken < last:
             end_of_share = min(taken + share, last)
@@ -223,9 +223,8 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
                                         job[FIRST] + (padded * (k + block) + first * min(block, inputs - k - block)) * 4
                                     )
                                 step = weights_step
-                                if not job[MARKS]:
-                                    ahead += t * length * step
-                                if tiles > many_tiles and t > 0 and not job[MARKS]:
+                                ahead += min(t, fetching - 1) * length * step
+                                if fetching > many_tiles and t > 0:
                                     # A row of the next tile: four bytes with every input.
                                     ahead = job[ROWS] + (min(below + strip - few, count - 1) * inputs + k) * 4
                                     step = 4
