@@ -26,16 +26,16 @@ import uvloop
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.work import Work
+from maitred.admission.work import AdmissionRequest
 from maitred.api.application import build
-from maitred.api.gate import Gate
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
 from maitred.app.access import open_access
 from maitred.app.address import bind
-from maitred.app.control import LocalControl
-from maitred.app.garbage import collect_seldom
-from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
+from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.router import Router
+from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import open_stores, running
 from maitred.config.loader import load
@@ -43,14 +43,14 @@ from maitred.config.tree import Config
 from maitred.core.answer import Outcome
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.ids import new_object_id
-from maitred.core.limits import Limit, LimitBook
+from maitred.core.limits import Limit, LimitSource
 from maitred.core.request import Usage
-from maitred.core.tenancy import Identifying, Principal, Scope
+from maitred.core.tenancy import Authenticator, Principal, Scope
 from maitred.core.usage import Ledger, UsageEvent
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine
+from maitred.fleet.remote import RemoteEngine
 from maitred.observe.logs import RequestLog, set_up
 from maitred.observe.metrics import Metrics
 from maitred.routing.catalog import Catalog, ServedModel
@@ -75,7 +75,7 @@ class Step(IntEnum):
 class _Parts:
     """What differs from step to step."""
 
-    identity: Identifying
+    identity: Authenticator
     admission: Admission
 
 
@@ -132,12 +132,12 @@ class _Pass(Grant):
 
 
 class _OpenDoor(Admission):
-    async def grant(self, work: Work) -> Grant:
+    async def grant(self, work: AdmissionRequest) -> Grant:
         return _Pass(work.max_tokens or work.window_left)
 
 
 class _SaysNothing(Admission):
-    async def grant(self, work: Work) -> Grant:
+    async def grant(self, work: AdmissionRequest) -> Grant:
         grant = await super().grant(work)
         if work.tally is not None:
             work.tally.standing = None
@@ -155,7 +155,7 @@ async def _parts_of(config: Config, step: Step, clock: Clock, folder: Path) -> A
         open_access(config, stores.directory, clock, lambda _: None) as access,
     ):
         ledger: Ledger = _Forgets()
-        book: LimitBook = nobody
+        book: LimitSource = nobody
         made: type[Admission] = _OpenDoor
         if step >= Step.ADMISSION:
             made = Admission
@@ -173,19 +173,19 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
     listener = bind(config.server)
     assert config.model.engine_address is not None, "a bare gateway attaches to a replica"
     async with (
-        AttachedEngine(parse_address(config.model.engine_address)) as engine,
+        RemoteEngine(parse_address(config.model.engine_address)) as engine,
         _parts_of(config, step, clock, folder) as parts,
     ):
         name = config.model.served_name or model_folder.name
         served = ServedModel(name, engine.link, Tokenizer.load(model_folder))
-        dispatcher = Dispatcher(served.name, [Post("local", engine.link)], config.dispatch, clock)
+        dispatcher = Dispatcher(served.name, [Endpoint("local", engine.link)], config.dispatch, clock)
         pipeline = Pipeline(
             Router(Catalog([served])),
-            LocalControl({served.name: dispatcher}, parts.admission, clock),
+            LocalFlowController({served.name: dispatcher}, parts.admission, clock),
             clock=clock,
             max_choices=config.model.max_choices,
         )
-        gate = Gate(config.server.max_in_flight)
+        gate = InFlightLimiter(config.server.max_in_flight)
         metrics = Metrics(lambda: gate.inside, dict)
         edge = build(
             config.server,

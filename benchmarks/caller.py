@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
 from maitred.load.play.client.origin import Origin
-from maitred.load.play.client.pool import Pool
+from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
-from maitred.wire.event_cutter import EventCutter
+from maitred.wire.event_cutter import SseSplitter
 
 CONNECT_S = 5.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -138,7 +138,7 @@ class Client:
         self.clock = clock or RunClock()
         origin = Origin.parse(url)
         self._origin = origin
-        self._pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=self.clock)
+        self._pool = ConnectionPool(origin, (origin.host, origin.port), connect_timeout_s=CONNECT_S, clock=self.clock)
         self._patience_s = patience_s
 
     async def ask(self, call: Call) -> Reply:
@@ -170,7 +170,7 @@ class Client:
 
     async def _send(self, data: bytes, reply: Reply, leaves_after_s: float) -> None:
         reader = _Reader(reply, self)
-        connection: Connection | None = None
+        connection: LoadConnection | None = None
         try:
             connection = await self._pool.take()
             async with asyncio.timeout(leaves_after_s):
@@ -193,7 +193,7 @@ class _Reader:
     def __init__(self, reply: Reply, client: Client) -> None:
         self._reply = reply
         self._client = client
-        self._cutter: EventCutter | None = None
+        self._cutter: SseSplitter | None = None
         self._body = bytearray()
         self._finished = self._done = False
 
@@ -202,7 +202,7 @@ class _Reader:
         self._reply.headers = headers
         self._reply.should_retry = headers.get(b"x-should-retry", b"")
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._cutter = EventCutter()
+            self._cutter = SseSplitter()
 
     def body(self, data: bytes, now_s: float) -> None:
         if self._cutter is None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from benchmarks.report import Report
-from maitred.core.rollout import Version
+from maitred.core.rollout import RolloutVersion
 from maitred.routing.rollout.split import Split
-from maitred.routing.rollout.trial import Decision, Observation, Trial, TrialRules, Verdict
+from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialRules, TrialVerdict
 
 SEED = 20_261
 WEIGHT = 0.1
@@ -34,13 +34,13 @@ class Ways:
     refusing: float = 0.01
     disagreeing: float = 0.02
 
-    def answer(self, chance: random.Random) -> Observation:
+    def answer(self, chance: random.Random) -> TrialObservation:
         """One request of it."""
         if chance.random() < self.refusing:
-            return Observation(refused=True)
+            return TrialObservation(refused=True)
         if chance.random() < self.failing:
-            return Observation(failed=True)
-        return Observation(
+            return TrialObservation(failed=True)
+        return TrialObservation(
             ttft_s=self.slower * chance.lognormvariate(-1.2, 0.5),
             itl_s=self.slower * chance.lognormvariate(-3.5, 0.3),
             tokens=round(chance.lognormvariate(5.0, 0.8)),
@@ -56,25 +56,25 @@ PLANTED = {
 }
 
 
-def trial_of(canary: Ways, number: int) -> Verdict:
+def trial_of(canary: Ways, number: int) -> TrialVerdict:
     """Runs one trial to its end."""
     chance = random.Random(SEED * 1_000_003 + number)
-    split, trial = Split(rollout=f"canary-{number}", weight=WEIGHT), Trial(TrialRules())
+    split, trial = Split(rollout=f"canary-{number}", weight=WEIGHT), CanaryTrial(TrialRules())
     versions = [split.version_for(f"session-{session}") for session in range(SESSIONS)]
     popularity = list(accumulate(1 / (10 + session) for session in range(SESSIONS)))
     for _ in range(MOST_REQUESTS):
         (version,) = chance.choices(versions, cum_weights=popularity)
-        if version is Version.STABLE:
+        if version is RolloutVersion.STABLE:
             trial.observe(version, STABLE.answer(chance))
             continue
         trial.observe(version, canary.answer(chance))
         verdict = trial.verdict()
-        if verdict.decision is not Decision.CONTINUE:
+        if verdict.decision is not TrialDecision.CONTINUE:
             return verdict
     return trial.verdict()
 
 
-def summary(verdicts: list[Verdict]) -> dict[str, object]:
+def summary(verdicts: list[TrialVerdict]) -> dict[str, object]:
     """Decisions, their reasons, and what they took."""
     canary, in_all = (
         sorted(counts)
@@ -104,14 +104,14 @@ def main() -> int:
         verdicts = [trial_of(ways, number) for number in range(faulty)]
         report.figures[name] = summary(verdicts)
         print(name, report.figures[name])
-        aborted = sum(verdict.decision is Decision.ABORT for verdict in verdicts) / faulty
+        aborted = sum(verdict.decision is TrialDecision.ABORT for verdict in verdicts) / faulty
         report.require(f"{name}: aborted", aborted, at_least=1.0)
     verdicts = [trial_of(STABLE, number) for number in range(sound)]
     report.figures["sound"] = summary(verdicts)
     print("sound", report.figures["sound"])
     decisions = Counter(verdict.decision for verdict in verdicts)
-    report.require("sound: false alarms", decisions[Decision.ABORT] / sound, at_most=0.05)
-    report.require("sound: promoted", decisions[Decision.PROMOTE] / sound, at_least=0.95)
+    report.require("sound: false alarms", decisions[TrialDecision.ABORT] / sound, at_most=0.05)
+    report.require("sound: promoted", decisions[TrialDecision.PROMOTE] / sound, at_least=0.95)
     return report.finish()
 
 

@@ -27,27 +27,27 @@ import uvloop
 
 from benchmarks.installation import Key, Organisation, declared
 from benchmarks.report import Report
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20261122
 SESSIONS = 2_000
 CALLERS = 16
 LONGEST_S, QUICK_S = 110.0, 40.0
-TTFT = Times(mean_s=0.05, cv=0.4)
-ITL = Times(mean_s=0.006, cv=0.3)
+TTFT = DelayDistribution(mean_s=0.05, cv=0.4)
+ITL = DelayDistribution(mean_s=0.006, cv=0.3)
 
 
-def script(seed: int, *, slower: float = 1.0, failing: float = 0.0, wrong: float = 0.0) -> Script:
+def script(seed: int, *, slower: float = 1.0, failing: float = 0.0, wrong: float = 0.0) -> ServerScript:
     """How a version behaves."""
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choice = {"index": 0, "delta": {"content": " but"}, "finish_reason": None}
-    return Script(
-        ttft=Times(mean_s=TTFT.mean_s, cv=TTFT.cv, factor=slower),
-        itl=Times(mean_s=ITL.mean_s, cv=ITL.cv, factor=slower),
+    return ServerScript(
+        ttft=DelayDistribution(mean_s=TTFT.mean_s, cv=TTFT.cv, factor=slower),
+        itl=DelayDistribution(mean_s=ITL.mean_s, cv=ITL.cv, factor=slower),
         faults=[
-            Fault(kind=FaultKind.STATUS, status=500, share=failing),
-            Fault(kind=FaultKind.EVENT, share=wrong, text=json.dumps({**chunk, "choices": [choice]})),
+            ScriptedFault(kind=FaultKind.STATUS, status=500, share=failing),
+            ScriptedFault(kind=FaultKind.EVENT, share=wrong, text=json.dumps({**chunk, "choices": [choice]})),
         ],
         seed=seed,
     )

@@ -30,7 +30,7 @@ from benchmarks.chaos_trouble import ENGINE_KINDS, SOUND, UPSTREAM_KINDS, Engine
 from benchmarks.installation import MODEL, Key, Organisation, declared
 from benchmarks.report import Report
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.load.chaos.scrape import INTERVAL_S, Follower
+from maitred.load.chaos.scrape import INTERVAL_S, MetricsPoller
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20261122
@@ -153,7 +153,7 @@ async def _troubled(
     hit_engines = schedule(rng, ENGINE_KINDS, ENGINES, seconds, pause_s)
     hit_upstreams = schedule(rng, UPSTREAM_KINDS, len(upstreams), seconds)
     load = Load(client, key, seconds)
-    async with Follower(server.url) as follower:
+    async with MetricsPoller(server.url) as follower:
         looking = asyncio.create_task(_count_engines(run, follower), name="count engines")
         async with asyncio.TaskGroup() as group:
             for number in range(CALLERS):
@@ -171,7 +171,7 @@ async def _troubled(
     client.close()
 
 
-async def _count_engines(run: Run, follower: Follower) -> None:
+async def _count_engines(run: Run, follower: MetricsPoller) -> None:
     while True:
         await asyncio.sleep(INTERVAL_S)
         run.engines_up[int(follower.counters.latest.get("maitred_engine_up", 0))] += 1

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, ScriptedOpenAI, Times, scripted_openai
+from maitred.testing.scripted_openai import (
+    DelayDistribution,
+    FaultKind,
+    ScriptedFault,
+    ScriptedOpenAI,
+    ServerScript,
+    scripted_openai,
+)
 from maitred.testing.server_process import free_port
 
 SLOW_PERIOD_S, SLOW_RUNS = 0.2, 0.25
@@ -26,17 +33,20 @@ BACK_WITHIN_S = 8.0
 ENGINE_KINDS = ("kill", "hang", "slow", "flap")
 UPSTREAM_KINDS = ("kill", "hang", "slow", "flap", "faults", "stale")
 
-SOUND = Script(ttft=Times(mean_s=0.03), itl=Times(mean_s=0.03))
+SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.03), itl=DelayDistribution(mean_s=0.03))
 FAULTY = msgspec.structs.replace(
     SOUND,
     faults=[
-        Fault(kind=FaultKind.STATUS, share=0.05, status=503),
-        Fault(kind=FaultKind.STATUS, share=0.05, status=429, headers={"retry-after": "1"}),
-        *(Fault(kind=kind, share=0.04) for kind in (FaultKind.CLOSE, FaultKind.ABORT, FaultKind.SILENT)),
-        *(Fault(kind=kind, share=0.04) for kind in (FaultKind.HTML, FaultKind.EMPTY, FaultKind.ERROR_BODY)),
-        *(Fault(kind=kind, share=0.04, after=3) for kind in (FaultKind.CUT, FaultKind.RESET, FaultKind.HALF_EVENT)),
-        *(Fault(kind=kind, share=0.04, after=3) for kind in (FaultKind.ERROR_EVENT, FaultKind.NO_DONE)),
-        *(Fault(kind=kind, share=0.04, after=2) for kind in (FaultKind.GARBAGE, FaultKind.STALL)),
+        ScriptedFault(kind=FaultKind.STATUS, share=0.05, status=503),
+        ScriptedFault(kind=FaultKind.STATUS, share=0.05, status=429, headers={"retry-after": "1"}),
+        *(ScriptedFault(kind=kind, share=0.04) for kind in (FaultKind.CLOSE, FaultKind.ABORT, FaultKind.SILENT)),
+        *(ScriptedFault(kind=kind, share=0.04) for kind in (FaultKind.HTML, FaultKind.EMPTY, FaultKind.ERROR_BODY)),
+        *(
+            ScriptedFault(kind=kind, share=0.04, after=3)
+            for kind in (FaultKind.CUT, FaultKind.RESET, FaultKind.HALF_EVENT)
+        ),
+        *(ScriptedFault(kind=kind, share=0.04, after=3) for kind in (FaultKind.ERROR_EVENT, FaultKind.NO_DONE)),
+        *(ScriptedFault(kind=kind, share=0.04, after=2) for kind in (FaultKind.GARBAGE, FaultKind.STALL)),
     ],
 )
 _LOAD = "sglang:num_running_reqs {}\nsglang:num_queue_reqs {}\nsglang:token_usage {}\n"
@@ -144,7 +154,7 @@ class Upstream:
         self._life = ExitStack()
         self.server: ScriptedOpenAI | None = None
 
-    async def start(self, script: Script) -> None:
+    async def start(self, script: ServerScript) -> None:
         """A new life."""
         self.server = await asyncio.to_thread(self._life.enter_context, scripted_openai(script, port=self._port))
 
@@ -174,12 +184,12 @@ class Upstream:
                 page = STALE_FULL if trouble.victim else STALE_IDLE
                 await self._for_a_while(msgspec.structs.replace(SOUND, metrics=page), trouble.for_s)
 
-    async def _for_a_while(self, script: Script, for_s: float) -> None:
+    async def _for_a_while(self, script: ServerScript, for_s: float) -> None:
         await self._again(script, 0.0)
         await asyncio.sleep(for_s)
         await self._again(SOUND, 0.0)
 
-    async def _again(self, script: Script, down_s: float) -> None:
+    async def _again(self, script: ServerScript, down_s: float) -> None:
         await self.stop()
         await asyncio.sleep(down_s)
         await self.start(script)

@@ -23,10 +23,10 @@ import numpy as np
 
 from benchmarks.report import Report
 from maitred.load.analysis.compare import compare
-from maitred.load.measure.record import Outcome, Record, RunData
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.measure.times import Floats
-from maitred.load.spec import Arrivals, Bounds, LoadSpec, Objectives
+from maitred.load.spec import ArrivalsSpec, LoadSpec, ObjectivesSpec, StopCondition
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Server:
     load_share: float = 0.0
     gaps: int = 6
 
-    def run(self, load_seed: int, seed: int) -> Result:
+    def run(self, load_seed: int, seed: int) -> LoadResult:
         """One run: the load from one seed, the server's chance from another."""
         load, chance = np.random.default_rng([1, load_seed]), np.random.default_rng([2, seed])
         rate_per_s = 50.0
@@ -69,7 +69,7 @@ class Server:
             at_s = due_s[number] + ttft_s[number] + np.concatenate([[0.0], np.cumsum(gaps)])
             failed = chance.random() < 0.005
             records.append(
-                Record(
+                RequestRecord(
                     session=number,
                     turn=0,
                     tenant="default",
@@ -83,17 +83,17 @@ class Server:
                     output_tokens=0 if failed else int(tokens[number]),
                     attempts=1,
                     status=500 if failed else 200,
-                    outcome=Outcome.FAILED if failed else Outcome.COMPLETE,
+                    outcome=UserOutcome.FAILED if failed else UserOutcome.COMPLETE,
                 )
             )
         spec = LoadSpec(
-            arrivals=Arrivals(rate_per_s=rate_per_s),
-            bounds=Bounds(requests=self.requests),
-            objectives=Objectives(ttft_s=0.8, tpot_s=0.05),
+            arrivals=ArrivalsSpec(rate_per_s=rate_per_s),
+            bounds=StopCondition(requests=self.requests),
+            objectives=ObjectivesSpec(ttft_s=0.8, tpot_s=0.05),
             seed=load_seed,
         )
         data = RunData(records=records, samples=[], seconds=records[-1].ended_s, started_unix_s=0.0)
-        return Result.of(spec, data, command="", workload="simulated")
+        return LoadResult.of(spec, data, command="", workload="simulated")
 
     def _remembering(self, rng: np.random.Generator) -> Floats:
         """Normal values, each correlated with the one before by `memory`."""

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from benchmarks.report import Report
 from benchmarks.users import is_whole
-from maitred.load.measure.record import Outcome, RunData
+from maitred.load.measure.record import RunData, UserOutcome
 from maitred.load.play.driver import run
-from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
+from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, LoadTarget, ShapeSpec, StopCondition
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260104
@@ -57,7 +57,7 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
         leaving = [await crowd for crowd in crowds]
         all_gone.set()
     answers = staying.result().records
-    left = sum(count(data, Outcome.CANCELLED) for data in leaving)
+    left = sum(count(data, UserOutcome.CANCELLED) for data in leaving)
     await asyncio.sleep(SETTLE_S)
     samples = await asyncio.to_thread(server.metrics)
     report.figures = {
@@ -75,7 +75,9 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
     incomplete = [record for record in answers if not is_whole(record)]
     report.require("patient answers lost or cut", len(incomplete), at_most=0)
     report.require("left before the end", left, at_least=disconnects * 0.5)
-    failed = sum(len(data.records) - count(data, Outcome.CANCELLED) - count(data, Outcome.COMPLETE) for data in leaving)
+    failed = sum(
+        len(data.records) - count(data, UserOutcome.CANCELLED) - count(data, UserOutcome.COMPLETE) for data in leaving
+    )
     report.require("impatient users who were refused or cut", failed, at_most=0)
     print(report.figures)
 
@@ -83,11 +85,11 @@ async def play(server: ServerProcess, disconnects: int, report: Report) -> None:
 def patient(url: str) -> LoadSpec:
     """Users who read every answer to its end, until they are told to stop."""
     return LoadSpec(
-        target=Target(url=url, exact_output="always"),
-        arrivals=Arrivals(users=PATIENT_USERS, spread_s=0.0),
-        shape=Shape(prompt_tokens="uniform:5..300", output_tokens="60"),
-        clients=Clients(retries=0),
-        bounds=Bounds(duration_s=3600.0),
+        target=LoadTarget(url=url, exact_output="always"),
+        arrivals=ArrivalsSpec(users=PATIENT_USERS, spread_s=0.0),
+        shape=ShapeSpec(prompt_tokens="uniform:5..300", output_tokens="60"),
+        clients=ClientsSpec(retries=0),
+        bounds=StopCondition(duration_s=3600.0),
         seed=SEED,
     )
 
@@ -101,13 +103,13 @@ def impatient(url: str, disconnects: int, *, stream: bool) -> LoadSpec:
         target=replace(spec.target, stream=stream),
         arrivals=replace(spec.arrivals, users=users),
         shape=replace(spec.shape, output_tokens="400"),
-        clients=Clients(retries=0, cancel_share=1.0, cancel_after_s=STAYS_S),
-        bounds=Bounds(requests=disconnects),
+        clients=ClientsSpec(retries=0, cancel_share=1.0, cancel_after_s=STAYS_S),
+        bounds=StopCondition(requests=disconnects),
         seed=SEED + (1 if stream else 2),
     )
 
 
-def count(data: RunData, outcome: Outcome) -> int:
+def count(data: RunData, outcome: UserOutcome) -> int:
     """How many requests ended so."""
     return sum(record.outcome is outcome for record in data.records)
 

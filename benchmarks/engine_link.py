@@ -17,12 +17,12 @@ import uvloop
 
 from benchmarks.report import Report
 from maitred.core.errors import ReplicaLost
-from maitred.core.ports import LoadReport
-from maitred.core.request import Delta, Request, SamplingParams
-from maitred.replica.connection import EngineConnection
-from maitred.replica.stream import EngineStream
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, SamplingParams, TokenDelta
+from maitred.replica.engine.connection import EngineConnection
+from maitred.replica.engine.stream import EngineStream
 from maitred.testing.script import SCRIPTED_CARD
-from maitred.wire.frames import PROTOCOL_VERSION, FrameReader, Hello, Output, Step, ToGateway, encode_frame
+from maitred.wire.frames import PROTOCOL_VERSION, EngineHello, FrameReader, Step, ToGateway, TokenOutput, encode_frame
 
 SEED = 0
 OUTPUTS = 200
@@ -45,9 +45,9 @@ class Bench:
     def __init__(self, streams: int) -> None:
         self.connection = EngineConnection()
         self.connection.connection_made(Sink())
-        self.connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+        self.connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
         sampling = SamplingParams(max_tokens=1 << 20, seed=0)
-        request = Request("req-5b1f0c9e7d2a4c6f8e1b3a5d", list(range(1000)), sampling)
+        request = EngineRequest("req-5b1f0c9e7d2a4c6f8e1b3a5d", list(range(1000)), sampling)
         began_s = time.process_time()
         self.streams = [self.connection.submit(request) for _ in range(streams)]
         self.submit_us = (time.process_time() - began_s) / streams * 1e6
@@ -56,7 +56,7 @@ class Bench:
     def step(self) -> bytes:
         """The next step's frame: one token for every stream."""
         self._steps += 1
-        outputs = [Output(stream.wire_id, Delta(0, [self._steps % 30_000])) for stream in self.streams]
+        outputs = [TokenOutput(stream.wire_id, TokenDelta(0, [self._steps % 30_000])) for stream in self.streams]
         return encode_frame(Step(self._steps, outputs, [], LoadReport()))
 
 

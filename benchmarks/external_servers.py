@@ -16,12 +16,12 @@ from typing import IO
 
 from benchmarks.environments import CPU_TORCH, Environment
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.replica.http.line import Connections
+from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import DialectName, UpstreamConfig
 from maitred.replica.upstream.probe import Probe
-from maitred.replica.upstream.server import Upstream
+from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.testing.server_process import free_port
-from maitred.testing.text_replica_conformance import Ability, TextReplicaUnderTest
+from maitred.testing.text_replica_conformance import ServerCapability, TextReplicaUnderTest
 
 START_S = 180.0
 STOP_S = 20.0
@@ -43,7 +43,7 @@ class External(Environment):
     dialect: DialectName
     command: Sequence[str]
     model: str
-    abilities: Sequence[Ability]
+    abilities: Sequence[ServerCapability]
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self, text: str, port: int) -> str:
@@ -59,7 +59,7 @@ EXTERNALS = (
         packages=["xllamacpp==2026.10.11549", "gguf==0.19.0"],
         command=["{python}", str(Path(__file__).parent / "external_llamacpp.py"), "{model}", "{port}"],
         model=BUNDLED_MODEL.name,
-        abilities=list(Ability),
+        abilities=list(ServerCapability),
     ),
     External(
         name="vllm",
@@ -72,7 +72,7 @@ EXTERNALS = (
             *("--max-num-seqs", "16", "--enforce-eager"),
         ],
         model="tiny",
-        abilities=list(Ability),
+        abilities=list(ServerCapability),
         without=["torchaudio", "torchvision", "torchcodec"],
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -147,14 +147,14 @@ async def started(external: External) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def under_test(running: Running, abilities: Sequence[Ability]) -> AsyncIterator[TextReplicaUnderTest]:
+async def under_test(running: Running, abilities: Sequence[ServerCapability]) -> AsyncIterator[TextReplicaUnderTest]:
     """The server as a replica, as soon as a look has found it.
 
     Raises:
         RuntimeError: It did not come; the message ends with what it printed last.
     """
-    async with Connections() as connections:
-        upstream = Upstream(running.config, "external", connections)
+    async with OpenConnections() as connections:
+        upstream = UpstreamReplica(running.config, "external", connections)
         probe = Probe(upstream)
 
         async def load() -> float | None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.testing.scripted_openai import Fault, FaultKind
+from maitred.testing.scripted_openai import FaultKind, ScriptedFault
 
 TOKENS = 8
 RETRIES = 2
@@ -72,7 +72,7 @@ class Case:
     what: str
     time: Time
     seen: Seen
-    fault: Fault | None = None
+    fault: ScriptedFault | None = None
     place: Place | None = None
     retry_after: int | None = None
     calls: int = 1
@@ -100,7 +100,9 @@ def _known(name: str, what: str, place: Place) -> Case:
 
 
 def _status(status: int, what: str, seen: Seen, **headers: str) -> Case:
-    fault = Fault(kind=FaultKind.STATUS, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    fault = ScriptedFault(
+        kind=FaultKind.STATUS, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
     retry_after = int(headers["retry_after"]) if "retry_after" in headers else None
     name = f"status-{status}" + ("-with-time" if headers else "")
     again = status in _TRIED_AGAIN and not headers  # seven seconds are longer than anybody is made to wait
@@ -110,15 +112,15 @@ def _status(status: int, what: str, seen: Seen, **headers: str) -> Case:
 def _before(
     name: str, what: str, kind: FaultKind, seen: Seen = Seen.LOST, text: str = "", calls: int = 1 + RETRIES
 ) -> Case:
-    return Case(name, what, Time.BEFORE, seen, Fault(kind=kind, after=0, text=text), calls=calls)
+    return Case(name, what, Time.BEFORE, seen, ScriptedFault(kind=kind, after=0, text=text), calls=calls)
 
 
 def _middle(name: str, what: str, kind: FaultKind, after: int = 3, text: str = "", calls: int = 1 + RETRIES) -> Case:
-    return Case(name, what, Time.MIDDLE, Seen.LOST, Fault(kind=kind, after=after, text=text), calls=calls)
+    return Case(name, what, Time.MIDDLE, Seen.LOST, ScriptedFault(kind=kind, after=after, text=text), calls=calls)
 
 
 def _odd(name: str, what: str, kind: FaultKind, for_s: float | None = None) -> Case:
-    return Case(name, what, Time.NEVER, Seen.WHOLE, Fault(kind=kind, after=3, for_s=for_s))
+    return Case(name, what, Time.NEVER, Seen.WHOLE, ScriptedFault(kind=kind, after=3, for_s=for_s))
 
 
 def _response(status: str, content_type: str, body: str, **headers: str) -> str:
@@ -211,13 +213,13 @@ MIDDLE = (
         "longer than `total_timeout_s`",
         Time.MIDDLE,
         Seen.LOST,
-        Fault(kind=FaultKind.SPLIT),
+        ScriptedFault(kind=FaultKind.SPLIT),
         tokens=400,
         hopeless=True,
     ),
 )
 ODD = (
-    Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, Fault(kind=FaultKind.NO_USAGE), estimated=True),
+    Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, ScriptedFault(kind=FaultKind.NO_USAGE), estimated=True),
     _odd("no-terminator", "connection closed after `[DONE]`, without the end of the body", FaultKind.NO_END),
     _odd("bunched", "several events in one segment", FaultKind.BUNCHED),
     _odd("pings", "comments between events", FaultKind.PINGS),

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.fault_cases import RETRIES, Case, Place
 from maitred.identity.keys import make_key
-from maitred.testing.scripted_openai import Script, ScriptedOpenAI, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ScriptedOpenAI, ServerScript, scripted_openai
 from maitred.testing.server_process import ServerProcess, free_port, serving
 
 QUICK = {
@@ -37,7 +37,7 @@ QUICK = {
 }
 PRICE = {"prompt": 1.0, "output": 2.0}
 """US dollars per million tokens."""
-CALM = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.03))
+CALM = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.03))
 """So slow that what precedes a fault has been passed on before it, also on a machine with much else to do."""
 
 

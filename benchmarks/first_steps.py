@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_llama, random_qwen
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -115,7 +115,7 @@ def answer(engines: dict[str, Engine], draw: random.Random) -> dict[str, list[fl
             prompt = [draw.randrange(4000) for _ in range(draw.choice((24, 60, 120, 240)))]
             for engine in engines.values():
                 sampling = SamplingParams(max_tokens=longest, seed=made, ignore_eos=True)
-                engine.submit("benchmark", Request(str(made), prompt, sampling))
+                engine.submit("benchmark", EngineRequest(str(made), prompt, sampling))
         for engine in engines.values():
             engine.step()
             engine._record(time.monotonic())  # what the other takes meanwhile is no part of a step

@@ -30,7 +30,7 @@ from benchmarks.gateway_set import CONTENDERS
 from benchmarks.gateways_plot import plot
 from benchmarks.report import RESULTS, Report
 from benchmarks.rival_results import kept_figures
-from maitred.app.garbage import collect_seldom
+from maitred.app.runtime.gc import collect_seldom
 
 SEED = 20261122
 QUICK = Scale(rounds=1, turn_s=0.3, paced_streams=(20, 200), paced_tokens=20, prompt_tokens=20_000)

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.report import Report
 from benchmarks.shapes import random_qwen
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -191,7 +191,7 @@ def submit(engine: Engine, prompts: list[list[int]]) -> None:
     """Everything at once, greedily."""
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, seed=number, temperature=0.0, ignore_eos=True)
-        engine.submit(None, Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit(None, EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
 
 
 def answer(engine: Engine, prompts: list[list[int]]) -> int:

@@ -24,7 +24,14 @@ import httpx
 import uvloop
 
 from benchmarks.report import Report, percentiles
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, ScriptedOpenAI, Times, scripted_openai
+from maitred.testing.scripted_openai import (
+    DelayDistribution,
+    FaultKind,
+    ScriptedFault,
+    ScriptedOpenAI,
+    ServerScript,
+    scripted_openai,
+)
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 7
@@ -84,13 +91,16 @@ def main() -> int:
 
 @contextmanager
 def _side(*, hedges: bool) -> Iterator[Side]:
-    fault = Fault(kind=FaultKind.STALL, after=0, for_s=PAUSE_S, share=PAUSED_SHARE)
+    fault = ScriptedFault(kind=FaultKind.STALL, after=0, for_s=PAUSE_S, share=PAUSED_SHARE)
     with ExitStack() as running:
         servers = [
             running.enter_context(
                 scripted_openai(
-                    Script(
-                        ttft=Times(mean_s=TTFT_S, cv=0.2), itl=Times(mean_s=0.005), faults=[fault], seed=SEED + number
+                    ServerScript(
+                        ttft=DelayDistribution(mean_s=TTFT_S, cv=0.2),
+                        itl=DelayDistribution(mean_s=0.005),
+                        faults=[fault],
+                        seed=SEED + number,
                     )
                 )
             )

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.report import Report
 from benchmarks.shapes import LLAMA_33M, QWEN_0_5B, WORK, random_llama, random_model, random_qwen
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.wire.frames import Step, encode_frame
@@ -117,7 +117,7 @@ class Bench:
         for number in range(rows):
             prompt = [self._draw.randrange(10, self._card.vocab_size) for _ in range(prompt_tokens)]
             sampling = SamplingParams(max_tokens=output_tokens, seed=number, temperature=0.0, ignore_eos=True)
-            self._engine.submit(None, Request(id=str(number), prompt=prompt, sampling=sampling))
+            self._engine.submit(None, EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
         while sum(map(len, self._engine.step().values())) < rows:
             pass
 

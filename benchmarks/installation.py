@@ -24,15 +24,15 @@ from typing import Any
 import msgspec
 import psutil
 
-from maitred.core.lifeline import LIFELINE_VARIABLE
-from maitred.core.ports import LoadReport
+from maitred.core.parent_watch import LIFELINE_VARIABLE
+from maitred.core.replica import LoadReport
 from maitred.core.secret import Secret
 from maitred.identity.keys import make_key
-from maitred.replica.engine_link import EngineLink
+from maitred.replica.engine.client import EngineClient
 from maitred.store.config import StoreConfig
 from maitred.testing.postgres_server import postgres_server
 from maitred.testing.redis_server import RedisServer, redis_server
-from maitred.testing.script import Script
+from maitred.testing.script import EngineScript
 from maitred.testing.server_process import free_port
 from maitred.wire.address import Address, UnixAddress
 
@@ -79,7 +79,7 @@ class Plan:
 
     organisations: Mapping[str, Organisation]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    script: Script | None = None
+    script: EngineScript | None = None
     engine: Sequence[str] = ()
     gateways: int = 1
     shared: bool = False
@@ -199,9 +199,9 @@ class Installation:
         self._engine = engine
 
     @asynccontextmanager
-    async def engine_link(self) -> AsyncIterator[EngineLink]:
+    async def engine_link(self) -> AsyncIterator[EngineClient]:
         """A connection of one's own to the engine, which reports every step to everyone."""
-        link = EngineLink(self._engine)
+        link = EngineClient(self._engine)
         await link.connect(START_S)
         try:
             yield link

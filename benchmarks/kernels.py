@@ -18,7 +18,7 @@ from torch.nn import functional
 from benchmarks.report import Report
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.linear import make_linear
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -224,18 +224,18 @@ class Bench:
         chunks, start = [], 0
         for before, length in sizes:
             table = torch.randperm(self._cache.num_blocks)[: -(-(before + length) // BLOCK_TOKENS)].tolist()
-            chunks.append(Chunk(start, length, before, table))
+            chunks.append(BatchChunk(start, length, before, table))
             start += length
         config = self._config
         qkv = torch.randn(start, config.qkv_features)
 
-        def batch_of(part: list[Chunk]) -> ForwardBatch:
+        def batch_of(part: list[BatchChunk]) -> ForwardBatch:
             first, last = part[0].start_row, part[-1].end_row
             rows = torch.arange(last - first)
-            moved = [Chunk(c.start_row - first, c.length, c.context_before, c.block_table) for c in part]
+            moved = [BatchChunk(c.start_row - first, c.length, c.context_before, c.block_table) for c in part]
             return ForwardBatch(rows, rows, rows, rows, chunks=moved)
 
-        def attend(part: list[Chunk]) -> None:
+        def attend(part: list[BatchChunk]) -> None:
             batch = batch_of(part)
             rows = qkv[part[0].start_row : part[-1].end_row]
             self._attention.attend(0, rows, self._cache, self._attention.plan(batch, self._cache))

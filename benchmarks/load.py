@@ -19,22 +19,22 @@ import uvloop
 
 from benchmarks.report import Report
 from benchmarks.shapes import WORK
-from maitred.load.analysis.sweep import Sweep, Trial, sweep
-from maitred.load.measure.result import Result
+from maitred.load.analysis.sweep import Sweep, SweepTrial, sweep
+from maitred.load.measure.result import LoadResult
 from maitred.load.play.driver import run
 from maitred.load.report.html import render
 from maitred.load.report.plots import draw
-from maitred.load.spec import Arrivals, Bounds, LoadSpec, Objectives, Shape, Target
+from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTarget, ObjectivesSpec, ShapeSpec, StopCondition
 from maitred.load.workload.generator import make_workload
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260106
 FOLDER = WORK / "load"
-OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.2, attainment=0.95)
-QUESTIONS = Shape(
+OBJECTIVES = ObjectivesSpec(ttft_s=2.0, tpot_s=0.2, attainment=0.95)
+QUESTIONS = ShapeSpec(
     prompt_tokens="lognormal:mean=150,cv=1", output_tokens="lognormal:mean=60,cv=0.7", max_prompt_tokens=1200
 )
-CONVERSATIONS = Shape(
+CONVERSATIONS = ShapeSpec(
     prompt_tokens="lognormal:mean=60,cv=0.7",
     output_tokens="lognormal:mean=50,cv=0.7",
     turns="uniform:2..6",
@@ -97,14 +97,14 @@ def spec(
     seconds: float,
     rate_per_s: float | None = None,
     users: int | None = None,
-    shape: Shape = QUESTIONS,
+    shape: ShapeSpec = QUESTIONS,
 ) -> LoadSpec:
     """A load on the server."""
     return LoadSpec(
-        target=Target(url=server.url),
-        arrivals=Arrivals(rate_per_s=rate_per_s, users=users),
+        target=LoadTarget(url=server.url),
+        arrivals=ArrivalsSpec(rate_per_s=rate_per_s, users=users),
         shape=shape,
-        bounds=Bounds(duration_s=seconds, warmup_s=seconds / 12),
+        bounds=StopCondition(duration_s=seconds, warmup_s=seconds / 12),
         objectives=OBJECTIVES,
         seed=SEED,
     )
@@ -112,27 +112,27 @@ def spec(
 
 def replay(server: ServerProcess, trace: Path, seconds: float) -> LoadSpec:
     """Mooncake's conversations, at their own speed, shortened to what the bundled model's window takes."""
-    shape = Shape(trace=f"mooncake:{trace}", scale=MOONCAKE_SCALE, max_prompt_tokens=1600, max_output_tokens=200)
+    shape = ShapeSpec(trace=f"mooncake:{trace}", scale=MOONCAKE_SCALE, max_prompt_tokens=1600, max_output_tokens=200)
     return msgspec.structs.replace(spec(server, seconds=seconds), shape=shape)
 
 
 async def find_knee(server: ServerProcess, trial_s: float) -> Sweep:
     """The highest rate that the server sustains."""
 
-    def watch(trial: Trial) -> None:
+    def watch(trial: SweepTrial) -> None:
         verdict = "passed" if trial.passed else "failed"
         print(f"{trial.rate_per_s:.2f}/s {verdict}: attainment {trial.attainment:.1%}", flush=True)
 
     one = spec(server, rate_per_s=1.0, seconds=trial_s)
-    one = msgspec.structs.replace(one, arrivals=Arrivals(), bounds=Bounds(warmup_s=trial_s / 6))
+    one = msgspec.structs.replace(one, arrivals=ArrivalsSpec(), bounds=StopCondition(warmup_s=trial_s / 6))
     return await sweep(one, lambda load: play(load, "sweep", keep=False), start_rate=4.0, trial_s=trial_s, watch=watch)
 
 
-async def play(load: LoadSpec, name: str, *, keep: bool = True) -> Result:
+async def play(load: LoadSpec, name: str, *, keep: bool = True) -> LoadResult:
     """One run; its result and its report stay in the work folder."""
     workload = make_workload(load)
     data = await run(load, workload)
-    result = Result.of(
+    result = LoadResult.of(
         load, data, command=" ".join(["python -m benchmarks.load", *sys.argv[1:]]), workload=workload.description
     )
     if keep:
@@ -143,7 +143,7 @@ async def play(load: LoadSpec, name: str, *, keep: bool = True) -> Result:
     return result
 
 
-def figures(result: Result) -> dict[str, Any]:
+def figures(result: LoadResult) -> dict[str, Any]:
     """What the summary of a run says, for the result file."""
     return {
         "summary": msgspec.to_builtins(result.summary),

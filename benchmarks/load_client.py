@@ -19,15 +19,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import uvloop
 
 from benchmarks.report import Report
-from maitred.load.measure.record import Record
-from maitred.load.play.client.answer import AnswerReader, Traffic
-from maitred.load.play.client.caller import Caller
+from maitred.load.measure.record import RequestRecord
+from maitred.load.play.client.answer import StreamRecorder, StreamTotals
+from maitred.load.play.client.caller import LoadClient
 from maitred.load.play.client.origin import Origin
-from maitred.load.play.client.pool import Pool
+from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
-from maitred.load.play.target import Dialect, Requests
-from maitred.load.spec import Target
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.load.play.target import RequestEncoder, TargetDialect
+from maitred.load.spec import LoadTarget
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 
 SEED = 20260105
 CLIENTS = ("maitred", "aiohttp", "httpx")
@@ -35,7 +35,7 @@ RATE_PER_S = 20
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 HEADERS = {b"content-type": b"text/event-stream"}
 
-Ask = Callable[[Record], Coroutine[None, None, None]]
+Ask = Callable[[RequestRecord], Coroutine[None, None, None]]
 
 
 def main() -> int:
@@ -57,7 +57,9 @@ def main() -> int:
     report = Report("load_client", seed=SEED, quick=arguments.quick)
     cores = sorted(os.sched_getaffinity(0))
     costs: dict[str, list[float]] = {client: [] for client in CLIENTS}
-    script = Script(ttft=Times(mean_s=0.5, cv=0.3), itl=Times(mean_s=1 / RATE_PER_S), seed=SEED)
+    script = ServerScript(
+        ttft=DelayDistribution(mean_s=0.5, cv=0.3), itl=DelayDistribution(mean_s=1 / RATE_PER_S), seed=SEED
+    )
     with scripted_openai(script, core=cores[0]) as server:
         for _ in range(arguments.rounds):
             for client, rounds in costs.items():
@@ -92,10 +94,10 @@ def in_process(client: str, url: str, streams: int, seconds: int, *, core: int) 
 async def drive(client: str, url: str, streams: int, tokens: int) -> dict[str, float]:
     """Opens all streams at once and reads them to their ends."""
     origin = Origin.parse(url)
-    pool = Pool(origin, (origin.host, origin.port), connect_timeout_s=10, clock=RunClock())
-    requests = Requests(Target(url=url), origin, "scripted", Dialect(ignore_eos=True))
+    pool = ConnectionPool(origin, (origin.host, origin.port), connect_timeout_s=10, clock=RunClock())
+    requests = RequestEncoder(LoadTarget(url=url), origin, "scripted", TargetDialect(ignore_eos=True))
     head, _, body = requests.encode(MESSAGES, tokens).partition(b"\r\n\r\n")
-    records = [Record(number, 0, "", 0.0, tokens) for number in range(streams)]
+    records = [RequestRecord(number, 0, "", 0.0, tokens) for number in range(streams)]
     began_s = time.process_time()
     async for ask in CLIENT_OF[client](pool, url, head, body):
         began_s = time.process_time()
@@ -105,26 +107,28 @@ async def drive(client: str, url: str, streams: int, tokens: int) -> dict[str, f
     return {"events": sum(len(r.arrivals_s) for r in records), "cpu_s": time.process_time() - began_s}
 
 
-async def ours(pool: Pool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
+async def ours(pool: ConnectionPool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
     """`maitred.load.play.client`."""
-    caller = Caller(pool, now_s=time.monotonic, retries=0, timeout_s=300, rng=random.Random(0), traffic=Traffic())
+    caller = LoadClient(
+        pool, now_s=time.monotonic, retries=0, timeout_s=300, rng=random.Random(0), traffic=StreamTotals()
+    )
     request = head + b"\r\n\r\n" + body
 
-    async def ask(record: Record) -> None:
+    async def ask(record: RequestRecord) -> None:
         await caller.ask(record, request)
 
     yield ask
 
 
-async def with_aiohttp(pool: Pool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
+async def with_aiohttp(pool: ConnectionPool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
     """aiohttp, with its C parser."""
     import aiohttp
 
     timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
-        async def ask(record: Record) -> None:
-            reader = AnswerReader(record, Traffic(), keep_text=False)
+        async def ask(record: RequestRecord) -> None:
+            reader = StreamRecorder(record, StreamTotals(), keep_text=False)
             async with session.post(
                 f"{url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"}
             ) as response:
@@ -135,15 +139,15 @@ async def with_aiohttp(pool: Pool, url: str, head: bytes, body: bytes) -> AsyncI
         yield ask
 
 
-async def with_httpx(pool: Pool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
+async def with_httpx(pool: ConnectionPool, url: str, head: bytes, body: bytes) -> AsyncIterator[Ask]:
     """httpx, on which the official SDK stands."""
     import httpx
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=300, limits=limits) as session:
 
-        async def ask(record: Record) -> None:
-            reader = AnswerReader(record, Traffic(), keep_text=False)
+        async def ask(record: RequestRecord) -> None:
+            reader = StreamRecorder(record, StreamTotals(), keep_text=False)
             async with session.stream(
                 "POST", f"{url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
             ) as response:

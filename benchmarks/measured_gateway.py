@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from maitred.core.request import Request
-from maitred.testing.script import Answer
+from maitred.core.request import EngineRequest
+from maitred.testing.script import ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.testing.server_process import ServerProcess, serving
 from maitred.wire.address import UnixAddress
@@ -34,9 +34,9 @@ class InstantReplica(ScriptedEngine):
 
     def __init__(self, address: UnixAddress, *, tokens: int) -> None:
         super().__init__(address=address)
-        self._answer = Answer(tokens=list(range(300, 300 + tokens)), tokens_per_step=tokens)
+        self._answer = ScriptedAnswer(tokens=list(range(300, 300 + tokens)), tokens_per_step=tokens)
 
-    def answer_to(self, request: Request) -> Answer:
+    def answer_to(self, request: EngineRequest) -> ScriptedAnswer:
         """See `ScriptedEngine.answer_to`."""
         return self._answer
 

@@ -35,7 +35,7 @@ import uvloop
 from benchmarks.report import Report
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.fleet.residency.config import ResidencyConfig
-from maitred.fleet.residency.lodger import memory_of
+from maitred.fleet.residency.on_demand_replica import memory_of
 from maitred.testing.server_process import ServerProcess, serving
 from maitred.testing.variants import make_variant
 

@@ -10,18 +10,18 @@ import time
 
 from benchmarks.simulated_gateway import CARD, TIMES, NoModel, make_engine
 from maitred.core.clock import SystemClock
-from maitred.core.lifeline import follow_parent
+from maitred.core.parent_watch import follow_parent
 from maitred.core.request import TokenLogprobs
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.server import EngineServer
-from maitred.fairness.config import LineConfig
+from maitred.fairness.config import QueueOrderConfig
 
 
 class PacedModel(NoModel):
     """Takes as long as the simulated one would."""
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
         outputs = super().execute(plan)
         time.sleep(self.work.seconds(TIMES))
         return outputs
@@ -35,7 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     follow_parent()
     clock = SystemClock()
-    engine = make_engine(PacedModel(), LineConfig(policy=arguments.policy), clock)
+    engine = make_engine(PacedModel(), QueueOrderConfig(policy=arguments.policy), clock)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(arguments.socket)
     listener.listen()

@@ -33,8 +33,8 @@ from benchmarks.families import FAMILIES, make_model
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED
 from maitred.core.grammar import Grammar
-from maitred.core.ports import LoadReport
-from maitred.core.request import Request, SamplingParams
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
@@ -144,7 +144,7 @@ def rows(folder: Path, family: str) -> dict[str, dict[str, Any]]:
 
 
 def cell(
-    folder: Path, config: EngineConfig, feature: Feature, asked: Sequence[Request], plain: Answers
+    folder: Path, config: EngineConfig, feature: Feature, asked: Sequence[EngineRequest], plain: Answers
 ) -> dict[str, Any]:
     """What becomes of the same requests with a feature."""
     config = replace(config, **feature.settings)
@@ -163,7 +163,7 @@ def cell(
 
 
 def constrained(
-    folder: Path, config: EngineConfig, asked: Sequence[Request], letters: Tensor, truth: Answers | None
+    folder: Path, config: EngineConfig, asked: Sequence[EngineRequest], letters: Tensor, truth: Answers | None
 ) -> dict[str, Any]:
     """What becomes of the same requests when their answers are held to a grammar: together, and one at a time."""
     grammar = Grammar("regex", LETTERS)
@@ -203,7 +203,7 @@ def engine_of(folder: Path, config: EngineConfig) -> Engine:
     return build(folder, config)[0]
 
 
-def answers(engine: Engine, asked: Sequence[Request]) -> Answers:
+def answers(engine: Engine, asked: Sequence[EngineRequest]) -> Answers:
     """What it answers to all of them together."""
     said: dict[str, list[int]] = {request.id: [] for request in asked}
     for request in asked:
@@ -215,12 +215,12 @@ def answers(engine: Engine, asked: Sequence[Request]) -> Answers:
     return list(said.values())
 
 
-def requests(vocabulary: int) -> list[Request]:
+def requests(vocabulary: int) -> list[EngineRequest]:
     """Prompts of all lengths, many of which begin alike."""
     rng = random.Random(SEED)
     beginning = rng.choices(range(10, vocabulary), k=40)
     return [
-        Request(
+        EngineRequest(
             str(number),
             beginning[: rng.choice((0, 0, 20, 40))] + rng.choices(range(10, vocabulary), k=rng.randint(1, 60)),
             SamplingParams(max_tokens=OUTPUT_TOKENS, seed=number, temperature=0.0, ignore_eos=True),
@@ -229,7 +229,7 @@ def requests(vocabulary: int) -> list[Request]:
     ]
 
 
-def generated(oracle: transformers.PreTrainedModel, request: Request, allowed: Tensor | None) -> list[int]:
+def generated(oracle: transformers.PreTrainedModel, request: EngineRequest, allowed: Tensor | None) -> list[int]:
     """What `transformers` answers, if it may use only some tokens."""
     prompt = torch.tensor([request.prompt])
 

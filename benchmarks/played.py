@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.measure.record import Record, RunData
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import RequestRecord, RunData
+from maitred.load.measure.result import LoadResult
 from maitred.load.spec import LoadSpec
-from maitred.testing.scripted_openai import RequestTruth, Script, Truth, scripted_openai
+from maitred.testing.scripted_openai import RequestTruth, ServedRecord, ServerScript, scripted_openai
 
 SERVER_CORE, TESTER_CORE = 0, 1
 RANKS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -35,12 +35,12 @@ class Played:
         truth: What the server did.
     """
 
-    result: Result
+    result: LoadResult
     data: RunData
-    truth: Truth
+    truth: ServedRecord
 
     @cached_property
-    def pairs(self) -> list[tuple[Record, RequestTruth]]:
+    def pairs(self) -> list[tuple[RequestRecord, RequestTruth]]:
         """Every streamed request of the server's log with the tester's record of it.
 
         Both are put in order of their first bytes; at a time resolution at which two change places, their times are
@@ -118,7 +118,9 @@ class Played:
         }
 
 
-def play(script: Script, spec: LoadSpec, *, tester_cores: Sequence[int] = (TESTER_CORE,), unix: bool = False) -> Played:
+def play(
+    script: ServerScript, spec: LoadSpec, *, tester_cores: Sequence[int] = (TESTER_CORE,), unix: bool = False
+) -> Played:
     """Starts a server, plays the load, stops the server.
 
     Args:
@@ -138,7 +140,7 @@ def quantiles(values: Floats) -> dict[str, float]:
     return {name: float(value) for name, value in zip(RANKS, np.quantile(values, list(RANKS.values())), strict=True)}
 
 
-def _in_own_process(spec: LoadSpec, cores: Sequence[int]) -> tuple[Result, RunData]:
+def _in_own_process(spec: LoadSpec, cores: Sequence[int]) -> tuple[LoadResult, RunData]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_play, args=(theirs, msgspec.json.encode(spec), list(cores)))
@@ -150,7 +152,7 @@ def _in_own_process(spec: LoadSpec, cores: Sequence[int]) -> tuple[Result, RunDa
         raise RuntimeError("The tester's process failed; its error is above.") from None
     finally:
         process.join()
-    return msgspec.json.decode(content, type=Result), data
+    return msgspec.json.decode(content, type=LoadResult), data
 
 
 def _play(pipe: Connection, content: bytes, cores: list[int]) -> None:
@@ -162,6 +164,6 @@ def _play(pipe: Connection, content: bytes, cores: list[int]) -> None:
     os.sched_setaffinity(0, set(cores) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
     spec = msgspec.json.decode(content, type=LoadSpec)
     data: RunData = uvloop.run(run(spec))
-    result = Result.of(spec, data, command="benchmarks.tester", workload="scripted")
+    result = LoadResult.of(spec, data, command="benchmarks.tester", workload="scripted")
     pipe.send((msgspec.json.encode(result), data))
     pipe.close()

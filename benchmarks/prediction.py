@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.simulated_gateway import Simulation, capacity
-from maitred.dispatch.ticket import Ticket
-from maitred.fairness.config import LineConfig
+from maitred.dispatch.entry import QueuedRequest
+from maitred.fairness.config import QueueOrderConfig
 
 SEED = 20_261_122
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 10.0)
@@ -39,9 +39,9 @@ def main() -> int:
     loads, seconds = ((0.8, 1.5, 10.0), 20.0) if arguments.quick else (LOADS, 40.0)
     jitters = dict(list(JITTERS.items())[:1]) if arguments.quick else JITTERS
     report = Report("prediction", seed=SEED, quick=arguments.quick)
-    requests_per_s = capacity(LineConfig(policy="fifo"))
+    requests_per_s = capacity(QueueOrderConfig(policy="fifo"))
     report.figures = {"capacity_requests_per_s": requests_per_s, "objective_s": OBJECTIVE_S}
-    for line in (LineConfig(), LineConfig(policy="fifo")):
+    for line in (QueueOrderConfig(), QueueOrderConfig(policy="fifo")):
         for name, jitter in jitters.items():
             for load in loads:
                 play = Simulation(load * requests_per_s, line, objective_s=OBJECTIVE_S, seed=SEED, jitter=jitter)
@@ -55,8 +55,8 @@ def errors(play: Simulation, seconds: float, *, foresee: bool) -> dict[str, Any]
     """Lets a simulation run, and holds what was said against what came."""
     for _ in play.run(WARM_UP_S):
         pass
-    foreseen: dict[Ticket, float] = {}
-    watched: set[Ticket] = set()
+    foreseen: dict[QueuedRequest, float] = {}
+    watched: set[QueuedRequest] = set()
     for number, ticket in enumerate(play.run(seconds)):
         watched.add(ticket)
         if foresee and number % EVERY == 0:

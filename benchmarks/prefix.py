@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_qwen
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -79,7 +79,7 @@ def crowd(engine: Engine, draw: random.Random, vocab_size: int, *, requests: int
     for number in range(requests):
         prompt = prefix + [draw.randrange(10, vocab_size) for _ in range(OWN_TOKENS)]
         sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
-        engine.submit(None, Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit(None, EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
     start_s = time.perf_counter()
     while engine.busy:
         engine.step()

@@ -29,21 +29,21 @@ from typing import Any
 from benchmarks import prefix_balance_plot
 from benchmarks.report import RESULTS, Report, percentiles
 from benchmarks.simulated_replicas import BLOCK_TOKENS, Clock, SimulatedReplica
-from maitred.core.balance import Candidate, Inquiry
-from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.prefix import shared_scope
-from maitred.core.request import Request, SamplingParams
-from maitred.core.service import ServiceWeights
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Errand, Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.ticket import Ticket
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueuedRequest
+from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.placement import Placement
-from maitred.wire.frames import Output
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
+from maitred.wire.frames import TokenOutput
 
 SEED = 20261122
 FILE = "conversation_trace.jsonl.xz"
@@ -54,7 +54,7 @@ LOADS, PART = (0.5, 0.8, 1.2), 3_000
 """Times the trace's own rate, and how many of its requests are played at each of them. At 1.5 times it four replicas
 cannot keep up."""
 SCOPE = "trace"
-FLOW = Flow((Share(SCOPE),), PriorityClass.STANDARD)
+FLOW = Flow((FlowLevel(SCOPE),), PriorityClass.STANDARD)
 WEIGHTS = ServiceWeights()
 HITS_OF_ORACLE, MOST_UNEVEN = 0.95, 1.2
 POLICIES = {
@@ -88,12 +88,12 @@ def read(file: Path, limit: int | None) -> list[Ask]:
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-class WatchedPlacement(Placement):
+class WatchedPlacement(PrefixCacheBalancer):
     """Counts prompt tokens that some replica with room held, and the chosen one did not."""
 
     left_tokens = 0
 
-    def choose(self, inquiry: Inquiry, candidates: Items[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Items[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         chosen = super().choose(inquiry, candidates)
         self.left_tokens += max(candidate.held_tokens for candidate in candidates) - chosen.held_tokens
@@ -117,9 +117,9 @@ class Run:
         for name, host in self.hosts.items():
             if (news := host.engine.block_news(whole=True)) is not None:
                 self.placement.heard(name, news)
-        posts = [Post(name, host) for name, host in self.hosts.items()]
-        self.floor = Floor(posts, DispatchConfig(), self.placement)
-        self._tickets: dict[str, Ticket] = {}
+        posts = [Endpoint(name, host) for name, host in self.hosts.items()]
+        self.floor = DispatchCore(posts, DispatchConfig(), self.placement)
+        self._tickets: dict[str, QueuedRequest] = {}
         self._numbers = count()
         self._events = [(ask.at_s, next(self._numbers), partial(self._arrive, ask)) for ask in self.asks]
         heapq.heapify(self._events)
@@ -133,7 +133,7 @@ class Run:
 
     def _arrive(self, ask: Ask) -> None:
         id_ = str(next(self._numbers))
-        errand = Errand(
+        errand = DispatchRequest(
             id_, SCOPE, FLOW, len(ask.prompt), [ask.prompt], max_tokens=ask.output, choices=1, arrived_s=ask.at_s
         )
         ticket = self._tickets[id_] = self.floor.ticket(errand)
@@ -146,7 +146,7 @@ class Run:
             assert ticket.grip is not None, "nobody has a deadline, so nobody fails"
             errand, host = ticket.errand, self.hosts[ticket.grip.station.post.name]
             params = SamplingParams(max_tokens=errand.max_tokens, seed=0)
-            host.submit(Request(errand.id, list(errand.prompts[0]), params, cache_scope=SCOPE))
+            host.submit(EngineRequest(errand.id, list(errand.prompts[0]), params, cache_scope=SCOPE))
             self.floor.submitted(ticket)
             self._begin(host)
 
@@ -155,7 +155,7 @@ class Run:
             ends_s = self.clock.now_s + step[0]
             heapq.heappush(self._events, (ends_s, next(self._numbers), partial(self._end, host, step[1])))
 
-    def _end(self, host: SimulatedReplica, outputs: list[Output]) -> None:
+    def _end(self, host: SimulatedReplica, outputs: list[TokenOutput]) -> None:
         now_s, floor = self.clock.now_s, self.floor
         if (news := host.end()) is not None:
             self.placement.heard(host.name, news)

@@ -24,7 +24,7 @@ from benchmarks.shapes import BUNDLED
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.linear import Linear, make_linear
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -184,7 +184,7 @@ def chunk(tokens: Tensor, table: Tensor, *, every: bool = False) -> ForwardBatch
         positions=positions,
         slots=table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS,
         logit_rows=positions if every else positions[-1:],
-        chunks=[Chunk(0, len(tokens), 0, table.tolist())],
+        chunks=[BatchChunk(0, len(tokens), 0, table.tolist())],
     )
 
 

@@ -36,7 +36,7 @@ from benchmarks.report import Report, percentiles
 from benchmarks.served import merged, ordered_by, unbounded
 from benchmarks.traffic import Sort, Visit, poisson
 from benchmarks.traffic import play as play_all
-from maitred.core.lifeline import LIFELINE_VARIABLE
+from maitred.core.parent_watch import LIFELINE_VARIABLE
 from maitred.load.play.clock import RunClock
 from maitred.wire.address import UnixAddress
 

@@ -23,10 +23,10 @@ import yaml
 from benchmarks.report import Report, percentiles
 from benchmarks.users import is_whole
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.load.measure.record import Record
+from maitred.load.measure.record import RequestRecord
 from maitred.load.play.driver import run
-from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, LoadTarget, ShapeSpec, StopCondition
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20261122
@@ -45,7 +45,7 @@ MOST_FDS = 4
 """Of two connections to the database, which its pool opens when it first needs them."""
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 USER_KEY = "sk-mtd-user000000000000-" + "b" * 43
-SERVER = Script(ttft=Times(mean_s=0.05, cv=0.5), itl=Times(mean_s=0.03, cv=0.5))
+SERVER = ServerScript(ttft=DelayDistribution(mean_s=0.05, cv=0.5), itl=DelayDistribution(mean_s=0.03, cv=0.5))
 RATES_PER_S = {
     (model, stream): 3.0 if stream else 1.5 for model in ("maitred-tiny", "theirs") for stream in (True, False)
 }
@@ -206,16 +206,16 @@ async def reload(
 def users(url: str, model: str, stream: bool) -> LoadSpec:
     """Users who read every answer to its end."""
     return LoadSpec(
-        target=Target(url=url, model=model, stream=stream, exact_output="always"),
-        arrivals=Arrivals(rate_per_s=RATES_PER_S[model, stream]),
-        shape=Shape(prompt_tokens="uniform:5..100", output_tokens="uniform:20..60"),
-        clients=Clients(retries=0),
-        bounds=Bounds(duration_s=3600.0),
+        target=LoadTarget(url=url, model=model, stream=stream, exact_output="always"),
+        arrivals=ArrivalsSpec(rate_per_s=RATES_PER_S[model, stream]),
+        shape=ShapeSpec(prompt_tokens="uniform:5..100", output_tokens="uniform:20..60"),
+        clients=ClientsSpec(retries=0),
+        bounds=StopCondition(duration_s=3600.0),
         seed=SEED,
     )
 
 
-def dropped(records: dict[tuple[str, bool], list[Record]], *, stream: bool) -> list[int]:
+def dropped(records: dict[tuple[str, bool], list[RequestRecord]], *, stream: bool) -> list[int]:
     """How many answers were not whole, of each model."""
     return [
         sum(not is_whole(record) for record in of_crowd)

@@ -35,7 +35,7 @@ from benchmarks.reloads import (
 )
 from benchmarks.report import Report, percentiles
 from benchmarks.users import is_whole
-from maitred.load.measure.record import Record
+from maitred.load.measure.record import RequestRecord
 from maitred.load.play.driver import run
 from maitred.testing.scripted_openai import scripted_openai
 from maitred.testing.server_process import ServerProcess, serving
@@ -135,7 +135,7 @@ class Administration:
 
 def judge(
     report: Report,
-    records: dict[tuple[str, bool], list[Record]],
+    records: dict[tuple[str, bool], list[RequestRecord]],
     billed: dict[str, int],
     times_s: list[float],
     before: dict[str, float],

@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.installation import MODEL, Gateway, Key, Organisation, Plan, installed
 from benchmarks.report import Report, percentiles
-from maitred.testing.script import Answer, Script
+from maitred.testing.script import EngineScript, ScriptedAnswer
 
 SEED = 0
 """Nothing is drawn here; the SDK and the gateway draw their own jitter."""
@@ -140,7 +140,7 @@ async def play(played: Mapping[str, Crowd], report: Report) -> None:
             "admission": {"prices": {MODEL: {"prompt": 1, "output": 1}}},
             "server": {"allow_unauthenticated": True},  # for the metrics
         },
-        script=Script(answers=[Answer(tokens_per_step=OUTPUT_TOKENS)]),
+        script=EngineScript(answers=[ScriptedAnswer(tokens_per_step=OUTPUT_TOKENS)]),
     )
     async with installed(plan) as installation:
         (gateway,) = installation.gateways

@@ -7,7 +7,7 @@ from maitred.engine.threads import wait_briefly_at_barriers
 wait_briefly_at_barriers()
 
 from benchmarks.rival_worker import CONTEXT_TOKENS, STEP_TOKENS, THREADS, Asked, Loaded, serve  # noqa: E402 - torch comes after
-from maitred.core.request import Request, SamplingParams  # noqa: E402
+from maitred.core.request import EngineRequest, SamplingParams  # noqa: E402
 from maitred.engine.assembly import build  # noqa: E402
 from maitred.engine.config import EngineConfig  # noqa: E402
 
@@ -34,7 +34,7 @@ def load(asked: Asked) -> Loaded:
     def answer(prompts: list[list[int]], output_tokens: int) -> list[int]:
         for number, prompt in enumerate(prompts):
             sampling = SamplingParams(max_tokens=output_tokens, seed=number, temperature=0.0, ignore_eos=True)
-            engine.submit(None, Request(id=str(number), prompt=prompt, sampling=sampling))
+            engine.submit(None, EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
         counts = [0] * len(prompts)
         while engine.busy:
             for outputs in engine.step().values():

@@ -15,17 +15,17 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.report import Report
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.line import Entry, Line, LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_line
 
 SEED = 20261121
 REQUESTS_PER_KEY, RUNNING = 10, 256
 SIZES = (1_000, 10_000, 100_000)
 LINES = {
-    "fair": LineConfig(),
-    "fifo": LineConfig(policy="fifo"),
-    "priority": LineConfig(policy="priority"),
-    "deficit": LineConfig(policy="deficit"),
+    "fair": QueueOrderConfig(),
+    "fifo": QueueOrderConfig(policy="fifo"),
+    "priority": QueueOrderConfig(policy="priority"),
+    "deficit": QueueOrderConfig(policy="deficit"),
 }
 CHARGES_MS, GROWTH = 0.5, 3.0
 
@@ -50,17 +50,17 @@ def main() -> int:
     return report.finish()
 
 
-def filled(config: LineConfig, size: int) -> tuple[Line[int], list[Entry[int]], random.Random]:
+def filled(config: QueueOrderConfig, size: int) -> tuple[FairQueue[int], list[QueueEntry[int]], random.Random]:
     """A line with so many waiting, and others that might join."""
     draw = random.Random(SEED)
     keys = size // REQUESTS_PER_KEY
     flows = [
-        Flow((Share(f"org {number % (keys // 10)}"), Share(f"key {number}")), draw.choice(list(PriorityClass)))
+        Flow((FlowLevel(f"org {number % (keys // 10)}"), FlowLevel(f"key {number}")), draw.choice(list(PriorityClass)))
         for number in range(keys)
     ]
-    line: Line[int] = make_line(config)
+    line: FairQueue[int] = make_line(config)
     entries = [
-        Entry(number, draw.choice(flows), arrived_s=number / size, service=float(draw.randint(10, 1000)))
+        QueueEntry(number, draw.choice(flows), arrived_s=number / size, service=float(draw.randint(10, 1000)))
         for number in range(2 * size)
     ]
     for entry in entries[:size]:
@@ -68,7 +68,7 @@ def filled(config: LineConfig, size: int) -> tuple[Line[int], list[Entry[int]], 
     return line, entries[size:], draw
 
 
-def cycle_us(config: LineConfig, size: int, rounds: int, cycles: int) -> float:
+def cycle_us(config: QueueOrderConfig, size: int, rounds: int, cycles: int) -> float:
     """Microseconds for one request to join, be the head, be taken, charged and done, with so many waiting."""
     line, others, _ = filled(config, size)
     position = 0
@@ -89,7 +89,7 @@ def cycle_us(config: LineConfig, size: int, rounds: int, cycles: int) -> float:
     return round(best_s / cycles * 1e6, 2)
 
 
-def operations_us(config: LineConfig, rounds: int) -> dict[str, float]:
+def operations_us(config: QueueOrderConfig, rounds: int) -> dict[str, float]:
     """Microseconds for each operation by itself, with 10,000 waiting and 256 running."""
     line, others, draw = filled(config, 10_000)
     running = []

@@ -14,22 +14,22 @@ from itertools import count
 from benchmarks.simulated_replicas import Clock as SimulatedClock
 from maitred.core.clock import Clock
 from maitred.core.errors import Refused
-from maitred.core.flow import Flow, Share
-from maitred.core.ports import LoadReport, ModelCard, StepTimes
-from maitred.core.request import Request, SamplingParams, TokenLogprobs
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.replica import LoadReport, ModelCard, StepTimes
+from maitred.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Errand, Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.gatekeeper import Gatekeeper
-from maitred.dispatch.ticket import State, Ticket
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueuedRequest, QueueState
+from maitred.dispatch.request import DispatchRequest, Endpoint
+from maitred.dispatch.shedding import QueueAdmission
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.config import LineConfig
-from maitred.wire.frames import Output
+from maitred.fairness.config import QueueOrderConfig
+from maitred.wire.frames import TokenOutput
 
 TIMES = StepTimes(fixed_s=0.0047, token_s=0.00011, decode_s=0.0001, chunk_s=0.002)
 """Roughly those of the bundled model on two cores."""
@@ -62,15 +62,15 @@ class NoModel:
         self.work = StepWork()
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
         self.work = StepWork.of(plan)
         return [[5] for _ in plan.sampling], [None] * len(plan.sampling)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
 
 
-def make_engine(model: NoModel, line: LineConfig, clock: Clock) -> Engine:
+def make_engine(model: NoModel, line: QueueOrderConfig, clock: Clock) -> Engine:
     """The engine of production around a model that computes nothing."""
     scheduler = Scheduler(
         BlockPool(BLOCKS),
@@ -98,15 +98,15 @@ class HeardReplica:
         self.read = 0
 
     def card(self) -> ModelCard:
-        """See `maitred.core.ports.Host`."""
+        """See `maitred.core.replica.ReplicaBase`."""
         return CARD
 
     def load(self) -> LoadReport:
-        """See `maitred.core.ports.Host`."""
+        """See `maitred.core.replica.ReplicaBase`."""
         return self.report
 
     def unheard(self) -> int:
-        """See `maitred.core.ports.Host`."""
+        """See `maitred.core.replica.ReplicaBase`."""
         return self.sent - self.read
 
 
@@ -126,9 +126,9 @@ class Simulation:
     """
 
     def __init__(
-        self, requests_per_s: float, line: LineConfig, *, objective_s: float, seed: int, jitter: float = 0.0
+        self, requests_per_s: float, line: QueueOrderConfig, *, objective_s: float, seed: int, jitter: float = 0.0
     ) -> None:
-        self.answered: list[tuple[Ticket, float]] = []
+        self.answered: list[tuple[QueuedRequest, float]] = []
         self.output_tokens = 0
         self._requests_per_s = requests_per_s
         self._objective_s = objective_s
@@ -139,13 +139,13 @@ class Simulation:
         self._engine = make_engine(self._model, line, self._clock)
         self._replica = HeardReplica(self._engine.load())
         config = DispatchConfig(line=line)
-        self._floor = Floor([Post("engine", self._replica)], config)
-        self._keeper = Gatekeeper(self._floor, config, lambda: 0.0)
-        self._tickets: dict[str, Ticket] = {}
+        self._floor = DispatchCore([Endpoint("engine", self._replica)], config)
+        self._keeper = QueueAdmission(self._floor, config, lambda: 0.0)
+        self._tickets: dict[str, QueuedRequest] = {}
         self._step_ends_s = math.inf
-        self._told: tuple[LoadReport, list[Output], int] = self._replica.report, [], 0
+        self._told: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
         """By the step that is under way: its report, its tokens, and how many requests it knew of."""
-        self._on_the_way: list[tuple[float, int, tuple[LoadReport, list[Output], int]]] = []
+        self._on_the_way: list[tuple[float, int, tuple[LoadReport, list[TokenOutput], int]]] = []
         self._reseed(seed)
 
     @property
@@ -153,14 +153,14 @@ class Simulation:
         """Simulated."""
         return self._clock.now_s
 
-    def run(self, seconds: float) -> Iterator[Ticket]:
+    def run(self, seconds: float) -> Iterator[QueuedRequest]:
         """Lets time go by; gives each request as it is let in."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             if (ticket := self._next()) is not None:
                 yield ticket
 
-    def outcome(self, watched: Ticket, seed: int, within_s: float) -> float | None:
+    def outcome(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
         """When the first token of a request would come if other requests came from now on; None: not within that time.
 
         The simulation is copied as it stands, with everything that is hidden from the gateway; it does not change.
@@ -177,7 +177,7 @@ class Simulation:
         os.waitpid(child, 0)
         return None if said == "None" else float(said)
 
-    def _branch(self, watched: Ticket, seed: int, within_s: float) -> float | None:
+    def _branch(self, watched: QueuedRequest, seed: int, within_s: float) -> float | None:
         self._reseed(seed)
         before = len(self.answered)
         for _ in self.run(within_s):
@@ -191,7 +191,7 @@ class Simulation:
         self._draw, self._steps_draw = random.Random(seed), random.Random(seed + 1)
         self._next_comes_s = self.now_s + self._draw.expovariate(self._requests_per_s)
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> QueuedRequest | None:
         """The next thing that happens."""
         told_s = self._on_the_way[0][0] if self._on_the_way else math.inf
         self._clock.now_s = min(told_s, self._step_ends_s, self._next_comes_s)
@@ -205,7 +205,7 @@ class Simulation:
             return self._arrive()
         return None
 
-    def _arrive(self) -> Ticket | None:
+    def _arrive(self) -> QueuedRequest | None:
         errand = self._errand()
         try:
             self._keeper.check(errand, self.now_s)
@@ -216,12 +216,12 @@ class Simulation:
         self._turn()
         return ticket
 
-    def _errand(self) -> Errand:
+    def _errand(self) -> DispatchRequest:
         tenant, prompt_tokens = self._draw.randrange(TENANTS), self._draw.randint(*PROMPT_TOKENS)
-        return Errand(
+        return DispatchRequest(
             id=str(next(self._numbers)),
             principal_org=f"tenant-{tenant}",
-            flow=Flow((Share(f"tenant-{tenant}"), Share("key"))),
+            flow=Flow((FlowLevel(f"tenant-{tenant}"), FlowLevel("key"))),
             prompt_tokens=prompt_tokens,
             prompts=[[7] * prompt_tokens],
             max_tokens=self._draw.randint(*OUTPUT_TOKENS),
@@ -234,12 +234,12 @@ class Simulation:
         """The gateway releases what it can, and gives up what is too late."""
         for ticket in self._floor.turn(self.now_s):
             errand = ticket.errand
-            if ticket.state is not State.RELEASED:
+            if ticket.state is not QueueState.RELEASED:
                 self._floor.leave(ticket, self.now_s, finished=False)
                 del self._tickets[errand.id]
                 continue
             sampling = SamplingParams(max_tokens=errand.max_tokens, seed=0)
-            request = Request(
+            request = EngineRequest(
                 errand.id, list(errand.prompts[0]), sampling, flow=errand.flow, expected_tokens=ticket.expected_tokens
             )
             self._engine.submit(OWNER, request)
@@ -259,7 +259,7 @@ class Simulation:
         self._step_ends_s = self.now_s + takes_s
         self._told = self._engine.load(), outputs, read
 
-    def _hear(self, report: LoadReport, outputs: list[Output], read: int) -> None:
+    def _hear(self, report: LoadReport, outputs: list[TokenOutput], read: int) -> None:
         """The gateway is told what a step has made."""
         floor = self._floor
         self._replica.report, self._replica.read = report, read
@@ -278,7 +278,7 @@ class Simulation:
         self._turn()
 
 
-def capacity(line: LineConfig) -> float:
+def capacity(line: QueueOrderConfig) -> float:
     """Requests per second that the engine can serve when there are always some."""
     crowd = Simulation(100.0, line, objective_s=1e9, seed=0)
     for _ in crowd.run(5):

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from maitred.core.ports import LoadReport, ModelCard, StepTimes
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Request, TokenLogprobs
+from maitred.core.replica import LoadReport, ModelCard, StepTimes
+from maitred.core.request import EngineRequest, TokenLogprobs
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.wire.frames import Output
+from maitred.wire.frames import TokenOutput
 
 BLOCK_TOKENS = 16
 MAX_SEQUENCES, STEP_TOKENS, CONTEXT_TOKENS = 64, 128, 4_500
@@ -42,13 +42,13 @@ class Paper:
         self.step_s = 0.0
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
         self.step_s = TIMES.of(plan.tokens, 0)
         tokens = [[0] for _ in plan.sampling]
         return tokens, [None] * len(tokens)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
 
 
 class SimulatedReplica:
@@ -116,12 +116,12 @@ class SimulatedReplica:
 
     # --- what happens there ---
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """A request came."""
         self._unheard += 1
         self.engine.submit(OWNER, request)
 
-    def begin(self) -> tuple[float, list[Output]] | None:
+    def begin(self) -> tuple[float, list[TokenOutput]] | None:
         """Begins a step, where there is something to do and none under way: how long it takes, and what it brings."""
         if self.stepping or not self.engine.busy:
             return None

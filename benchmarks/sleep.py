@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_qwen, servable
 from benchmarks.startup import LIMIT_S, PROMPT, StartedEngine
-from maitred.core.request import Request, SamplingParams
-from maitred.wire.frames import FrameReader, Hello, Rest, Step, Submit, ToGateway, encode_frame
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.wire.frames import EngineHello, FrameReader, SleepCommand, Step, Submit, ToGateway, encode_frame
 
 SEED = 20261122
 OUTPUT_TOKENS = 8
@@ -100,7 +100,7 @@ class Talk:
         self.first_token_s = 0.0
 
     def __enter__(self) -> "Talk":
-        self._until(lambda message: isinstance(message, Hello))
+        self._until(lambda message: isinstance(message, EngineHello))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -111,7 +111,7 @@ class Talk:
         self._asked += 1
         sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, seed=0, temperature=0.0)
         began_s = time.perf_counter()
-        self._socket.sendall(encode_frame(Submit(Request(f"r{self._asked}", PROMPT, sampling))))
+        self._socket.sendall(encode_frame(Submit(EngineRequest(f"r{self._asked}", PROMPT, sampling))))
         tokens: list[int] = []
         while len(tokens) < OUTPUT_TOKENS:
             step = self._until(lambda message: isinstance(message, Step) and bool(message.outputs))
@@ -124,7 +124,7 @@ class Talk:
     def sleep(self) -> float:
         """Sends it to sleep; how long that took."""
         began_s = time.perf_counter()
-        self._socket.sendall(encode_frame(Rest()))
+        self._socket.sendall(encode_frame(SleepCommand()))
         self._until(lambda message: isinstance(message, Step) and message.load.asleep)
         return time.perf_counter() - began_s
 

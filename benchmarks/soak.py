@@ -31,8 +31,8 @@ import uvloop
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED
-from maitred.core.ports import LoadReport
-from maitred.core.request import Request, SamplingParams
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import LocalEngine, engine_command
 
@@ -126,7 +126,7 @@ def judge(report: Report, requests: int, *, quick: bool) -> None:
 
 
 async def tenth(
-    engine: LocalEngine, process: psutil.Process, source: Iterator[Request], share: int, endings: Counter[str]
+    engine: LocalEngine, process: psutil.Process, source: Iterator[EngineRequest], share: int, endings: Counter[str]
 ) -> Tenth:
     """Sends a share of the requests, and looks at the engine when all of them have ended."""
     before, began_s = process.cpu_times(), time.monotonic()
@@ -170,7 +170,7 @@ async def beside_fresh(old: LocalEngine, config: EngineConfig, requests: int) ->
     return ratios
 
 
-async def ask(engine: LocalEngine, request: Request) -> str:
+async def ask(engine: LocalEngine, request: EngineRequest) -> str:
     """Sends one request and reads its answer, or leaves it, or pauses; how it ended."""
     rng = random.Random(request.sampling.seed)
     leaves_after = rng.randrange(request.sampling.max_tokens) if rng.random() < LEAVE else None
@@ -201,7 +201,7 @@ async def rested(engine: LocalEngine) -> LoadReport:
     return engine.link.load()
 
 
-def sorts(count: int, seed: int = SEED) -> Iterator[Request]:
+def sorts(count: int, seed: int = SEED) -> Iterator[EngineRequest]:
     """So many requests, all different, the same ones for the same seed."""
     rng = random.Random(seed)
     beginnings = [rng.choices(range(TOKENS), k=rng.randint(16, 64)) for _ in range(BEGINNINGS)]
@@ -218,7 +218,7 @@ def sorts(count: int, seed: int = SEED) -> Iterator[Request]:
             sampling |= {"n": 2, "top_p": 0.9}
         elif kind < 0.8:
             sampling |= {"top_logprobs": 2, "top_k": 40}
-        yield Request(f"soak-{seed}-{number}", prompt, SamplingParams(**sampling))
+        yield EngineRequest(f"soak-{seed}-{number}", prompt, SamplingParams(**sampling))
 
 
 def shown(tenth: Tenth, share: int) -> str:

@@ -35,8 +35,8 @@ from benchmarks.deeper import make_deeper
 from benchmarks.report import Report
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
-from maitred.core.ports import LoadReport
-from maitred.core.request import Request, SamplingParams
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.engine import Engine
@@ -190,11 +190,11 @@ def compare(case: Case, pairs: "list[tuple[Bench, Bench]]") -> tuple[dict[str, A
     return figures, different
 
 
-def requests_of(case: Case, tokenizer: Tokenizer, number: int) -> list[Request]:
+def requests_of(case: Case, tokenizer: Tokenizer, number: int) -> list[EngineRequest]:
     """The requests of one round."""
     grammar = grammar_of(Constraint("json_schema", SCHEMA, "guided_json")) if case.records else None
     return [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=tokenizer.encode(case.prompts[i % len(case.prompts)], add_special_tokens=False),
             sampling=SamplingParams(
@@ -209,7 +209,7 @@ def requests_of(case: Case, tokenizer: Tokenizer, number: int) -> list[Request]:
     ]
 
 
-def together(benches: tuple["Bench", "Bench"], requests: list[Request]) -> dict[str, Answers]:
+def together(benches: tuple["Bench", "Bench"], requests: list[EngineRequest]) -> dict[str, Answers]:
     """Both answer the same requests, in turns."""
     for bench in benches:
         bench.begin(requests)
@@ -272,7 +272,7 @@ class Bench:
         self.cpu_s = 0.0
         self.answers: Answers = defaultdict(list)
 
-    def begin(self, requests: list[Request]) -> None:
+    def begin(self, requests: list[EngineRequest]) -> None:
         """A new round."""
         self.answers.clear()
         self._seconds = self.cpu_s = 0.0

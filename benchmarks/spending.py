@@ -19,13 +19,13 @@ from benchmarks.installation import Installation, Key, Organisation
 from benchmarks.report import Report
 from maitred.core.money import Price, usd_of
 from maitred.core.usage import UsageEvent
-from maitred.testing.script import Answer, Fault, Script
+from maitred.testing.script import AnswerFault, EngineScript, ScriptedAnswer
 
 PRICE = {"prompt": 2.0, "cached": 0.5, "output": 6.0}
 USD_PER_REQUEST = 60e-6
 """Of the budget: about a quarter of what an average answer costs, so that it runs out before the requests do."""
-FAULTS = (Fault.DROP, Fault.HALF_FRAME, Fault.GARBAGE, *[Fault.REJECT] * 20)
-STALLS = (Fault.STALL,) * 3
+FAULTS = (AnswerFault.DROP, AnswerFault.HALF_FRAME, AnswerFault.GARBAGE, *[AnswerFault.REJECT] * 20)
+STALLS = (AnswerFault.STALL,) * 3
 ANSWERS = 997
 """After these the engine begins anew; among them are the faults."""
 LEAST_USED = 0.99
@@ -171,11 +171,11 @@ def require_sound(
     report.require(f"{name}: last requests refused for good with insufficient_quota", quota, at_least=QUOTA_IN_A_ROW)
 
 
-def script(rng: random.Random, faults: Sequence[Fault]) -> Script:
+def script(rng: random.Random, faults: Sequence[AnswerFault]) -> EngineScript:
     """Answers of an engine: shorter than asked or cut by `max_tokens`, at several speeds, some with a fault."""
     left = list(faults)
     answers = [
-        Answer(
+        ScriptedAnswer(
             tokens=rng.choices(range(300, 340), k=rng.randint(1, 128)) if rng.random() < 0.6 else None,
             tokens_per_step=rng.randint(2, 16),
             wait_steps=rng.randint(0, 3),
@@ -187,4 +187,4 @@ def script(rng: random.Random, faults: Sequence[Fault]) -> Script:
         for _ in range(ANSWERS)
     ]
     rng.shuffle(answers)
-    return Script(answers=answers, again=True, step_s=0.004)
+    return EngineScript(answers=answers, again=True, step_s=0.004)

@@ -25,9 +25,9 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, random_qwen, servable
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.testing.server_process import free_port
-from maitred.wire.frames import FrameReader, Hello, Step, Submit, ToGateway, encode_frame
+from maitred.wire.frames import EngineHello, FrameReader, Step, Submit, ToGateway, encode_frame
 
 SEED = 20261122
 PROMPT = list(range(40, 56))
@@ -154,8 +154,8 @@ class StartedEngine:
         reader: FrameReader[ToGateway] = FrameReader(ToGateway)
         while True:
             for message in reader.feed(connection.recv(1 << 16)):
-                if isinstance(message, Hello):
-                    request = Request("first", PROMPT, SamplingParams(max_tokens=1, seed=0))
+                if isinstance(message, EngineHello):
+                    request = EngineRequest("first", PROMPT, SamplingParams(max_tokens=1, seed=0))
                     connection.sendall(encode_frame(Submit(request)))
                 elif isinstance(message, Step) and any(output.delta.tokens for output in message.outputs):
                     return

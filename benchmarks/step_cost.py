@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.report import Report
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 
 SEED = 20261121
 RUNNING, WAITING, TENANTS = 256, 10_000, 1_000
@@ -35,7 +35,7 @@ def main() -> int:
     report = Report("step_cost", seed=SEED, quick=arguments.quick)
     steps = 300 if arguments.quick else 2000
     for policy in ("fair", "fifo") if arguments.quick else ("fair", "fifo", "priority", "deficit"):
-        report.figures[policy] = Bench(LineConfig(policy=policy)).run(steps)
+        report.figures[policy] = Bench(QueueOrderConfig(policy=policy)).run(steps)
     for policy, figures in report.figures.items():
         report.require(f"{policy}: ms of a step", figures["step_ms"]["mean"], at_most=2.0)
     return report.finish()
@@ -45,7 +45,7 @@ def main() -> int:
 class Bench:
     """A scheduler under a crowd."""
 
-    config: LineConfig
+    config: QueueOrderConfig
     draw: random.Random = field(default_factory=lambda: random.Random(SEED))
     now_s: float = 0.0
     made: int = 0
@@ -91,10 +91,10 @@ class Bench:
         """One more request; the time that it took."""
         self.made += 1
         tenant = self.draw.randrange(TENANTS)
-        flow = Flow((Share(f"organisation-{tenant}"), Share(f"key-{tenant}")), list(PriorityClass)[tenant % 4])
+        flow = Flow((FlowLevel(f"organisation-{tenant}"), FlowLevel(f"key-{tenant}")), list(PriorityClass)[tenant % 4])
         prompt = [self.draw.randrange(30_000) for _ in range(self.draw.randint(16, 128))]
         sampling = SamplingParams(max_tokens=self.draw.randint(20, 400), seed=0)
-        request = Request(str(self.made), prompt, sampling, flow=flow, deadline_in_s=self.draw.uniform(600, 6000))
+        request = EngineRequest(str(self.made), prompt, sampling, flow=flow, deadline_in_s=self.draw.uniform(600, 6000))
         start_s = time.thread_time()
         self.waiting += self.scheduler.add(request, self.now_s)
         return time.thread_time() - start_s

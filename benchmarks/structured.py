@@ -29,7 +29,7 @@ from llguidance import LLMatcher, LLTokenizer
 from benchmarks.report import Report, percentiles
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.engine import Engine
@@ -221,7 +221,7 @@ def _run(
             sampling = SamplingParams(
                 max_tokens=200, seed=submitted, temperature=0.8, grammar=grammar, top_logprobs=None if forced else 0
             )
-            engine.submit("bench", Request(f"{forced}-{submitted}", prompt, sampling))
+            engine.submit("bench", EngineRequest(f"{forced}-{submitted}", prompt, sampling))
             submitted += 1
         for output in engine.step().get("bench", ()):
             answers[int(output.request_id.rpartition("-")[2])] += output.delta.tokens

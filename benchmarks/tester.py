@@ -27,9 +27,9 @@ import numpy as np
 from benchmarks.played import RANKS, TESTER_CORE, Floats, Played, play, quantiles
 from benchmarks.report import Report
 from maitred.load.analysis.compare import compare
-from maitred.load.measure.result import Result
-from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape
-from maitred.testing.scripted_openai import Pause, Script, Times
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, ShapeSpec, StopCondition
+from maitred.testing.scripted_openai import DelayDistribution, ScriptedPause, ServerScript
 
 SEED = 20261121
 TOLERATED_SHARE, TOLERATED_S = 0.03, 0.002
@@ -59,11 +59,13 @@ def main() -> int:
 def truth(report: Report, quick: bool) -> None:
     """Every percentile against the server's log, in a closed and in an open loop."""
     streams, seconds, tokens = (200, 2.5, 20) if quick else (1000, 20.0, 60)
-    script = Script(ttft=Times(mean_s=0.2, cv=0.5), itl=Times(mean_s=0.05, cv=0.3), seed=SEED)
+    script = ServerScript(
+        ttft=DelayDistribution(mean_s=0.2, cv=0.5), itl=DelayDistribution(mean_s=0.05, cv=0.3), seed=SEED
+    )
     answer_s = script.ttft.mean_s + (tokens - 1) * script.itl.mean_s
     loops = {
-        "closed": Arrivals(users=streams, spread_s=answer_s),
-        "open": Arrivals(rate_per_s=streams / answer_s, process="poisson"),
+        "closed": ArrivalsSpec(users=streams, spread_s=answer_s),
+        "open": ArrivalsSpec(rate_per_s=streams / answer_s, process="poisson"),
     }
     figures = report.figures["truth"] = {}
     for name, arrivals in loops.items():
@@ -113,12 +115,15 @@ def pause(report: Report, quick: bool) -> None:
     """The server is silent for a while under an open loop that does not care."""
     rate_per_s, ttft_s = 200.0, 0.03
     seconds, at_s, for_s = (3.0, 1.0, 1.0) if quick else (15.0, 2.0, 2.0)
-    script = Script(
-        ttft=Times(mean_s=ttft_s), itl=Times(mean_s=0.01), pauses=[Pause(at_s=at_s, for_s=for_s)], seed=SEED
+    script = ServerScript(
+        ttft=DelayDistribution(mean_s=ttft_s),
+        itl=DelayDistribution(mean_s=0.01),
+        pauses=[ScriptedPause(at_s=at_s, for_s=for_s)],
+        seed=SEED,
     )
-    arrivals = Arrivals(rate_per_s=rate_per_s, process="constant")
+    arrivals = ArrivalsSpec(rate_per_s=rate_per_s, process="constant")
     free = play(script, load(arrivals, 3, seconds))
-    bound = play(script, load(arrivals, 3, seconds, clients=Clients(max_open=20)))
+    bound = play(script, load(arrivals, 3, seconds, clients=ClientsSpec(max_open=20)))
     # Of the requests due in the pause, those of its first three quarters wait at least a quarter of it.
     threshold_s = ttft_s + for_s / 4
     must = 0.75 * for_s / seconds
@@ -176,12 +181,12 @@ def share_above(values_s: Floats, threshold_s: float) -> float:
 def limit(report: Report, quick: bool) -> None:
     """Calm, on a core that others burn, and with more requests than one tester can make."""
     seconds = 2.0 if quick else 8.0
-    script = Script(ttft=Times(mean_s=0.05), itl=Times(mean_s=0.02), seed=SEED)
-    calm_load = load(Arrivals(rate_per_s=50), 20, seconds)
+    script = ServerScript(ttft=DelayDistribution(mean_s=0.05), itl=DelayDistribution(mean_s=0.02), seed=SEED)
+    calm_load = load(ArrivalsSpec(rate_per_s=50), 20, seconds)
     calm_run = play(script, calm_load)
     with hogs(4):
         starved = play(script, calm_load)
-    overloaded = play(script, load(Arrivals(rate_per_s=4000, process="constant"), 2, 1.0 if quick else 4.0))
+    overloaded = play(script, load(ArrivalsSpec(rate_per_s=4000, process="constant"), 2, 1.0 if quick else 4.0))
     runs = {"calm": calm_run, "core shared with 4 others": starved, "4,000 requests per second": overloaded}
     report.figures["limit"] = {name: played.tester() for name, played in runs.items()}
     report.require("limit: none when calm", calm(calm_run), at_least=1)
@@ -213,8 +218,8 @@ def hogs(count: int) -> Iterator[None]:
 def cost(report: Report, quick: bool) -> None:
     """What so many streams at once take of a core, over TCP and without it."""
     streams, tokens, ramp_s = (500, 60, 1.0) if quick else (5000, 600, 10.0)
-    script = Script(ttft=Times(mean_s=0.2), itl=Times(mean_s=1 / RATE_PER_S), seed=SEED)
-    spec = load(Arrivals(users=streams, spread_s=ramp_s), tokens, requests=streams)
+    script = ServerScript(ttft=DelayDistribution(mean_s=0.2), itl=DelayDistribution(mean_s=1 / RATE_PER_S), seed=SEED)
+    spec = load(ArrivalsSpec(users=streams, spread_s=ramp_s), tokens, requests=streams)
     figures = report.figures["cost"] = {"streams": streams, "tokens_per_s_each": RATE_PER_S}
     for name, unix in (("unix socket", True), ("tcp", False)):
         played = play(script, spec, unix=unix)
@@ -249,12 +254,14 @@ def comparison(report: Report, quick: bool) -> None:
     """A server against itself, and against itself with 10 % more TTFT; every run with draws of its own."""
     repeats = 2 if quick else REPEATS
     seconds = 4.0 if quick else 9.0
-    spec = load(Arrivals(rate_per_s=50), 10, seconds)
+    spec = load(ArrivalsSpec(rate_per_s=50), 10, seconds)
 
-    def one(number: int) -> Result:
+    def one(number: int) -> LoadResult:
         factor = 1.1 if number % 3 == 2 else 1.0
-        script = Script(
-            ttft=Times(mean_s=0.2, cv=0.2, factor=factor), itl=Times(mean_s=0.02, cv=0.3), seed=SEED + number
+        script = ServerScript(
+            ttft=DelayDistribution(mean_s=0.2, cv=0.2, factor=factor),
+            itl=DelayDistribution(mean_s=0.02, cv=0.3),
+            seed=SEED + number,
         )
         return play(script, spec).result
 
@@ -275,19 +282,19 @@ def comparison(report: Report, quick: bool) -> None:
 
 
 def load(
-    arrivals: Arrivals,
+    arrivals: ArrivalsSpec,
     tokens: int,
     seconds: float | None = None,
     *,
     requests: int | None = None,
-    clients: Clients | None = None,
+    clients: ClientsSpec | None = None,
 ) -> LoadSpec:
     """A load of equal questions."""
     return LoadSpec(
         arrivals=arrivals,
-        shape=Shape(prompt_tokens="50", output_tokens=str(tokens)),
-        clients=clients or Clients(),
-        bounds=Bounds(duration_s=seconds, requests=requests),
+        shape=ShapeSpec(prompt_tokens="50", output_tokens=str(tokens)),
+        clients=clients or ClientsSpec(),
+        bounds=StopCondition(duration_s=seconds, requests=requests),
         seed=SEED,
     )
 

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from benchmarks.report import Report
 from benchmarks.shapes import BUNDLED, linear_shapes, random_qwen
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 
@@ -153,7 +153,7 @@ class Bench:
     def _submit(self, count: int, output_tokens: int) -> None:
         for number in range(count):
             sampling = SamplingParams(max_tokens=output_tokens, seed=number, temperature=0.0, ignore_eos=True)
-            self.engine.submit(None, Request(id=str(number), prompt=self._prompt(), sampling=sampling))
+            self.engine.submit(None, EngineRequest(id=str(number), prompt=self._prompt(), sampling=sampling))
 
     def _engine_rate(self, concurrency: int) -> float:
         self._submit(concurrency, self.output_tokens)

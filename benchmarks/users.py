@@ -17,14 +17,14 @@ import uvloop
 
 from benchmarks.report import RESULTS, Report, percentiles
 from maitred.load.measure.cost import judge
-from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
 from maitred.load.play.driver import run
-from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target
+from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, LoadTarget, ShapeSpec, StopCondition
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260102
 LENGTHS = Path(__file__).parent / "data" / "sharegpt_lengths.csv"
-SHAPE = Shape(lengths=str(LENGTHS), scale=1 / 8, max_prompt_tokens=1200, max_output_tokens=250)
+SHAPE = ShapeSpec(lengths=str(LENGTHS), scale=1 / 8, max_prompt_tokens=1200, max_output_tokens=250)
 TIMEOUT_S = 900.0
 
 
@@ -59,11 +59,11 @@ def main() -> int:
 async def run_users(server: ServerProcess, users: int, requests: int) -> dict[str, Any]:
     """Lets the users loose, checks every answer, and returns what they saw."""
     spec = LoadSpec(
-        target=Target(url=server.url, exact_output="always"),
-        arrivals=Arrivals(users=users),
+        target=LoadTarget(url=server.url, exact_output="always"),
+        arrivals=ArrivalsSpec(users=users),
         shape=SHAPE,
-        clients=Clients(retries=0, timeout_s=TIMEOUT_S),
-        bounds=Bounds(requests=requests, drain_s=TIMEOUT_S),
+        clients=ClientsSpec(retries=0, timeout_s=TIMEOUT_S),
+        bounds=StopCondition(requests=requests, drain_s=TIMEOUT_S),
         seed=SEED,
     )
     memory = MemoryPeaks(server.process.pid)
@@ -95,16 +95,16 @@ async def run_users(server: ServerProcess, users: int, requests: int) -> dict[st
     }
 
 
-def is_whole(record: Record) -> bool:
+def is_whole(record: RequestRecord) -> bool:
     """Whether every token that was asked for came, and the server said that this was the end."""
     return (
-        record.outcome is Outcome.COMPLETE
+        record.outcome is UserOutcome.COMPLETE
         and record.finish_reason == "length"
         and record.output_tokens == record.asked_tokens
     )
 
 
-def gaps_s(record: Record) -> list[float]:
+def gaps_s(record: RequestRecord) -> list[float]:
     """Times between two pieces of an answer's text."""
     return [later - earlier for earlier, later in zip(record.arrivals_s, record.arrivals_s[1:], strict=False)]
 

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report
-from maitred.core.flow import Flow, Share
-from maitred.core.ports import StepTimes
-from maitred.core.request import Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.replica import StepTimes
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 
 TRACE = Path(__file__).parent / "data" / "arena_27_clients.csv"
 SEED = 0  # nothing is drawn
@@ -46,10 +46,10 @@ A10G_7B = StepTimes(fixed_s=0.0225, token_s=0.00023, context_token_s=0.9e-6, dec
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW_S, TICK_S = 60.0, 6.0
 LINES = {
-    "fifo": LineConfig(policy="fifo"),
-    "fair": LineConfig(),
-    "fair, quantum 2,000": LineConfig(quantum=2000.0),
-    "deficit": LineConfig(policy="deficit"),
+    "fifo": QueueOrderConfig(policy="fifo"),
+    "fair": QueueOrderConfig(),
+    "fair, quantum 2,000": QueueOrderConfig(quantum=2000.0),
+    "deficit": QueueOrderConfig(policy="deficit"),
 }
 
 
@@ -108,7 +108,7 @@ def read_trace() -> list[Arrival]:
         ]
 
 
-def play(trace: list[Arrival], line: LineConfig) -> Run:
+def play(trace: list[Arrival], line: QueueOrderConfig) -> Run:
     """Plays the trace through the scheduler."""
     scheduler = Scheduler(
         BlockPool(POOL_TOKENS // BLOCK_TOKENS),
@@ -168,12 +168,12 @@ def play(trace: list[Arrival], line: LineConfig) -> Run:
     return run
 
 
-def _request(arrival: Arrival, number: int) -> Request:
-    return Request(
+def _request(arrival: Arrival, number: int) -> EngineRequest:
+    return EngineRequest(
         id=str(number),
         prompt=[number] * arrival.prompt_tokens,
         sampling=SamplingParams(max_tokens=arrival.output_tokens, seed=0, ignore_eos=True),
-        flow=Flow((Share(f"client {arrival.client}"),)),
+        flow=Flow((FlowLevel(f"client {arrival.client}"),)),
     )
 
 

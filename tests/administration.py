@@ -13,34 +13,34 @@ from jsonschema import Draft202012Validator
 from sqlalchemy import text
 
 from maitred.admission.budgets import budgets_of
-from maitred.api.admin.administration import administration
+from maitred.api.admin.routes import administration
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
-from maitred.api.gate import Gate
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.address import bind, url_of
-from maitred.app.http_server import HttpServer
-from maitred.app.loadables import Loadables
-from maitred.app.pins import Pins
-from maitred.app.replicas import Replicas
-from maitred.app.rollouts import Rollouts
-from maitred.app.sleepers import Sleepers
-from maitred.app.workers.staff import Staff
+from maitred.app.admin.on_demand import OnDemandModelAdmin
+from maitred.app.admin.sleep import SleepableModelAdmin
+from maitred.app.pins import PinAdmin
+from maitred.app.replicas import ReplicaAdmin
+from maitred.app.rollouts import RolloutAdmin
+from maitred.app.workers.admin import WorkerAdmin
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
 from maitred.core.usage import UsageEvent
-from maitred.fleet.policy.residents import Residents
-from maitred.fleet.residency.residence import Residence
+from maitred.fleet.policy.residency import ResidencyPolicy
+from maitred.fleet.residency.manager import ModelManager
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import hash_of, parse
-from maitred.identity.refresh import Refresher
-from maitred.observe.stories import Stories
+from maitred.identity.refresh import DirectoryRefresher
+from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig
-from maitred.routing.pools.names import Names
+from maitred.routing.pools.names import ModelNames
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.config import StoreConfig
 from maitred.store.counters.memory import MemoryCounters
@@ -76,9 +76,9 @@ class Administered:
     ledger: UsageLedger
     folder: Path
     routes: Sequence[Any]
-    gate: Gate
+    gate: InFlightLimiter
     clock: SystemClock
-    refresher: Refresher
+    refresher: DirectoryRefresher
     refresh_fails: bool = False
 
     async def call(
@@ -157,7 +157,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             await store.create_tenant(Tenant(id="operators"))
             await store.create_key(key)
         directory = Directory()
-        refresher = Refresher(store, directory, clock)
+        refresher = DirectoryRefresher(store, directory, clock)
         await refresher.load()
         identity = Identity(directory, clock)
         ledger = UsageLedger(database, Journal(folder / "journal"), clock)
@@ -169,29 +169,29 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             await refresher.load()
 
         desk = Desk(replicas=2)
-        names = Names(RoutingConfig(aliases={"other": "m"}).table({"m": PoolConfig(), "m2": PoolConfig()}))
-        rollouts = Rollouts(RolloutStore(database, clock), LiveRollouts(), names, clock)
+        names = ModelNames(RoutingConfig(aliases={"other": "m"}).table({"m": PoolConfig(), "m2": PoolConfig()}))
+        rollouts = RolloutAdmin(RolloutStore(database, clock), LiveRollouts(), names, clock)
         await rollouts.open({})
-        loadables = Loadables(Residence(Residents([], 0, 1.0), clock), clock)
+        loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
         routes = administration(
             store,
             UsageQueries(database),
             lambda subject: budgets_of(subject, directory, counters, clock),
             refresh,
-            Replicas({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
+            ReplicaAdmin({"m": desk.dispatcher, "n": Desk().dispatcher}, clock),
             rollouts,
             loadables,
-            Sleepers(loadables, {}),
-            Pins({}, clock),
-            Stories(8, clock),
+            SleepableModelAdmin(loadables, {}),
+            PinAdmin({}, clock),
+            TimelineBuffer(8, clock),
             None,
             None,
-            Staff(tuple, None),
+            WorkerAdmin(tuple, None),
             identity.holds,
             clock,
         )
         listener = bind(config)
-        gate = Gate(100)
+        gate = InFlightLimiter(100)
         edge = build(config, NoModels(), identity, gate, [], lambda: b"", clock, admin=routes)
         server = HttpServer(edge)
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -2,7 +2,7 @@
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig, PriceConfig
-from maitred.admission.work import Work
+from maitred.admission.work import AdmissionRequest
 from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import Principal, Scope
@@ -107,7 +107,7 @@ class Desk:
         )
 
     def work(self, prompt_tokens=10, max_tokens=100, *, principal=ALICE, model="tiny", window_left=1000, **others):
-        return Work(
+        return AdmissionRequest(
             principal=principal,
             request_id="req-1",
             route="/v1/chat/completions",

@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.ports import LoadReport, ModelCard
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.replica import LoadReport, ModelCard
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.request import DispatchRequest, Endpoint
 from tests.clock import FakeClock
 
 CARD = ModelCard(
@@ -75,9 +75,9 @@ class SaidReplica:
 def errand(number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields):
     priority = fields.pop("priority", PriorityClass.STANDARD)
     fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
-    return Errand(
+    return DispatchRequest(
         principal_org=org,
-        flow=Flow((Share(org, weight), Share(f"{org}-key")), priority),
+        flow=Flow((FlowLevel(org, weight), FlowLevel(f"{org}-key")), priority),
         prompt_tokens=tokens * prompts,
         prompts=[[7] * tokens] * prompts,
         max_tokens=max_tokens,
@@ -94,7 +94,7 @@ class Desk:
         self.clock = FakeClock()
         self.replicas = [SaidReplica() for _ in range(replicas)]
         self.replica = self.replicas[0]
-        posts = [Post(f"post-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
+        posts = [Endpoint(f"post-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
         self.dispatcher = Dispatcher("m", posts, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
         self.floor = self.dispatcher.floor
 

@@ -16,30 +16,30 @@ from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
-from maitred.api.gate import Gate
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind, url_of
-from maitred.app.control import LocalControl
-from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
+from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.router import Router
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.memory import MemoryAnswers
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Observer, Tally
+from maitred.core.answer import RequestContext, RequestObserver
 from maitred.core.clock import SystemClock
 from maitred.core.cohort import COHORT
 from maitred.core.limits import Limit
-from maitred.core.ports import ModelCard
+from maitred.core.replica import ModelCard
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
-from maitred.replica.engine_link import EngineLink
+from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.counters.memory import MemoryCounters
-from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer
+from maitred.testing.script import ECHO, SCRIPTED_CARD, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.text.tokenizer import Tokenizer
 from tests.admission_desk import Limits, PaperLedger
@@ -68,19 +68,19 @@ class Gateway:
 
     url: str
     engine: ScriptedEngine
-    link: EngineLink
-    gate: Gate
+    link: EngineClient
+    gate: InFlightLimiter
     metrics: Metrics
     client: httpx.AsyncClient
-    kept: MemoryAnswers
+    kept: MemoryIdempotencyStore
     admission: Admission
     ledger: PaperLedger
     server: HttpServer
     dispatcher: Dispatcher
-    tallies: list[Tally] = field(default_factory=list)
+    tallies: list[RequestContext] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, tally: RequestContext) -> None:
         self.tallies.append(tally)
         self._news.set()
 
@@ -103,7 +103,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(
-    answers: Sequence[Answer] | Callable[..., Answer] = (ECHO,),
+    answers: Sequence[ScriptedAnswer] | Callable[..., ScriptedAnswer] = (ECHO,),
     *,
     step_s: float = 0.0,
     idempotency: IdempotencyConfig | None = None,
@@ -117,25 +117,25 @@ async def gateway(
     """A gateway on a free port with one scripted engine."""
     config = msgspec.structs.replace(ServerConfig(port=0), **limits)
     listener = bind(config)
-    gate = Gate(config.max_in_flight)
+    gate = InFlightLimiter(config.max_in_flight)
     clock = SystemClock()
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
-        link = EngineLink(engine.address)
+        link = EngineClient(engine.address)
         link.unread_tokens = config.unread_tokens
         await link.connect(timeout_s=5)
         model = ServedModel(MODEL, link, tokenizer)
         metrics = Metrics(
             lambda: gate.inside, lambda: {(MODEL, "local"): EngineState(link.ready, 0, link.load(), CARD)}
         )
-        kept = MemoryAnswers(idempotency or IdempotencyConfig(), clock)
+        kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=url_of(listener), timeout=10) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
-            dispatcher = Dispatcher(MODEL, [Post("local", link)], DispatchConfig(recoveries=recoveries), clock)
+            dispatcher = Dispatcher(MODEL, [Endpoint("local", link)], DispatchConfig(recoveries=recoveries), clock)
             pipeline = Pipeline(
-                Router(Catalog([model])), LocalControl({MODEL: dispatcher}, admission, clock), clock=clock
+                Router(Catalog([model])), LocalFlowController({MODEL: dispatcher}, admission, clock), clock=clock
             )
-            observers: list[Observer] = [metrics.requests]
+            observers: list[RequestObserver] = [metrics.requests]
             edge = build(config, pipeline, Anyone(), gate, observers, metrics.render, clock, answers=kept)
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             system = Gateway(

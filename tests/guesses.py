@@ -1,6 +1,6 @@
 """Drafters and judges of drafts for tests."""
 
-from maitred.engine.speculate.guess import Guess
+from maitred.engine.speculate.guess import DraftTokens
 
 
 class Rumour:
@@ -16,7 +16,9 @@ class Rumour:
         if not ahead:
             return None
         wrong = (sequence.key + len(sequence.tokens)) % 5
-        return Guess(0, len(ahead), tuple((token + (i == wrong)) % self.vocab_size for i, token in enumerate(ahead)))
+        return DraftTokens(
+            0, len(ahead), tuple((token + (i == wrong)) % self.vocab_size for i, token in enumerate(ahead))
+        )
 
     def forget(self, sequence):
         pass

@@ -5,9 +5,9 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from maitred.load.measure.record import Outcome, Record, RunData, Sample
-from maitred.load.measure.result import Result
-from maitred.load.spec import Arrivals, Bounds, LoadSpec, Objectives, Target, Tenant
+from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTarget, LoadTenant, ObjectivesSpec, StopCondition
 
 
 def synthetic_result(
@@ -21,9 +21,9 @@ def synthetic_result(
     output_tokens: int = 80,
     failures: bool = False,
     stream: bool = True,
-    objectives: Objectives | None = None,
+    objectives: ObjectivesSpec | None = None,
     warmup_s: float = 0.0,
-) -> Result:
+) -> LoadResult:
     """A run with the shapes of a real one: Poisson arrivals, log-normal times, a slower spell in its middle.
 
     Args:
@@ -40,11 +40,11 @@ def synthetic_result(
         warmup_s: Not counted.
     """
     spec = LoadSpec(
-        target=Target(url="http://127.0.0.1:8000", model="example-8b", stream=stream),
-        arrivals=Arrivals(rate_per_s=rate_per_s),
-        tenants={} if len(tenants) == 1 else {name: Tenant() for name in tenants},
-        bounds=Bounds(requests=requests or None, warmup_s=warmup_s),
-        objectives=objectives or Objectives(ttft_s=2 * ttft_s, tpot_s=1.5 * itl_s),
+        target=LoadTarget(url="http://127.0.0.1:8000", model="example-8b", stream=stream),
+        arrivals=ArrivalsSpec(rate_per_s=rate_per_s),
+        tenants={} if len(tenants) == 1 else {name: LoadTenant() for name in tenants},
+        bounds=StopCondition(requests=requests or None, warmup_s=warmup_s),
+        objectives=objectives or ObjectivesSpec(ttft_s=2 * ttft_s, tpot_s=1.5 * itl_s),
         seed=seed,
     )
     data = synthetic_data(
@@ -58,7 +58,7 @@ def synthetic_result(
         failures=failures,
         stream=stream,
     )
-    return Result.of(spec, data, command=f"maitred load run --rate {rate_per_s:g}", workload="chat, 200 in, 80 out")
+    return LoadResult.of(spec, data, command=f"maitred load run --rate {rate_per_s:g}", workload="chat, 200 in, 80 out")
 
 
 def synthetic_data(
@@ -75,13 +75,15 @@ def synthetic_data(
 ) -> RunData:
     """What such a run would have measured; see `synthetic_result`."""
     rng = random.Random(seed)
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     at_s = 0.0
     for number in range(requests):
         at_s += rng.expovariate(rate_per_s)
         tenant = number % len(tenants)
         slow = 1 + 1.5 * math.exp(-(((number / requests - 0.55) / 0.08) ** 2))
-        record = Record(session=number, turn=0, tenant=tenants[tenant], intended_s=at_s, asked_tokens=0, attempts=1)
+        record = RequestRecord(
+            session=number, turn=0, tenant=tenants[tenant], intended_s=at_s, asked_tokens=0, attempts=1
+        )
         record.asked_tokens = max(1, int(rng.expovariate(1 / output_tokens)))
         record.prompt_tokens = int(rng.lognormvariate(5, 0.8)) + 8
         record.cached_tokens = record.prompt_tokens // 2 if number % 3 == 0 else 0
@@ -95,7 +97,7 @@ def synthetic_data(
     seconds = max((record.ended_s for record in records), default=0.0)
     lag_s = array("d", (rng.expovariate(1 / 2e-4) for _ in range(int(seconds * 20))))
     samples = [
-        Sample(
+        TesterSample(
             at_s=float(second),
             cpu_share=rng.uniform(0.12, 0.2),
             starved_share=rng.uniform(0, 0.02),
@@ -118,7 +120,7 @@ def synthetic_data(
     )
 
 
-def _answer(record: Record, rng: random.Random, wait_s: float, itl_s: float, *, stream: bool) -> None:
+def _answer(record: RequestRecord, rng: random.Random, wait_s: float, itl_s: float, *, stream: bool) -> None:
     now_s = record.intended_s + wait_s
     arrivals_s = array("d", [now_s])
     for _ in range(record.asked_tokens - 1):
@@ -127,20 +129,20 @@ def _answer(record: Record, rng: random.Random, wait_s: float, itl_s: float, *, 
     record.headers_s = record.sent_s + 0.001 if stream else now_s
     record.ended_s = now_s + 0.0005
     record.output_tokens = record.asked_tokens
-    record.status, record.finish_reason, record.outcome = 200, "length", Outcome.COMPLETE
+    record.status, record.finish_reason, record.outcome = 200, "length", UserOutcome.COMPLETE
     if stream:
         record.arrivals_s = arrivals_s
 
 
-def _spoil(record: Record, rng: random.Random) -> None:
+def _spoil(record: RequestRecord, rng: random.Random) -> None:
     """Ends one request in nine otherwise."""
     draw = rng.random()
     if draw < 0.03:
-        record.outcome, record.status, record.error = Outcome.REFUSED, 429, "HTTP 429: All seats are taken."
+        record.outcome, record.status, record.error = UserOutcome.REFUSED, 429, "HTTP 429: All seats are taken."
         record.attempts, record.ended_s = 3, record.sent_s + 1.5
         record.arrivals_s, record.output_tokens, record.prompt_tokens = array("d"), 0, 0
     elif draw < 0.05:
-        record.outcome, record.status, record.error = Outcome.FAILED, 502, "HTTP 502: <upstream> & gone"
+        record.outcome, record.status, record.error = UserOutcome.FAILED, 502, "HTTP 502: <upstream> & gone"
         record.ended_s = record.sent_s + 0.2
         record.arrivals_s, record.output_tokens, record.prompt_tokens = array("d"), 0, 0
     elif draw < 0.11:
@@ -148,8 +150,8 @@ def _spoil(record: Record, rng: random.Random) -> None:
         record.arrivals_s, record.output_tokens, record.prompt_tokens = record.arrivals_s[:kept], 0, 0
         record.finish_reason = ""
         if draw < 0.08:
-            record.outcome, record.error = Outcome.CUT, "The stream ended without [DONE]."
+            record.outcome, record.error = UserOutcome.CUT, "The stream ended without [DONE]."
         elif draw < 0.1:
-            record.outcome = Outcome.CANCELLED
+            record.outcome = UserOutcome.CANCELLED
         else:
-            record.outcome, record.error = Outcome.UNFINISHED, "Still open when the run ended."
+            record.outcome, record.error = UserOutcome.UNFINISHED, "Still open when the run ended."

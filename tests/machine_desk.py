@@ -3,9 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from maitred.fleet.policy.foresight import ready_in_s
-from maitred.fleet.policy.resident import Demand, Phase, Resident
-from maitred.fleet.policy.residents import Residents
+from maitred.fleet.policy.load_eta import ready_in_s
+from maitred.fleet.policy.model_residency import ModelDemand, ModelResidency, ResidencyPhase
+from maitred.fleet.policy.residency import ResidencyPolicy
 
 TICK_S = 0.25
 UNLOAD_S = 0.5
@@ -33,7 +33,7 @@ class Machine:
         left: (model, when, whether its turn was over, its demand) of every unload.
     """
 
-    residents: Residents
+    residents: ResidencyPolicy
     loads_s: dict
     now_s: float = 100.0
     waiting: dict = field(default_factory=lambda: defaultdict(list))
@@ -47,7 +47,7 @@ class Machine:
     asleep_bytes: int = 0
 
     def demands(self):
-        return {name: Demand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.all}
+        return {name: ModelDemand(len(self.waiting[name]), len(self.running[name])) for name in self.residents.all}
 
     def call(self, model, runs_s=0.1):
         call = Call(model, self.now_s, runs_s)
@@ -61,7 +61,7 @@ class Machine:
         for name, at_s in list(self.ends_s.items()):
             if at_s <= self.now_s:
                 del self.ends_s[name]
-                if self.residents[name].phase is Phase.LOADING:
+                if self.residents[name].phase is ResidencyPhase.LOADING:
                     self.residents.loaded(name, self.now_s, 0)
                 elif name in self.dozing:
                     self.dozing.remove(name)
@@ -72,7 +72,7 @@ class Machine:
             self.running[name] = [call for call in calls if call.began_s + call.runs_s > self.now_s]
         self.decide()
         for name, one in self.residents.all.items():
-            if one.phase is Phase.IN and name not in self.closed:
+            if one.phase is ResidencyPhase.IN and name not in self.closed:
                 for call in self.waiting[name]:
                     call.began_s = self.now_s
                 self.running[name] += self.waiting[name]
@@ -87,7 +87,7 @@ class Machine:
         orders = self.residents.decide(self.now_s, demands)
         self.closed = orders.closed
         for name in orders.closed:
-            assert self.residents[name].phase is Phase.IN
+            assert self.residents[name].phase is ResidencyPhase.IN
             assert not self.residents[name].pinned
         for name in orders.unload:
             self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
@@ -112,7 +112,7 @@ def machine(memories, budget, *, loads_s=2.0, turn_loads=3.0, pinned=(), keep_al
     names = [chr(97 + number) for number in range(len(memories))]
     times = dict(zip(names, loads_s if isinstance(loads_s, list) else [loads_s] * len(names), strict=True))
     residents = [
-        Resident(
+        ModelResidency(
             *(name, memory),
             pinned=name in pinned,
             keep_alive_s=keep_alive_s,
@@ -120,4 +120,4 @@ def machine(memories, budget, *, loads_s=2.0, turn_loads=3.0, pinned=(), keep_al
         )
         for name, memory in zip(names, memories, strict=True)
     ]
-    return Machine(Residents(residents, budget, turn_loads), times)
+    return Machine(ResidencyPolicy(residents, budget, turn_loads), times)

@@ -11,37 +11,37 @@ from msgspec.structs import replace
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.policy.ladder import Ladder
+from maitred.admission.policy.ladder import DegradationLadder
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
-from maitred.api.gate import Gate
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
 from maitred.app.address import bind, url_of
-from maitred.app.control import LocalControl
-from maitred.app.http_server import HttpServer
 from maitred.app.pipeline import Pipeline
-from maitred.app.retrying import Retrying
-from maitred.app.rollouts import Rollouts
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.retrying import RetryPolicy
+from maitred.app.rollouts import RolloutAdmin
 from maitred.app.router import Router, routes_of
-from maitred.app.trials import Trials
+from maitred.app.trials import RolloutObserver
 from maitred.app.upstreams import open_upstreams
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.cohort import COHORT
 from maitred.core.limits import Limit
-from maitred.core.service import ServiceWeights
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig, ReportsConfig
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.replica.upstream.server import Upstream
+from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.catalog import Catalog, TextModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.schemas import Schemas
-from maitred.routing.placement import Placement
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
 from maitred.routing.rollout.live import LiveRollouts
 from maitred.store.counters.memory import MemoryCounters
 from tests.admission_desk import Limits, PaperLedger
@@ -58,17 +58,17 @@ class UpstreamGateway:
     url: str
     client: httpx.AsyncClient
     model: TextModel
-    upstream: Upstream
-    gate: Gate
+    upstream: UpstreamReplica
+    gate: InFlightLimiter
     dispatcher: Dispatcher
     ledger: PaperLedger
     admission: Admission
-    rollouts: Rollouts
-    trials: Trials
+    rollouts: RolloutAdmin
+    trials: RolloutObserver
     dispatchers: Sequence[Dispatcher] = ()
-    tallies: list[Tally] = field(default_factory=list)
+    tallies: list[RequestContext] = field(default_factory=list)
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, tally: RequestContext) -> None:
         self.tallies.append(tally)
 
     @property
@@ -127,7 +127,7 @@ async def upstream_gateway(
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
     listener = bind(config)
-    gate = Gate(config.max_in_flight)
+    gate = InFlightLimiter(config.max_in_flight)
     clock = SystemClock()
     if model is None:
         model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
@@ -140,7 +140,9 @@ async def upstream_gateway(
         dispatchers = {
             name: Dispatcher(
                 *(name, posts, replace(dispatching, reports=reports), clock),
-                placement=None if balance is None else Placement(Balancer(balance, ServiceWeights(), random.random)),
+                placement=None
+                if balance is None
+                else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
             )
             for name, posts in upstreams.posts().items()
         }
@@ -148,14 +150,14 @@ async def upstream_gateway(
         catalog = Catalog(upstreams.models)
         live = LiveRollouts()
         router = Router(catalog, routes_of(system_config, catalog), live)
-        rollouts = Rollouts(PaperRollouts(), live, router.names, clock)
+        rollouts = RolloutAdmin(PaperRollouts(), live, router.names, clock)
         await rollouts.open(routing.rollouts)
-        ladders = {name: Ladder(each.degradation) for name, each in system_config.models.items()}
-        again = Retrying(retries, RetryBudget(0.2, 10), clock)
-        trials = Trials(live, rollouts, clock)
+        ladders = {name: DegradationLadder(each.degradation) for name, each in system_config.models.items()}
+        again = RetryPolicy(retries, RetryBudget(0.2, 10), clock)
+        trials = RolloutObserver(live, rollouts, clock)
         pipeline = Pipeline(
             router,
-            LocalControl(dispatchers, admission, clock),
+            LocalFlowController(dispatchers, admission, clock),
             ladders,
             clock,
             retries=again,

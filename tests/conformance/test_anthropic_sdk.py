@@ -7,12 +7,12 @@ import anthropic
 import pytest
 
 from maitred.core.limits import Limit, LimitKind
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.gateway import MODEL, gateway, tokens_of
 
 EOS = 2
 TEXT = "Hello there, my friend. How are you?"
-ANSWER = Answer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
+ANSWER = ScriptedAnswer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
 USER = [{"role": "user", "content": "Hi"}]
 ASKED = {"model": MODEL, "messages": USER, "max_tokens": 100}
 
@@ -192,7 +192,7 @@ async def test_the_version_must_be_the_one_that_is_spoken(version, path):
 
 
 async def test_a_full_house_is_overloaded_and_passes():
-    async with gateway([Answer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
+    async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.messages.create(**ASKED))
             await system.wait_until(lambda: system.gate.inside == 1)
@@ -220,7 +220,7 @@ async def test_a_reached_limit_says_when_to_come_back():
 
 
 async def test_a_lost_replica_is_never_a_whole_answer():
-    faulty = Answer(tokens=tokens_of(TEXT), fault=Fault.DROP, fault_after=3)
+    faulty = ScriptedAnswer(tokens=tokens_of(TEXT), fault=AnswerFault.DROP, fault_after=3)
     async with gateway([faulty]) as system, async_client(system) as client:
         received = []
         with pytest.raises(anthropic.APIError, match="failed before the answer was complete"):

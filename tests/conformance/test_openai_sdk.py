@@ -6,12 +6,12 @@ import asyncio
 import openai
 import pytest
 
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.gateway import MODEL, gateway, tokens_of
 
 EOS = 2
 TEXT = "Hello there, my friend. How are you?"
-ANSWER = Answer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
+ANSWER = ScriptedAnswer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
 USER = [{"role": "user", "content": "Hi"}]
 
 
@@ -100,7 +100,7 @@ async def test_errors_become_the_clients_exceptions():
 
 
 async def test_a_full_house_is_a_rate_limit_error_and_passes():
-    async with gateway([Answer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
+    async with gateway([ScriptedAnswer(tokens=tokens_of(TEXT) * 4)], step_s=0.02, max_in_flight=1) as system:
         async with async_client(system) as client:
             first = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER))
             await system.wait_until(lambda: system.gate.inside == 1)
@@ -113,7 +113,7 @@ async def test_a_full_house_is_a_rate_limit_error_and_passes():
 
 
 async def test_a_lost_replica_is_never_a_whole_answer():
-    faulty = Answer(tokens=tokens_of(TEXT), fault=Fault.DROP, fault_after=3)
+    faulty = ScriptedAnswer(tokens=tokens_of(TEXT), fault=AnswerFault.DROP, fault_after=3)
     async with gateway([faulty]) as system, async_client(system) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         received = []
@@ -128,7 +128,7 @@ async def test_a_lost_replica_is_never_a_whole_answer():
 
 
 async def test_a_replica_lost_before_the_first_token_is_a_502():
-    async with gateway([Answer(fault=Fault.DROP)]) as system, async_client(system) as client:
+    async with gateway([ScriptedAnswer(fault=AnswerFault.DROP)]) as system, async_client(system) as client:
         with pytest.raises(openai.InternalServerError) as lost:
             await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
         assert lost.value.status_code == 502
@@ -167,7 +167,7 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
 
 
 async def test_an_impatient_client_retries_into_its_own_answer():
-    slow = Answer(tokens=ANSWER.tokens, wait_steps=10)
+    slow = ScriptedAnswer(tokens=ANSWER.tokens, wait_steps=10)
     async with gateway([slow], step_s=0.05) as system, async_client(system) as client:
         patient = client.with_options(timeout=0.4, max_retries=5)
         completion = await patient.chat.completions.create(

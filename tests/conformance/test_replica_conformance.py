@@ -10,15 +10,15 @@ import pytest
 import uvloop
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.digest import ModelDigest
+from maitred.core.fingerprint import ModelFingerprint
 from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
-from maitred.fleet.attached import attached
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.same_model import SameModel
-from maitred.replica.engine_link import EngineLink
+from maitred.fleet.remote import attached
+from maitred.fleet.same_model import FingerprintCheck
+from maitred.replica.engine.client import EngineClient
 from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.link.config import LinkConfig
 from tests.certificates import Authority
@@ -31,7 +31,7 @@ def linked_to(answers):
     @asynccontextmanager
     async def make():
         async with ScriptedEngine(answers) as engine:
-            link = EngineLink(engine.address)
+            link = EngineClient(engine.address)
             await link.connect(5)
 
             async def kill():
@@ -78,7 +78,7 @@ def remote(folder):
         tls = ("--cert-file", own.certificate, "--key-file", own.key, "--ca-file", authority.file)
         async with (
             engine(*tls) as (port, process),
-            attached(f"tcp://127.0.0.1:{port}", link_config, SameModel(ModelDigest())) as there,
+            attached(f"tcp://127.0.0.1:{port}", link_config, FingerprintCheck(ModelFingerprint())) as there,
         ):
             await there.started()
 
@@ -101,7 +101,7 @@ on_every_loop = pytest.mark.parametrize(
 @on_every_loop
 def test_a_link_to_a_scripted_engine(loop_factory):
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(exercise_replica(linked_to([Answer()])))
+        runner.run(exercise_replica(linked_to([ScriptedAnswer()])))
 
 
 @on_every_loop
@@ -115,9 +115,9 @@ def test_a_link_to_a_scripted_engine_in_another_process(loop_factory):
 @pytest.mark.parametrize(
     ("answer", "check"),
     [
-        (Answer(tokens=[1, 2]), "answers_completely"),
-        (Answer(fault=Fault.DROP, fault_after=3), "answers_completely"),
-        (Answer(fault=Fault.REJECT), "answers_completely"),
+        (ScriptedAnswer(tokens=[1, 2]), "answers_completely"),
+        (ScriptedAnswer(fault=AnswerFault.DROP, fault_after=3), "answers_completely"),
+        (ScriptedAnswer(fault=AnswerFault.REJECT), "answers_completely"),
     ],
 )
 async def test_a_replica_that_breaks_its_promises_is_caught(answer, check):

@@ -12,13 +12,13 @@ import pytest
 from benchmarks import external_table, externals
 from benchmarks.external_servers import EXTERNALS
 from benchmarks.report import RESULTS
-from maitred.replica.http.line import Connections
+from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.probe import Probe
-from maitred.replica.upstream.server import Upstream
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.replica.upstream.replica import UpstreamReplica
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
-from maitred.testing.text_replica_conformance import Ability, TextReplicaUnderTest, exercise_text_replica
+from maitred.testing.text_replica_conformance import ServerCapability, TextReplicaUnderTest, exercise_text_replica
 
 SETTINGS = {"engine.threads": 1, "engine.kv_memory_bytes": "64MiB"}
 
@@ -26,8 +26,8 @@ SETTINGS = {"engine.threads": 1, "engine.kv_memory_bytes": "64MiB"}
 @asynccontextmanager
 async def adapted(url, model, *, abilities=(), running=None, kill=None, **settings):
     """A server that is there, through our adapter."""
-    async with Connections() as connections:
-        upstream = Upstream(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", connections)
+    async with OpenConnections() as connections:
+        upstream = UpstreamReplica(UpstreamConfig(url=f"{url}/v1", model=model, **settings), "far", connections)
         await Probe(upstream).look()
         yield TextReplicaUnderTest(upstream, abilities, running, kill)
         assert upstream.open_streams == 0
@@ -48,7 +48,9 @@ async def test_our_own_server_through_the_adapter():
             await asyncio.to_thread(server.process.wait)
 
         try:
-            async with adapted(server.url, "maitred-tiny", abilities=Ability, running=running, kill=kill) as subject:
+            async with adapted(
+                server.url, "maitred-tiny", abilities=ServerCapability, running=running, kill=kill
+            ) as subject:
                 yield subject
         finally:
             await asyncio.to_thread(context.__exit__, None, None, None)
@@ -67,7 +69,11 @@ async def test_our_own_server_through_the_adapter():
     ],
 )
 async def test_a_server_that_breaks_its_promises_is_caught(fault, check):
-    script = Script(ttft=Times(mean_s=0.0), itl=Times(mean_s=0.001), faults=[Fault(kind=fault, share=1.0, after=3)])
+    script = ServerScript(
+        ttft=DelayDistribution(mean_s=0.0),
+        itl=DelayDistribution(mean_s=0.001),
+        faults=[ScriptedFault(kind=fault, share=1.0, after=3)],
+    )
 
     @asynccontextmanager
     async def broken():

@@ -8,7 +8,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.gateway import CARD, MODEL, gateway
 from tests.tool_models import save_tool_tokenizer
 
@@ -53,7 +53,7 @@ def tokenizers(tmp_path_factory):
 def system(tokenizer, text):
     tokens = tokenizer.encode(text, add_special_tokens=False)
     card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
-    return gateway([Answer(tokens=[*tokens, END])], tokenizer=tokenizer, card=card)
+    return gateway([ScriptedAnswer(tokens=[*tokens, END])], tokenizer=tokenizer, card=card)
 
 
 def openai_client(running):
@@ -301,10 +301,12 @@ async def test_a_call_goes_on_at_another_replica(tokenizers):
     tokens = [*tokenizer.encode(text, add_special_tokens=False), END]
     card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
     within = text.index("sky")
-    breaks = Answer(
-        tokens=tokens, fault=Fault.DROP, fault_after=len(tokenizer.encode(text[:within], add_special_tokens=False))
+    breaks = ScriptedAnswer(
+        tokens=tokens,
+        fault=AnswerFault.DROP,
+        fault_after=len(tokenizer.encode(text[:within], add_special_tokens=False)),
     )
-    answers = [breaks, Answer(tokens=tokens)]
+    answers = [breaks, ScriptedAnswer(tokens=tokens)]
     async with (
         gateway(answers, tokenizer=tokenizer, card=card, recoveries=1) as running,
         openai_client(running) as client,

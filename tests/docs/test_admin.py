@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from maitred.api.admin.administration import administration
+from maitred.api.admin.routes import administration
 from maitred.cli.app import app
 from maitred.core.clock import SystemClock
 from maitred.core.limits import LimitKind

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from maitred.load.measure import cost
-from maitred.load.measure.columns import Requests
+from maitred.load.measure.columns import RequestColumns
 from maitred.load.measure.machine import Machine
-from maitred.load.measure.result import Calibration, Result, TargetSeen
-from maitred.load.measure.series import Series
+from maitred.load.measure.result import LoadResult, PromptCalibration, TargetSeen
+from maitred.load.measure.series import TimeSeries
 from maitred.load.measure.summary import Quantiles, Summary
 from tests.load_results import synthetic_result
 
@@ -20,7 +20,18 @@ PAGE = (Path(__file__).parents[2] / "docs/load-format.md").read_text(encoding="u
 
 
 @pytest.mark.parametrize(
-    "part", [Result, Machine, TargetSeen, Calibration, cost.TesterCost, Summary, Quantiles, Series, Requests]
+    "part",
+    [
+        LoadResult,
+        Machine,
+        TargetSeen,
+        PromptCalibration,
+        cost.TesterCost,
+        Summary,
+        Quantiles,
+        TimeSeries,
+        RequestColumns,
+    ],
 )
 def test_every_field_is_named(part: type[msgspec.Struct]) -> None:
     assert [name for name in part.__struct_fields__ if f"`{name}`" not in PAGE] == []

@@ -12,7 +12,7 @@ from msgspec.structs import fields
 from maitred.cli.load.docs import plan_page, spec_page
 from maitred.cli.load.flags import SPEC_FLAGS, SpecFlag, described
 from maitred.config.document import read_document
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.rules import check
 from maitred.load.spec import LoadSpec
 
@@ -40,7 +40,7 @@ def settings(kind: type[Struct], parent: str = "") -> Iterator[str]:
             yield f"{parent}{field.name}"
 
 
-@pytest.mark.parametrize(("kind", "page"), [(LoadSpec, spec_page), (Plan, plan_page)])
+@pytest.mark.parametrize(("kind", "page"), [(LoadSpec, spec_page), (ChaosPlan, plan_page)])
 def test_every_setting_has_a_description(kind: type[Struct], page: Callable[[], str]) -> None:
     keys = [key for key in settings(kind) if not key.startswith("load.")]
     assert len(keys) > 20
@@ -68,7 +68,7 @@ def test_yaml_in_pages_and_examples_is_sound(
     Path("chat.key").write_text("k")
     Path("document.yaml").write_text(text)
     if "installation:" in text:
-        check(read_document(Plan, Path("document.yaml"), {}, subject=path.name))
+        check(read_document(ChaosPlan, Path("document.yaml"), {}, subject=path.name))
     else:
         read_document(LoadSpec, Path("document.yaml"), {"OPENAI_API_KEY": "k"}, subject=path.name)
 

@@ -8,17 +8,16 @@ from pathlib import Path
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from maitred.app.replicas import Replicas
-from maitred.core.answer import Ask, Chosen, Failed, Outcome, Tally
+from maitred.app.replicas import ReplicaAdmin
+from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Saturated
-from maitred.core.feedback import Feedback, Kept
+from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.flow import PriorityClass
-from maitred.core.ports import GpuState, LoadReport, ProcessState
+from maitred.core.replica import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
-from maitred.dispatch.state import state_of
-from maitred.observe.accounts import AccountsState
+from maitred.dispatch.metrics import state_of
 from maitred.observe.budgets import BudgetUse
 from maitred.observe.config import SloConfig
 from maitred.observe.engines import EngineState
@@ -26,6 +25,7 @@ from maitred.observe.metrics import Metrics
 from maitred.observe.reloads import ReloadState
 from maitred.observe.residency import ResidencyState, ResidentState
 from maitred.observe.rollouts import RolloutsState
+from maitred.observe.store_metrics import AccountsState
 from maitred.observe.upstreams import UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.clock import FakeClock
@@ -64,7 +64,7 @@ def rendered():
         queues,
         lambda: {("m", "there"): UpstreamState(True, 1, 2, 3, 0.5)},
         lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)}),
-        Replicas({"m": Desk().dispatcher}, SystemClock()).all,
+        ReplicaAdmin({"m": Desk().dispatcher}, SystemClock()).all,
         lambda: RolloutsState(
             {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}
         ),
@@ -76,23 +76,23 @@ def rendered():
     for _ in range(20):
         metrics.growth.look()
         clock.now_s += 120
-    tally = Tally(
+    tally = RequestContext(
         "req-1", 0.0, route="/v1/completions", model="m", first_token_s=1.0, gaps_s=[0.1], completion_tokens=3
     )
     tally.finishes.append(FinishReason.STOP)
     tally.principal, tally.priority, tally.failure = ANONYMOUS, PriorityClass.STANDARD, Saturated()
-    tally.ask = Ask(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1)
+    tally.ask = InferenceRequest(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=1, seed=0), max_tokens=1)
     tally.refused_by = "tokens_per_minute"
     tally.degraded.append("max_tokens=16")
     tally.recoveries = tally.continued = 1
     tally.hedged = "second"
     tally.fallbacks.append("general=big")
-    tally.failed.append(Failed("m", "schema", Usage(1, 1), replaced=True))
-    tally.chosen = Chosen("auto", "big", "large", 0.9)
+    tally.failed.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
+    tally.chosen = ModelSelection("auto", "big", "large", 0.9)
     metrics.requests.degradation_skipped("overflow", "queue_full")
     tally.close(Outcome.FINISHED, 200, 2.0)
     asyncio.run(metrics.budgets.look(budgets))
-    metrics.feedback.given(Kept(Feedback(score=1.0), "m", "chat=canary", None))
+    metrics.feedback.given(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
     for observer in metrics.observers:
         observer.ended(tally)
     for steps in range(2):

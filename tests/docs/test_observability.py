@@ -7,7 +7,7 @@ import yaml
 
 from maitred.config.loader import load
 from maitred.observe.diagnosis.diagnosis import diagnose
-from maitred.observe.diagnosis.vitals import GrowthVitals, Vitals
+from maitred.observe.diagnosis.snapshot import GrowthVitals, HealthSnapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def test_the_alert_and_the_doctor_mean_the_same_by_a_leak():
 
     def leaks(resource, per_hour, trend, level):
         growth = GrowthVitals(process="gateway", resource=resource, per_hour=per_hour, trend=trend, level=level)
-        return bool(diagnose(Vitals(seconds=5.0, growths=[growth])))
+        return bool(diagnose(HealthSnapshot(seconds=5.0, growths=[growth])))
 
     assert least.keys() == {"memory_bytes", "open_fds", "tasks", "threads"}
     assert "trend >= 0.6" in rule["expr"]

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.gpu_config import GPUConfig
@@ -46,7 +46,7 @@ def answers(engine, prompt_tokens=lambda number: 1 + number * 5):
             top_logprobs=1,
         )
         prompt = [4 + (number * 7 + position) % 120 for position in range(prompt_tokens(number))]
-        engine.submit("test", Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
     tokens: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):

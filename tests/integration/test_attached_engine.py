@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.request import Request, SamplingParams
-from maitred.fleet.attached import AttachedEngine
-from maitred.testing.script import Answer, Fault
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.fleet.remote import RemoteEngine
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import parse_address
 
@@ -15,7 +15,7 @@ LIMIT_S = 20.0
 
 
 def request():
-    return Request(id="r", prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=3, seed=0))
+    return EngineRequest(id="r", prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=3, seed=0))
 
 
 async def answer_of(link):
@@ -25,10 +25,10 @@ async def answer_of(link):
 
 async def test_it_waits_for_an_engine_that_is_not_there_yet(tmp_path):
     address = parse_address(f"unix:{tmp_path}/engine.sock")
-    async with asyncio.timeout(LIMIT_S), AttachedEngine(address) as attached:
+    async with asyncio.timeout(LIMIT_S), RemoteEngine(address) as attached:
         with pytest.raises(ReplicaUnavailable):
             await answer_of(attached.link)
-        async with ScriptedEngine([Answer(tokens=[7, 8, 9])], address=address):
+        async with ScriptedEngine([ScriptedAnswer(tokens=[7, 8, 9])], address=address):
             await attached.started()
             assert await answer_of(attached.link) == [7, 8, 9]
             assert attached.restarts == 0
@@ -36,12 +36,12 @@ async def test_it_waits_for_an_engine_that_is_not_there_yet(tmp_path):
 
 async def test_it_comes_back_to_an_engine_that_was_started_again(tmp_path):
     address = parse_address(f"unix:{tmp_path}/engine.sock")
-    async with asyncio.timeout(LIMIT_S), AttachedEngine(address) as attached:
-        async with ScriptedEngine([Answer(fault=Fault.DIE, fault_after=1)], address=address):
+    async with asyncio.timeout(LIMIT_S), RemoteEngine(address) as attached:
+        async with ScriptedEngine([ScriptedAnswer(fault=AnswerFault.DIE, fault_after=1)], address=address):
             await attached.started()
             with pytest.raises(ReplicaLost):
                 await answer_of(attached.link)
-        async with ScriptedEngine([Answer(tokens=[7])], address=address):
+        async with ScriptedEngine([ScriptedAnswer(tokens=[7])], address=address):
             while not attached.link.ready:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
             assert await answer_of(attached.link) == [7]
@@ -50,9 +50,9 @@ async def test_it_comes_back_to_an_engine_that_was_started_again(tmp_path):
 
 async def test_leaving_cancels_what_runs_and_leaves_the_engine_to_others(tmp_path):
     address = parse_address(f"unix:{tmp_path}/engine.sock")
-    async with asyncio.timeout(LIMIT_S), ScriptedEngine([Answer(tokens=[7, 8])], address=address):
+    async with asyncio.timeout(LIMIT_S), ScriptedEngine([ScriptedAnswer(tokens=[7, 8])], address=address):
         for _ in range(2):
-            async with AttachedEngine(address) as attached:
+            async with RemoteEngine(address) as attached:
                 await attached.started()
                 assert await answer_of(attached.link) == [7, 8]
             assert attached.link.open_streams == 0

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from maitred.core.answer import Outcome
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.gateway import MODEL, Gateway, gateway, tokens_of
 
 HELLO = tokens_of("Hello there, my friend. How are you?")
@@ -17,7 +17,7 @@ ROUTES = {
     "/v1/completions": {"prompt": "Hello there"},
 }
 SEVERAL = {"prompt": ["Hello", "Hello there"], "n": 2}
-NEVER = Answer(fault=Fault.STALL)
+NEVER = ScriptedAnswer(fault=AnswerFault.STALL)
 """Runs, and says nothing."""
 
 
@@ -44,7 +44,7 @@ async def nothing_is_left(system: Gateway):
     ("path", "fields"), [("/v1/chat/completions", {}), ("/v1/chat/completions", {"n": 3}), ("/v1/completions", SEVERAL)]
 )
 async def test_before_the_first_token_and_in_the_middle(path, fields, stream):
-    answers = [NEVER, Answer(tokens=HELLO * 10)]
+    answers = [NEVER, ScriptedAnswer(tokens=HELLO * 10)]
     async with gateway(lambda request: answers[len(system.engine.submitted) > prompts], step_s=0.02) as system:
         prompts = len(fields["prompt"]) if "prompt" in fields else 1
         for time in range(2):
@@ -140,7 +140,7 @@ async def test_many_at_random_moments():
     chance = random.Random(11)
 
     def answer(request):
-        return Answer(tokens=HELLO * chance.randint(1, 20), wait_steps=chance.randint(0, 3))
+        return ScriptedAnswer(tokens=HELLO * chance.randint(1, 20), wait_steps=chance.randint(0, 3))
 
     async def client(system):
         path = chance.choice(list(ROUTES))

@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 from maitred.cli.app import app
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.identity.keys import make_key
-from maitred.observe.samples import Samples, parse_metrics
+from maitred.observe.samples import MetricSamples, parse_metrics
 from maitred.testing.scripted_openai.process import scripted_openai
-from maitred.testing.scripted_openai.script import Script, Times
+from maitred.testing.scripted_openai.script import DelayDistribution, ServerScript
 from maitred.testing.server_process import serving
 
 KEY = make_key().plaintext
@@ -73,7 +73,9 @@ class Patient:
 def patient(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
     with ExitStack() as stack:
-        far = stack.enter_context(scripted_openai(Script(ttft=Times(mean_s=1.4), itl=Times(mean_s=0.01))))
+        far = stack.enter_context(
+            scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=1.4), itl=DelayDistribution(mean_s=0.01)))
+        )
         file = folder / "maitred.yaml"
         file.write_text(yaml.safe_dump(settings(far.url)))
         environment = {"ACME_KEY": KEY, "MAITRED__STORE__FOLDER": str(folder / "data")}
@@ -213,6 +215,6 @@ async def until(patient, metric, least, timeout_s=30):
     """Waits until a metric, summed over its labels, has reached something."""
     async with asyncio.timeout(timeout_s), httpx.AsyncClient(base_url=patient.url) as client:
         while True:
-            if sum(Samples(parse_metrics((await client.get("/metrics")).text)).by(metric).values()) >= least:
+            if sum(MetricSamples(parse_metrics((await client.get("/metrics")).text)).by(metric).values()) >= least:
                 return
             await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import CallerError
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.local import LocalEngine, engine_command
 from maitred.testing.server_process import serving
@@ -231,11 +231,11 @@ async def test_the_process_speaks_the_protocol_of_every_engine(folder):
         await engine.started()
         card = engine.link.card()
         assert (card.embedding_dimensions, card.context_tokens) == (48, 64)
-        async with engine.link.generate(Request("r", [2, 4, 3], SamplingParams(max_tokens=0, seed=0))) as stream:
+        async with engine.link.generate(EngineRequest("r", [2, 4, 3], SamplingParams(max_tokens=0, seed=0))) as stream:
             deltas = [delta for batch in [batch async for batch in stream] for delta in batch]
         assert [delta.finish for delta in deltas] == [FinishReason.STOP]
         assert len(deltas[0].embedding or b"") == 4 * 48
-        async with engine.link.generate(Request("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
+        async with engine.link.generate(EngineRequest("g", [2], SamplingParams(max_tokens=4, seed=0))) as stream:
             with pytest.raises(CallerError, match="generates nothing"):
                 await anext(aiter(stream))
 

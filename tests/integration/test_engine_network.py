@@ -13,20 +13,20 @@ import msgspec
 import pytest
 
 from maitred.core.clock import SystemClock
-from maitred.core.digest import ModelDigest
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.ports import LoadReport
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams
+from maitred.core.fingerprint import ModelFingerprint
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 from maitred.core.secret import Secret
-from maitred.engine.server import MAX_STRANGERS, EngineServer
-from maitred.fleet.attached import AttachedEngine
-from maitred.fleet.same_model import SameModel
+from maitred.engine.server import MAX_PENDING_HANDSHAKES, EngineServer
+from maitred.fleet.remote import RemoteEngine
+from maitred.fleet.same_model import FingerprintCheck
 from maitred.load.chaos.link import TcpLink
-from maitred.replica.engine_link import EngineLink
-from maitred.testing.script import SCRIPTED_CARD, Answer
+from maitred.replica.engine.client import EngineClient
+from maitred.testing.script import SCRIPTED_CARD, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
-from maitred.wire.frames import Output
+from maitred.wire.frames import TokenOutput
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials, gateway_credentials
 from maitred.wire.link.handshake import MAGIC, NONCE_BYTES, GatewayHandshake
@@ -69,7 +69,7 @@ class Counting:
         outputs = {}
         for (owner, request_id), (token, left) in list(self.running.items()):
             finish = FinishReason.LENGTH if left == 1 else None
-            outputs.setdefault(owner, []).append(Output(request_id, Delta(0, [token + 1], finish)))
+            outputs.setdefault(owner, []).append(TokenOutput(request_id, TokenDelta(0, [token + 1], finish)))
             self.running[owner, request_id] = (token + 1, left - 1)
             if finish:
                 del self.running[owner, request_id]
@@ -107,11 +107,11 @@ def engine(config=LinkConfig(), *, stranger_s=30.0):  # noqa: B008 - frozen
 
 
 def link_to(address, config):
-    return EngineLink(address, credentials=gateway_credentials(address, config))
+    return EngineClient(address, credentials=gateway_credentials(address, config))
 
 
 async def answer_of(link, prompt=(1, 2, 3), max_tokens=3):
-    async with link.generate(Request("r", list(prompt), SamplingParams(max_tokens=max_tokens, seed=0))) as stream:
+    async with link.generate(EngineRequest("r", list(prompt), SamplingParams(max_tokens=max_tokens, seed=0))) as stream:
         return [token async for deltas in stream for delta in deltas for token in delta.tokens]
 
 
@@ -301,7 +301,9 @@ async def test_many_strangers_do_not_keep_a_gateway_out():
     config = LinkConfig(secret=SECRET)
     async with asyncio.timeout(LIMIT_S):
         with engine(config) as (address, _):
-            strangers = [await asyncio.open_connection(address.host, address.port) for _ in range(MAX_STRANGERS + 20)]
+            strangers = [
+                await asyncio.open_connection(address.host, address.port) for _ in range(MAX_PENDING_HANDSHAKES + 20)
+            ]
             await still_serves(address, config)
             assert len(await strangers[0][0].read()) == OPENING_BYTES, "the one that was there longest had to go"
             for _, writer in strangers:
@@ -312,7 +314,7 @@ async def test_many_strangers_do_not_keep_a_gateway_out():
 
 
 def heard_within(address, timeout_s=1.2):
-    return AttachedEngine(address, silence_timeout_s=timeout_s, hello_timeout_s=2.0)
+    return RemoteEngine(address, silence_timeout_s=timeout_s, hello_timeout_s=2.0)
 
 
 async def until(condition):
@@ -331,7 +333,9 @@ async def test_an_engine_that_hangs_is_noticed_within_the_time_and_taken_back_wh
             # Idle for longer than the time: it is asked, and it answers.
             await asyncio.sleep(1.6)
             assert attached.link.ready
-            async with attached.link.generate(Request("r", [1], SamplingParams(max_tokens=500, seed=0))) as stream:
+            async with attached.link.generate(
+                EngineRequest("r", [1], SamplingParams(max_tokens=500, seed=0))
+            ) as stream:
                 await anext(stream)
                 process.send_signal(signal.SIGSTOP)
                 began_s = asyncio.get_running_loop().time()
@@ -351,12 +355,14 @@ async def test_an_engine_that_hangs_is_noticed_within_the_time_and_taken_back_wh
 
 
 async def test_a_cut_cable_is_noticed_within_the_time():
-    async with asyncio.timeout(LIMIT_S), ScriptedEngine([Answer()], step_s=0.02) as far:  # noqa: SIM117 - who lives in whom
+    async with asyncio.timeout(LIMIT_S), ScriptedEngine([ScriptedAnswer()], step_s=0.02) as far:  # noqa: SIM117 - who lives in whom
         async with TcpLink("127.0.0.1:0", f"127.0.0.1:{far.address.port}") as cable:
             host, _, port = cable.address.rpartition(":")
             async with heard_within(TcpAddress(host, int(port))) as attached:
                 await attached.started()
-                async with attached.link.generate(Request("r", [1], SamplingParams(max_tokens=999, seed=0))) as stream:
+                async with attached.link.generate(
+                    EngineRequest("r", [1], SamplingParams(max_tokens=999, seed=0))
+                ) as stream:
                     await anext(stream)
                     began_s = asyncio.get_running_loop().time()
                     with cable.blackhole(), pytest.raises(ReplicaLost):
@@ -370,10 +376,10 @@ async def test_a_cut_cable_is_noticed_within_the_time():
 
 
 async def test_an_engine_with_another_model_is_refused_and_says_so(caplog):
-    ours = ModelDigest("shape", "tokens", "weights")
-    card = msgspec.structs.replace(SCRIPTED_CARD, digest=ModelDigest("shape", "tokens", "fine-tuned"))
+    ours = ModelFingerprint("shape", "tokens", "weights")
+    card = msgspec.structs.replace(SCRIPTED_CARD, digest=ModelFingerprint("shape", "tokens", "fine-tuned"))
     async with asyncio.timeout(LIMIT_S), ScriptedEngine(card=card) as far:  # noqa: SIM117 - who lives in whom
-        async with AttachedEngine(far.address, accept=SameModel(ours).check) as attached:
+        async with RemoteEngine(far.address, accept=FingerprintCheck(ours).check) as attached:
             await until(lambda: "weights differ" in attached.trouble)
             assert not attached.link.ready
             with pytest.raises(ReplicaUnavailable):

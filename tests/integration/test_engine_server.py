@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from maitred.core.clock import SystemClock
-from maitred.core.ports import ModelCard
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.replica import ModelCard
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.server import EngineServer
-from maitred.wire.frames import Cancel, FrameReader, Hello, Pause, Step, Submit, ToGateway, encode_frame
+from maitred.wire.frames import Cancel, EngineHello, FrameReader, Pause, Step, Submit, ToGateway, encode_frame
 
 VOCAB_SIZE = 1000
 CARD = ModelCard(
@@ -134,12 +134,14 @@ def serving():
 
 
 def request(request_id, *, prompt=(1,), max_tokens=3, n=1):
-    return Request(id=request_id, prompt=list(prompt), sampling=SamplingParams(max_tokens=max_tokens, seed=0, n=n))
+    return EngineRequest(
+        id=request_id, prompt=list(prompt), sampling=SamplingParams(max_tokens=max_tokens, seed=0, n=n)
+    )
 
 
 def test_hello_then_numbered_steps(serving):
     gateway = serving.connect()
-    assert isinstance(gateway.hello, Hello)
+    assert isinstance(gateway.hello, EngineHello)
     assert gateway.hello.card == CARD
     gateway.send(Submit(request("a")))
     steps = [gateway.next() for _ in range(3)]
@@ -271,7 +273,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(serving):
 def test_token_ids_that_no_token_has_are_rejected_wherever_they_stand(serving, field):
     gateway = serving.connect()
     sampling = SamplingParams(max_tokens=1, seed=0, **field)
-    gateway.send(Submit(Request(id="a", prompt=[1], sampling=sampling)))
+    gateway.send(Submit(EngineRequest(id="a", prompt=[1], sampling=sampling)))
     [rejection] = gateway.next().rejections
     assert "vocabulary" in rejection.message
 
@@ -319,7 +321,7 @@ def test_a_deadline_ends_a_request_even_while_the_engine_sleeps(serving):
     gateway = serving.connect()
     serving.runner.permits = threading.Semaphore(1)
     sampling = SamplingParams(max_tokens=200, seed=0)
-    gateway.send(Submit(Request(id="a", prompt=[1], sampling=sampling, deadline_in_s=0.3)))
+    gateway.send(Submit(EngineRequest(id="a", prompt=[1], sampling=sampling, deadline_in_s=0.3)))
     assert gateway.next().outputs
     gateway.send(Pause("a"))
     serving.runner.permits.release(1000)

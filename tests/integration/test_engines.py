@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.fleet.attached import AttachedEngine
-from maitred.fleet.engines import Engines
+from maitred.fleet.engines import LocalEngines
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.remote import RemoteEngine
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine
 
@@ -29,7 +29,7 @@ def scripted(address):
 async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
-        engines = Engines({str(server.address): AttachedEngine(server.address) for server in servers})
+        engines = LocalEngines({str(server.address): RemoteEngine(server.address) for server in servers})
         with pytest.raises(ReplicaUnavailable):
             engines.card()
         await stack.enter_async_context(engines)
@@ -50,7 +50,7 @@ async def test_a_request_must_fit_each_of_them_and_their_room_adds_up():
 async def test_one_that_cannot_start_ends_the_first_start_but_not_those_that_serve():
     broken = python("raise SystemExit('no such model')")
     async with asyncio.timeout(LIMIT_S):
-        async with Engines({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
+        async with LocalEngines({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
             with pytest.raises(ReplicaUnavailable, match="no such model"):
                 await engines.started()
         tries = asyncio.Semaphore(0)

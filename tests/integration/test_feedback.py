@@ -23,7 +23,7 @@ from maitred.store.ledger import UsageLedger
 from maitred.store.schema import feedback as opinions
 from maitred.store.schema import usage
 from maitred.store.usage import UsageQueries
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
 from tests.usage_events import SetClock, usage_event
 
@@ -192,7 +192,7 @@ def admin(server, path, **query):
 
 
 def test_what_one_gateway_answered_is_rated_at_another_and_after_a_restart(tmp_path, postgres_url):
-    quick = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.001))
+    quick = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.001))
     with ExitStack() as stack:
         one, other = (stack.enter_context(scripted_openai(quick)) for _ in range(2))
         (tmp_path / "maitred.yaml").write_text(CONFIG % (one.url, other.url))

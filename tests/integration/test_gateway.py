@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.core.answer import Outcome
 from maitred.core.errors import DeadlineUnmeetable
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.wire.sse import SSEDecoder
 from tests.gateway import MODEL, Gateway, gateway, tokens_of
 from tests.openai_schemas import validate
@@ -41,7 +41,7 @@ async def broken_stream(system: Gateway) -> AsyncIterator[bytes]:
 
 
 async def test_a_whole_chat_answer_and_a_streamed_one_say_the_same():
-    async with gateway([Answer(tokens=[*HELLO, EOS])]) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])]) as system:
         whole = await system.chat(max_tokens=100)
         streamed = await system.chat(max_tokens=100, stream=True, stream_options={"include_usage": True})
         assert whole.status_code == streamed.status_code == 200
@@ -80,7 +80,9 @@ async def test_several_prompts_and_choices_are_indexed_prompt_first():
 
 
 async def test_a_stop_string_ends_the_choice_at_the_replica_too():
-    async with gateway([Answer(tokens=tokens_of("Hello there, my friend. How are you?") * 20)], step_s=0.01) as system:
+    async with gateway(
+        [ScriptedAnswer(tokens=tokens_of("Hello there, my friend. How are you?") * 20)], step_s=0.01
+    ) as system:
         response = await system.chat(max_tokens=300, stop=[" friend"])
         choice = response.json()["choices"][0]
         assert choice["message"]["content"] == "Hello there, my"
@@ -92,7 +94,7 @@ async def test_a_stop_string_ends_the_choice_at_the_replica_too():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_frees_everything_at_once(stream):
-    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.02) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.02) as system:
         # The connection closes with the task, after some tokens have gone out.
         request = asyncio.create_task(system.chat(max_tokens=400, stream=stream))
         await system.engine.wait_until(lambda: bool(system.engine.submitted))
@@ -108,7 +110,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(stream):
 
 
 async def test_a_long_wait_for_the_first_token_is_filled_with_comments():
-    async with gateway([Answer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=0.05, heartbeat_s=0.1) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=0.05, heartbeat_s=0.1) as system:
         response = await system.chat(stream=True, max_tokens=100)
         assert response.text.startswith(": waiting for the first token\n\n: waiting")
         texts = [event.data for event in SSEDecoder().feed(response.content)]
@@ -117,7 +119,7 @@ async def test_a_long_wait_for_the_first_token_is_filled_with_comments():
 
 
 async def test_an_engine_that_dies_before_the_first_token_is_an_honest_502():
-    async with gateway([Answer(fault=Fault.DROP)]) as system:
+    async with gateway([ScriptedAnswer(fault=AnswerFault.DROP)]) as system:
         response = await system.chat(stream=True)
         assert response.status_code == 502
         assert response.json()["error"]["code"] == "replica_lost"
@@ -125,7 +127,7 @@ async def test_an_engine_that_dies_before_the_first_token_is_an_honest_502():
 
 
 async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
-    async with gateway([Answer(tokens=HELLO, fault=Fault.DROP, fault_after=4)]) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO, fault=AnswerFault.DROP, fault_after=4)]) as system:
         received = b"".join([data async for data in broken_stream(system)])
         last = json.loads(received.decode().strip().split("\n\n")[-1].removeprefix("data: "))
         assert last["error"]["code"] == "replica_lost"
@@ -143,7 +145,7 @@ async def test_an_engine_that_dies_in_the_middle_breaks_the_stream_off():
 
 
 async def test_a_slow_reader_holds_up_nobody_else():
-    many = Answer(tokens=(HELLO * 60)[:480], tokens_per_step=4)
+    many = ScriptedAnswer(tokens=(HELLO * 60)[:480], tokens_per_step=4)
     async with gateway(lambda request: many) as system:
         host, port = system.url.removeprefix("http://").split(":")
         body = json.dumps(
@@ -166,7 +168,7 @@ async def test_a_slow_reader_holds_up_nobody_else():
 
 
 async def test_a_full_house_refuses_with_a_time_to_come_back():
-    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.05, max_in_flight=1) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.inside == 1)
         response = await system.chat()
@@ -185,7 +187,7 @@ async def test_a_full_house_refuses_with_a_time_to_come_back():
 
 
 async def test_a_draining_house_finishes_what_it_began():
-    async with gateway([Answer(tokens=HELLO)], step_s=0.05) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO)], step_s=0.05) as system:
         first = asyncio.create_task(system.chat(max_tokens=400))
         await system.wait_until(lambda: system.gate.inside == 1)
         draining = asyncio.create_task(system.gate.drain(10))
@@ -201,7 +203,7 @@ async def test_a_draining_house_finishes_what_it_began():
 
 
 async def test_a_stream_that_outlives_the_grace_period_is_broken_off():
-    async with gateway([Answer(tokens=HELLO * 30)], step_s=0.05) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO * 30)], step_s=0.05) as system:
         chunks = []
         draining = None
         async for data in broken_stream(system):
@@ -215,7 +217,7 @@ async def test_a_stream_that_outlives_the_grace_period_is_broken_off():
 
 
 async def test_every_request_has_exactly_one_outcome_in_the_metrics():
-    async with gateway([Answer(tokens=HELLO, cached_tokens=3)]) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO, cached_tokens=3)]) as system:
         await system.chat(max_tokens=400)
         await system.chat(model="other")
         await system.client.get("/nowhere")
@@ -233,8 +235,8 @@ async def test_every_request_ends_once_and_leaves_nothing_behind():
     chance = random.Random(7)
 
     def answer(request):
-        fault = chance.choice([None] * 6 + [Fault.REJECT])
-        return Answer(tokens=HELLO[: chance.randint(1, 9)] * chance.randint(1, 9), fault=fault)
+        fault = chance.choice([None] * 6 + [AnswerFault.REJECT])
+        return ScriptedAnswer(tokens=HELLO[: chance.randint(1, 9)] * chance.randint(1, 9), fault=fault)
 
     async def client(system):
         body = {"model": chance.choice([MODEL] * 9 + ["other"]), "prompt": ["x"] * chance.randint(1, 3)}
@@ -286,7 +288,7 @@ async def test_a_body_that_does_not_arrive_gives_its_place_back():
 
 
 async def test_a_stream_that_falls_silent_in_the_middle_shows_that_it_lives():
-    silent = Answer(tokens=HELLO * 2, fault=Fault.STALL, fault_after=3)
+    silent = ScriptedAnswer(tokens=HELLO * 2, fault=AnswerFault.STALL, fault_after=3)
     async with gateway([silent], heartbeat_s=0.1) as system:
         body = {"model": MODEL, "prompt": "Hi", "stream": True, "max_tokens": 50}
         received = ""
@@ -300,7 +302,7 @@ async def test_a_stream_that_falls_silent_in_the_middle_shows_that_it_lives():
 
 
 async def test_a_stream_that_talks_has_no_comments():
-    async with gateway([Answer(tokens=HELLO * 4)], step_s=0.02, heartbeat_s=0.2) as system:
+    async with gateway([ScriptedAnswer(tokens=HELLO * 4)], step_s=0.02, heartbeat_s=0.2) as system:
         response = await system.chat(stream=True, max_tokens=100)
         assert ": waiting" not in response.text
         assert len(HELLO) * 4 * 0.02 > 0.5

@@ -7,7 +7,7 @@ from maitred.config.tree import TextModelConfig
 from maitred.core.answer import Outcome
 from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.upstream_gateway import upstream_gateway
 
 URGENT = {"x-maitred-priority": "interactive"}
@@ -17,8 +17,8 @@ SHARE = 0.2
 
 
 def script(share):
-    faults = [Fault(kind=FaultKind.STALL, after=0, for_s=SLOW_S, share=share)]
-    return Script(ttft=Times(mean_s=0.005), itl=Times(mean_s=0.001), faults=faults)
+    faults = [ScriptedFault(kind=FaultKind.STALL, after=0, for_s=SLOW_S, share=share)]
+    return ServerScript(ttft=DelayDistribution(mean_s=0.005), itl=DelayDistribution(mean_s=0.001), faults=faults)
 
 
 def hedging(**settings):
@@ -83,7 +83,7 @@ def ready_to_hedge(system, copies=5.0):
 
 
 async def test_the_others_are_never_sent_twice():
-    late = Script(ttft=Times(mean_s=0.2), itl=Times(mean_s=0.001))
+    late = ServerScript(ttft=DelayDistribution(mean_s=0.2), itl=DelayDistribution(mean_s=0.001))
     with scripted_openai(late) as one, scripted_openai(late) as other:
         async with upstream_gateway("", model=servers(one.url, other.url), dispatching=hedging()) as system:
             ready_to_hedge(system)
@@ -113,8 +113,8 @@ async def test_a_client_that_leaves_during_the_race_leaves_nothing_behind():
 
 
 async def test_a_server_that_breaks_during_the_race_is_not_missed():
-    broken = Script(ttft=Times(mean_s=0.15), faults=[Fault(kind=FaultKind.CLOSE, share=1.0)])
-    slow = Script(ttft=Times(mean_s=0.3), itl=Times(mean_s=0.001))
+    broken = ServerScript(ttft=DelayDistribution(mean_s=0.15), faults=[ScriptedFault(kind=FaultKind.CLOSE, share=1.0)])
+    slow = ServerScript(ttft=DelayDistribution(mean_s=0.3), itl=DelayDistribution(mean_s=0.001))
     with scripted_openai(broken) as one, scripted_openai(slow) as other:
         async with upstream_gateway("", model=servers(one.url, other.url), dispatching=hedging(), retries=2) as system:
             ready_to_hedge(system)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from maitred.app import http_protocol
+from maitred.api.http import protocol as http_protocol
 from tests.gateway import gateway
 
 

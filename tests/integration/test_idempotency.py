@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from maitred.cache.config import IdempotencyConfig
 from maitred.core.answer import Outcome
 from maitred.core.limits import Limit, LimitKind
-from maitred.testing.script import Answer, Fault
+from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.gateway import MODEL, Gateway, gateway, tokens_of
 
 EOS = 2
 HELLO = tokens_of("Hello there, my friend. How are you?")
-LONG = Answer(tokens=[*(HELLO * 30)[:100], EOS])
+LONG = ScriptedAnswer(tokens=[*(HELLO * 30)[:100], EOS])
 """At the usual pace of these tests, some two seconds."""
 STEP_S = 0.02
 
@@ -81,7 +81,7 @@ async def test_twenty_at_once_get_the_same_bytes_of_one_generation():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_repeat_after_the_end_gets_the_stored_answer(stream):
-    async with gateway([Answer(tokens=[*HELLO, EOS])]) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])]) as system:
         first = await ask(system, "k", stream=stream, n=3)
         again = await ask(system, "k", stream=stream, n=3)
         assert first.content == again.content
@@ -138,7 +138,7 @@ async def test_the_work_outlives_its_client_and_the_retry_gets_the_whole(stream)
 
 
 async def test_a_client_that_leaves_before_the_first_token_has_its_answer_made_too():
-    async with gateway([Answer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=STEP_S) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS], wait_steps=10)], step_s=STEP_S) as system:
         leaving = asyncio.create_task(ask(system, "k"))
         await system.engine.wait_until(lambda: len(system.engine.submitted) == 1)
         leaving.cancel()
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_before_the_first_token_has_its_answer_made_t
 
 
 async def test_a_key_stands_for_one_body_on_one_route():
-    async with gateway([Answer(tokens=[*HELLO, EOS])]) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])]) as system:
         assert (await ask(system, "k")).status_code == 200
         other = await ask(system, "k", content="Something else")
         assert other.status_code == 409
@@ -179,7 +179,7 @@ async def test_a_key_is_short_printable_ascii(value):
 
 
 async def test_an_answer_that_is_too_old_is_made_anew():
-    async with gateway([Answer(tokens=[*HELLO, EOS])], idempotency=IdempotencyConfig(ttl_s=1)) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])], idempotency=IdempotencyConfig(ttl_s=1)) as system:
         first = await ask(system, "k")
         assert replayed(await ask(system, "k"))
         await asyncio.sleep(1.1)
@@ -190,7 +190,7 @@ async def test_an_answer_that_is_too_old_is_made_anew():
 
 
 async def test_a_refusal_is_not_kept():
-    answers = [Answer(fault=Fault.REJECT, retryable=True), Answer(tokens=[*HELLO, EOS])]
+    answers = [ScriptedAnswer(fault=AnswerFault.REJECT, retryable=True), ScriptedAnswer(tokens=[*HELLO, EOS])]
     async with gateway(answers, step_s=STEP_S) as system:
         failed = await asyncio.gather(*(ask(system, "k") for _ in range(3)))
         assert all(response.status_code >= 400 for response in failed)
@@ -203,7 +203,7 @@ async def test_a_refusal_is_not_kept():
 
 
 async def test_a_stream_that_broke_off_is_not_kept():
-    answer = Answer(tokens=HELLO, fault=Fault.DROP, fault_after=4)
+    answer = ScriptedAnswer(tokens=HELLO, fault=AnswerFault.DROP, fault_after=4)
     async with gateway([answer], step_s=STEP_S) as system:
 
         async def read() -> bytes:
@@ -264,7 +264,7 @@ async def test_a_drain_ends_work_whose_client_left_when_the_grace_period_is_over
 
 
 async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
-    many = Answer(tokens=(HELLO * 60)[:480], tokens_per_step=8)
+    many = ScriptedAnswer(tokens=(HELLO * 60)[:480], tokens_per_step=8)
     body = json.dumps(
         {"model": MODEL, "prompt": ["x"] * 12, "max_tokens": 480, "stream": True, "n": 8, "logprobs": 5}
     ).encode()
@@ -331,7 +331,7 @@ async def test_a_large_whole_answer_reaches_its_client():
 
 async def test_a_repeat_uses_none_of_its_callers_limits_and_says_where_they_stand():
     limit = Limit(id="l", subject="*", kind=LimitKind.REQUESTS_PER_MINUTE, value=2)
-    async with gateway([Answer(tokens=[*HELLO, EOS])], limited=[limit]) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])], limited=[limit]) as system:
         first = await ask(system, "k")
         assert first.headers["x-ratelimit-remaining-requests"] == "1"
         for _ in range(5):
@@ -347,7 +347,7 @@ async def test_a_repeat_uses_none_of_its_callers_limits_and_says_where_they_stan
 
 
 async def test_without_a_key_everything_is_as_ever():
-    async with gateway([Answer(tokens=[*HELLO, EOS])]) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])]) as system:
         assert not replayed(await system.chat())
         assert not replayed(await system.chat())
         assert len(system.engine.submitted) == 2
@@ -370,7 +370,7 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
                 pass
 
     whole: dict[int, bytes] = {}
-    async with gateway([Answer(tokens=[*HELLO * 3, EOS])], step_s=STEP_S) as system:
+    async with gateway([ScriptedAnswer(tokens=[*HELLO * 3, EOS])], step_s=STEP_S) as system:
         await asyncio.gather(*(client(system) for _ in range(20)))
         await system.wait_until(lambda: system.gate.inside == 0)
         assert len(system.engine.submitted) == len(system.kept) <= 12
@@ -380,7 +380,7 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind():
 
 
 async def test_comments_are_each_readers_own_and_no_part_of_what_is_repeated():
-    slow = Answer(tokens=[*HELLO, EOS], wait_steps=15)
+    slow = ScriptedAnswer(tokens=[*HELLO, EOS], wait_steps=15)
     async with gateway([slow], step_s=STEP_S, heartbeat_s=0.05) as system:
         first, again = await asyncio.gather(ask(system, "k"), ask(system, "k"))
         late = await ask(system, "k")

@@ -23,9 +23,9 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
-from maitred.store.orphan import Outlived, orphans
+from maitred.store.orphan_journal import SurvivingWork, orphans
+from maitred.store.recent_usage import RecentRateUsage, taken_since
 from maitred.store.schema import spend, usage
-from maitred.store.taken import Taken, taken_since
 from tests.usage_events import SetClock, usage_event
 
 
@@ -128,7 +128,7 @@ async def test_spent_is_exact_at_every_moment_of_a_write(store_config, tmp_path)
 async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp_path):
     start_s = 1_000_000.0
     async with opened(store_config, tmp_path / "journal") as (database, ledger):
-        assert await ledger.taken_since(start_s) == Taken(-math.inf, {})
+        assert await ledger.taken_since(start_s) == RecentRateUsage(-math.inf, {})
         for number, (after_s, taken) in enumerate(
             [
                 (-0.5, {"a": 1}),
@@ -146,11 +146,11 @@ async def test_what_was_taken_from_rates_is_told_by_the_second(store_config, tmp
             "a": [(start_s, 10), (start_s + 6, 4), (start_s + 7, 5), (start_s + 8, 2)],
             "b\0|": [(start_s + 8, 3)],
         }
-        assert await ledger.taken_since(start_s) == Taken(start_s, counters)
+        assert await ledger.taken_since(start_s) == RecentRateUsage(start_s, counters)
         assert ledger.backlog == 0
         ever = await ledger.taken_since(0)
         assert (ever.since_s, ever.counters["a"][0]) == (-math.inf, (start_s, 11))
-        assert await taken_since(database, start_s, most_lines=2) == Taken(
+        assert await taken_since(database, start_s, most_lines=2) == RecentRateUsage(
             start_s + 6.1, {"a": [(start_s + 7, 5), (start_s + 8, 2)], "b\0|": [(start_s + 8, 3)]}
         )
 
@@ -240,12 +240,12 @@ async def test_what_outlives_its_process_is_carried_over_and_recorded_once(store
     folder, runs, ended = tmp_path / "journal", usage_event(900), usage_event(901)
     orphan(folder, [ended], begun=[runs, usage_event(902)])
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(outlived=Outlived({runs.id, ended.id})) == 2
+        assert await ledger.replay(outlived=SurvivingWork({runs.id, ended.id})) == 2
         assert ledger.carried == {runs.id}
         assert ids(await stored(database)) == [ended.id, "u-000902"]
         await ledger.close()  # as if it died, too: what it has carried over is in its own journal
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(outlived=Outlived({runs.id})) == 0
+        assert await ledger.replay(outlived=SurvivingWork({runs.id})) == 0
         ledger.record(runs)
         await ledger.flush()
         rows = await stored(database)
@@ -265,7 +265,7 @@ async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(
     # A request may have been granted something twice: the first it has not heard of, and with the second it runs.
     asking = {event.request_id for event in (runs, unheard, ended)}
     async with opened(store_config, folder) as (database, ledger):
-        assert await ledger.replay(settle, Outlived({runs.id}, asking)) == 2
+        assert await ledger.replay(settle, SurvivingWork({runs.id}, asking)) == 2
         assert ledger.carried == {runs.id}
         assert ids(await stored(database)) == [ended.id, dead.id]
         assert settled.keys() == {unheard.id, ended.id, dead.id}
@@ -283,7 +283,7 @@ async def test_a_death_between_commit_and_removal_changes_nothing(store_config, 
             def die(_):
                 raise KeyboardInterrupt
 
-            patched.setattr("maitred.store.orphan.Orphan.remove", die)
+            patched.setattr("maitred.store.orphan_journal.OrphanJournal.remove", die)
             with pytest.raises(KeyboardInterrupt):
                 await ledger.replay()
         rows = await stored(database)

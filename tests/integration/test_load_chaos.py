@@ -16,8 +16,8 @@ import uvloop
 from aiohttp import web
 
 from maitred.load.chaos.installation import free_port
-from maitred.load.chaos.outcome import Rehearsal
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.rehearsal import rehearse
 
 WORDS = 12
@@ -147,7 +147,7 @@ async def rehearsed(lie):
                 "load": LOAD,
                 "invariants": {"ends_within_s": 2, "nothing_left_s": 0.5},
             },
-            Plan,
+            ChaosPlan,
         )
         return await rehearse(plan, tell=lie_from_now_on)
 
@@ -219,7 +219,7 @@ def plan_of(faults, *, installation=None, load=None, script=None, recoveries=5, 
             "faults": faults,
             "invariants": {"throughput_recovery_s": None, "recovery_s": 10} | invariants,
         },
-        Plan,
+        ChaosPlan,
     )
 
 
@@ -241,7 +241,7 @@ async def test_an_engine_that_is_killed_where_nothing_goes_on(tmp_path):
     (entry,) = rehearsal.faults
     assert entry.began_s == pytest.approx(2.0, abs=0.5)
     rehearsal.save(tmp_path / "chaos.json")
-    again = Rehearsal.load(tmp_path / "chaos.json")
+    again = ChaosRun.load(tmp_path / "chaos.json")
     assert again.invariants == rehearsal.invariants
     assert again.faults == rehearsal.faults
 

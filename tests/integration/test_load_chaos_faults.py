@@ -17,7 +17,7 @@ from maitred.load.chaos import clock as clock_module
 from maitred.load.chaos.clock import FakeClock, find_library
 from maitred.load.chaos.faults import inflict
 from maitred.load.chaos.installation import RunningInstallation
-from maitred.load.chaos.plan import Fault, Installation, Role
+from maitred.load.chaos.plan import ChaosFault, Installation, ProcessRole
 
 OBEDIENT = """
 import mmap, sys
@@ -73,7 +73,7 @@ async def no_burst(_):
 
 def block(child, kind, target="gateway", **fields):
     notes = []
-    return inflict(Fault(kind=kind, target=target, at_s=0, **fields), installed(child), no_burst, notes.append)
+    return inflict(ChaosFault(kind=kind, target=target, at_s=0, **fields), installed(child), no_burst, notes.append)
 
 
 def state(child):
@@ -122,7 +122,7 @@ async def test_slow_leaves_a_share_of_the_speed():
     with burning() as process:
         installation = RunningInstallation(Installation(pid=process.pid, url="http://127.0.0.1:1"))
         seen, notes = psutil.Process(process.pid), []
-        fault = Fault(kind="slow", target="gateway", at_s=0, for_s=1, speed=0.25)
+        fault = ChaosFault(kind="slow", target="gateway", at_s=0, for_s=1, speed=0.25)
         before, began_s = seen.cpu_times().user, time.monotonic()
         async with inflict(fault, installation, no_burst, notes.append):
             await asyncio.sleep(2)
@@ -200,10 +200,10 @@ def test_a_role_is_found_below_the_gateway(tmp_path):
     file = tmp_path / "own.pid"
     file.write_text(f"{os.getpid()}\n")
     roles = {
-        "replica-2": Role(child_of="gateway", command_contains="replica-2"),
-        "any": Role(child_of="gateway"),
-        "tests": Role(pid_file=str(file)),
-        "lost": Role(pid_file=str(tmp_path / "none")),
+        "replica-2": ProcessRole(child_of="gateway", command_contains="replica-2"),
+        "any": ProcessRole(child_of="gateway"),
+        "tests": ProcessRole(pid_file=str(file)),
+        "lost": ProcessRole(pid_file=str(tmp_path / "none")),
     }
     with family("engine", "replica-2") as (parent, children):
         installation = RunningInstallation(Installation(pid=parent.pid, url="http://127.0.0.1:1", processes=roles))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.testing.server_process import ServerProcess, free_port, serving
 
 SMALL = ("--prompt-tokens", "30", "--output-tokens", "8", "--set", "arrivals.spread_s=0")
@@ -52,8 +52,8 @@ def test_users_get_their_answers_and_the_run_can_be_replayed(server: ServerProce
     )
     assert code == 0, err
     assert "Time to first token" in out
-    result = Result.load(tmp_path / "runs/a.json")
-    assert result.summary.outcomes == {Outcome.COMPLETE: 12}
+    result = LoadResult.load(tmp_path / "runs/a.json")
+    assert result.summary.outcomes == {UserOutcome.COMPLETE: 12}
     assert set(result.requests.output_tokens) == {8}
     assert result.command.startswith("maitred load run --url")
     assert result.target.model == "maitred-tiny"
@@ -64,7 +64,7 @@ def test_users_get_their_answers_and_the_run_can_be_replayed(server: ServerProce
         folder=tmp_path,
     )
     assert code == 0, err
-    replayed = Result.load(tmp_path / "b.json")
+    replayed = LoadResult.load(tmp_path / "b.json")
     assert sorted(replayed.requests.asked_tokens) == sorted(result.requests.asked_tokens)
     assert set(replayed.requests.session) == set(result.requests.session)
 
@@ -84,8 +84,8 @@ def test_ctrl_c_still_gives_a_report(server: ServerProcess, tmp_path: Path) -> N
     code, _, err = finish(process)
     assert code == 0, seen
     assert "No new requests." in err
-    result = Result.load(tmp_path / "a.json")
-    assert set(result.summary.outcomes) == {Outcome.COMPLETE}
+    result = LoadResult.load(tmp_path / "a.json")
+    assert set(result.summary.outcomes) == {UserOutcome.COMPLETE}
     assert result.seconds < 60
 
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.answer import Traffic
-from maitred.load.play.client.caller import PATIENT, Caller, Manners
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.answer import StreamTotals
+from maitred.load.play.client.caller import PATIENT, LoadClient, UserBehaviour
 from maitred.load.play.client.connection import ConnectionFailed
 from maitred.load.play.client.origin import Origin
-from maitred.load.play.client.pool import Pool
+from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
@@ -77,13 +77,15 @@ async def calling(server: Server, *, retries: int = 0, timeout_s: float = 5.0) -
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     clock = RunClock()
-    pool = Pool(Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, clock=clock)
-    caller = Caller(
-        pool, now_s=clock.now_s, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=Traffic()
+    pool = ConnectionPool(
+        Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, clock=clock
+    )
+    caller = LoadClient(
+        pool, now_s=clock.now_s, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=StreamTotals()
     )
 
-    async def ask(manners: Manners = PATIENT) -> Record:
-        record = Record(0, 0, "default", clock.now_s(), 3)
+    async def ask(manners: UserBehaviour = PATIENT) -> RequestRecord:
+        record = RequestRecord(0, 0, "default", clock.now_s(), 3)
         await caller.ask(record, REQUEST, manners, keep_text=True)
         return record
 
@@ -105,7 +107,7 @@ async def calling(server: Server, *, retries: int = 0, timeout_s: float = 5.0) -
 async def test_a_stream_is_read_however_it_is_framed(answer):
     async with calling(Server(answer)) as ask:
         record = await ask()
-    assert (record.outcome, record.error) == (Outcome.COMPLETE, "")
+    assert (record.outcome, record.error) == (UserOutcome.COMPLETE, "")
     assert record.text == ["a", "b", "c"]
     assert record.intended_s <= record.sent_s <= record.headers_s <= record.arrivals_s[0] <= record.ended_s
 
@@ -123,9 +125,9 @@ async def test_a_connection_is_used_again_and_a_closed_one_replaced():
     server = Server(WHOLE, WHOLE, [WHOLE, None], WHOLE)
     async with calling(server) as ask:
         for _ in range(3):
-            assert (await ask()).outcome is Outcome.COMPLETE
+            assert (await ask()).outcome is UserOutcome.COMPLETE
         assert server.connections == 1
-        assert (await ask()).outcome is Outcome.COMPLETE
+        assert (await ask()).outcome is UserOutcome.COMPLETE
         assert server.connections == 2
 
 
@@ -133,7 +135,7 @@ async def test_a_connection_that_closes_as_it_is_used_again_is_replaced_at_once(
     server = Server(WHOLE, [None], WHOLE)
     async with calling(server, retries=0) as ask:
         records = [await ask(), await ask()]
-    assert [(record.outcome, record.attempts) for record in records] == [(Outcome.COMPLETE, 1)] * 2
+    assert [(record.outcome, record.attempts) for record in records] == [(UserOutcome.COMPLETE, 1)] * 2
     assert (server.requests, server.connections) == (3, 2)
 
 
@@ -141,19 +143,19 @@ async def test_a_server_that_closes_every_connection_fails_in_the_end():
     server = Server(WHOLE, [None])
     async with calling(server, retries=0) as ask:
         records = [await ask(), await ask()]
-    assert [record.outcome for record in records] == [Outcome.COMPLETE, Outcome.FAILED]
+    assert [record.outcome for record in records] == [UserOutcome.COMPLETE, UserOutcome.FAILED]
     assert (records[1].attempts, server.requests) == (1, 3)
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome", "words"),
     [
-        ([chunked(EVENTS[0]), None], Outcome.CUT, "middle of the response"),
-        ([SSE_HEAD + b"Connection: close\r\n\r\n" + EVENTS[0], None], Outcome.CUT, "[DONE]"),
-        ([None], Outcome.FAILED, "without a response"),
-        (b"hello?\r\n\r\n", Outcome.FAILED, "not HTTP"),
-        (refusal(400), Outcome.REFUSED, "HTTP 400: no"),
-        (refusal(503), Outcome.FAILED, "HTTP 503: no"),
+        ([chunked(EVENTS[0]), None], UserOutcome.CUT, "middle of the response"),
+        ([SSE_HEAD + b"Connection: close\r\n\r\n" + EVENTS[0], None], UserOutcome.CUT, "[DONE]"),
+        ([None], UserOutcome.FAILED, "without a response"),
+        (b"hello?\r\n\r\n", UserOutcome.FAILED, "not HTTP"),
+        (refusal(400), UserOutcome.REFUSED, "HTTP 400: no"),
+        (refusal(503), UserOutcome.FAILED, "HTTP 503: no"),
     ],
 )
 async def test_what_goes_wrong_has_a_name_and_a_reason(answer, outcome, words):
@@ -167,7 +169,7 @@ async def test_nobody_listening_is_a_failure():
     async with calling(Server(WHOLE)) as ask:
         pass
     record = await ask()
-    assert record.outcome is Outcome.FAILED
+    assert record.outcome is UserOutcome.FAILED
     assert "No connection" in record.error
 
 
@@ -176,7 +178,7 @@ async def test_failures_are_asked_again_and_only_the_last_attempt_is_recorded():
     server = Server(refusal(429, soon), refusal(503, soon), WHOLE)
     async with calling(server, retries=2) as ask:
         record = await ask()
-    assert (record.outcome, record.attempts, record.status, server.requests) == (Outcome.COMPLETE, 3, 200, 3)
+    assert (record.outcome, record.attempts, record.status, server.requests) == (UserOutcome.COMPLETE, 3, 200, 3)
     assert record.error == ""
 
 
@@ -184,28 +186,28 @@ async def test_retries_end():
     server = Server(refusal(429, b"Retry-After-Ms: 1"))
     async with calling(server, retries=2) as ask:
         record = await ask()
-    assert (record.outcome, record.attempts, server.requests) == (Outcome.REFUSED, 3, 3)
+    assert (record.outcome, record.attempts, server.requests) == (UserOutcome.REFUSED, 3, 3)
 
 
 async def test_what_began_is_not_asked_again():
     server = Server([chunked(EVENTS[0]), None])
     async with calling(server, retries=2) as ask:
         record = await ask()
-    assert (record.outcome, record.attempts, record.text) == (Outcome.CUT, 1, ["a"])
+    assert (record.outcome, record.attempts, record.text) == (UserOutcome.CUT, 1, ["a"])
 
 
 async def test_a_server_that_is_silent_times_out():
     async with calling(Server([30.0]), timeout_s=0.1) as ask:
         record = await ask()
-    assert record.outcome is Outcome.TIMED_OUT
+    assert record.outcome is UserOutcome.TIMED_OUT
     assert record.ended_s - record.sent_s == pytest.approx(0.1, abs=0.09)
 
 
 async def test_a_user_who_leaves_hangs_up():
     server = Server([chunked(EVENTS[0]), 0.3, b"x" * 1_000_000])
     async with calling(server) as ask:
-        record = await ask(Manners(leave_after_s=0.1))
-        assert record.outcome is Outcome.CANCELLED
+        record = await ask(UserBehaviour(leave_after_s=0.1))
+        assert record.outcome is UserOutcome.CANCELLED
         assert record.text == ["a"]
         async with asyncio.timeout(5):
             await server.left.wait()
@@ -215,8 +217,8 @@ async def test_a_user_who_stalls_reads_on_later_and_loses_nothing():
     pieces = [b"%x\r\n%b\r\n" % (len(e), e) for e in EVENTS[1:]]
     server = Server([chunked(EVENTS[0]), 0.1, *pieces, b"0\r\n\r\n"])
     async with calling(server) as ask:
-        record = await ask(Manners(stall_after_s=0.02, stall_s=0.5))
-    assert record.outcome is Outcome.COMPLETE
+        record = await ask(UserBehaviour(stall_after_s=0.02, stall_s=0.5))
+    assert record.outcome is UserOutcome.COMPLETE
     assert record.text == ["a", "b", "c"]
     assert record.arrivals_s[1] - record.arrivals_s[0] > 0.4
 
@@ -228,10 +230,10 @@ async def test_a_task_that_is_cancelled_hangs_up():
             async with asyncio.timeout(0.1):
                 await ask()
         server.answers = [[WHOLE]]
-        assert (await ask()).outcome is Outcome.COMPLETE
+        assert (await ask()).outcome is UserOutcome.COMPLETE
 
 
 async def test_connections_that_cannot_be_made_say_so():
-    pool = Pool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, clock=RunClock())
+    pool = ConnectionPool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, clock=RunClock())
     with pytest.raises(ConnectionFailed, match="No connection"):
         await pool.take()

@@ -6,26 +6,37 @@ import msgspec
 import pytest
 
 from maitred.core.errors import InvalidRequest, Unavailable
-from maitred.load.measure.record import Outcome
+from maitred.load.measure.record import UserOutcome
 from maitred.load.play.driver import run
-from maitred.load.spec import Arrivals, Bounds, Clients, LoadSpec, Shape, Target, Tenant
-from maitred.load.workload.session import Session, Turn, Workload
-from maitred.testing.scripted_openai import Fault, FaultKind, Pause, Script, Times, scripted_openai
+from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, LoadTarget, LoadTenant, ShapeSpec, StopCondition
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
+from maitred.testing.scripted_openai import (
+    DelayDistribution,
+    FaultKind,
+    ScriptedFault,
+    ScriptedPause,
+    ServerScript,
+    scripted_openai,
+)
 
-TURN = Turn(prompt_tokens=20, output_tokens=5)
+TURN = SessionTurn(prompt_tokens=20, output_tokens=5)
 
 
 def spec(url, **sections):
-    return LoadSpec(target=Target(url=url), **sections)
+    return LoadSpec(target=LoadTarget(url=url), **sections)
 
 
 def questions(*times_s, turn=TURN, tenant="default"):
-    return Workload(iter([Session(id=n, turns=(turn,), at_s=at_s, tenant=tenant) for n, at_s in enumerate(times_s)]))
+    return Workload(
+        iter([LoadSession(id=n, turns=(turn,), at_s=at_s, tenant=tenant) for n, at_s in enumerate(times_s)])
+    )
 
 
 @pytest.fixture(scope="module")
 def server():
-    with scripted_openai(Script(ttft=Times(mean_s=0.05), itl=Times(mean_s=0.02))) as server:
+    with scripted_openai(
+        ServerScript(ttft=DelayDistribution(mean_s=0.05), itl=DelayDistribution(mean_s=0.02))
+    ) as server:
         yield server
 
 
@@ -34,7 +45,7 @@ async def test_every_request_goes_out_when_it_is_due_and_comes_back_whole(server
     data = await run(spec(server.url), questions(*due_s))
     assert [record.intended_s for record in data.records] == due_s
     for record in data.records:
-        assert (record.outcome, record.error, record.attempts) == (Outcome.COMPLETE, "", 1)
+        assert (record.outcome, record.error, record.attempts) == (UserOutcome.COMPLETE, "", 1)
         assert (record.output_tokens, len(record.arrivals_s)) == (5, 5)
         assert -0.001 <= record.late_s < 0.05
         assert record.arrivals_s[0] - record.intended_s == pytest.approx(0.05, abs=0.045)
@@ -43,15 +54,15 @@ async def test_every_request_goes_out_when_it_is_due_and_comes_back_whole(server
 
 
 async def test_prompts_have_the_length_that_was_asked_by_the_servers_own_count(server):
-    turns = [Turn(prompt_tokens=tokens, output_tokens=1) for tokens in (10, 77, 300)]
-    sessions = [Session(id=n, turns=(turn,), at_s=0.0) for n, turn in enumerate(turns)]
+    turns = [SessionTurn(prompt_tokens=tokens, output_tokens=1) for tokens in (10, 77, 300)]
+    sessions = [LoadSession(id=n, turns=(turn,), at_s=0.0) for n, turn in enumerate(turns)]
     data = await run(spec(server.url), Workload(iter(sessions)))
     assert sorted(record.prompt_tokens for record in data.records) == [10, 77, 300]
 
 
 async def test_words_are_new_in_every_run_unless_their_seed_is_given(server):
     seeds = [
-        (await run(spec(server.url, shape=Shape(text_seed=given)), questions(0.0))).text_seed
+        (await run(spec(server.url, shape=ShapeSpec(text_seed=given)), questions(0.0))).text_seed
         for given in (None, None, 7)
     ]
     assert seeds[0] != seeds[1]
@@ -67,9 +78,9 @@ async def test_a_closed_loop_has_one_request_per_user(server):
 
     spec_ = spec(
         server.url,
-        arrivals=Arrivals(users=7, spread_s=0.1),
-        shape=Shape(prompt_tokens="20", output_tokens="5"),
-        bounds=Bounds(duration_s=1.5),
+        arrivals=ArrivalsSpec(users=7, spread_s=0.1),
+        shape=ShapeSpec(prompt_tokens="20", output_tokens="5"),
+        bounds=StopCondition(duration_s=1.5),
     )
     data = await run(spec_, watch=watch)
     by_start = sorted(data.records, key=lambda record: record.intended_s)
@@ -80,20 +91,24 @@ async def test_a_closed_loop_has_one_request_per_user(server):
         peak = max(peak, level)
     assert peak <= 7
     assert 1 <= most <= 7
-    assert all(record.outcome is Outcome.COMPLETE for record in by_start)
+    assert all(record.outcome is UserOutcome.COMPLETE for record in by_start)
     assert len(by_start) > 7 * 5  # an answer takes 0.13 s
 
 
 async def test_a_run_ends_with_its_requests(server):
-    spec_ = spec(server.url, arrivals=Arrivals(users=4), bounds=Bounds(requests=9))
-    spec_ = msgspec.structs.replace(spec_, shape=Shape(prompt_tokens="20", output_tokens="2"))
+    spec_ = spec(server.url, arrivals=ArrivalsSpec(users=4), bounds=StopCondition(requests=9))
+    spec_ = msgspec.structs.replace(spec_, shape=ShapeSpec(prompt_tokens="20", output_tokens="2"))
     data = await run(spec_)
-    assert [record.outcome for record in data.records] == [Outcome.COMPLETE] * 9
+    assert [record.outcome for record in data.records] == [UserOutcome.COMPLETE] * 9
 
 
 async def test_a_user_reads_thinks_and_asks_on_with_the_conversation_so_far(server):
-    turns = (TURN, Turn(prompt_tokens=20, output_tokens=5, think_s=0.2), Turn(prompt_tokens=20, output_tokens=5))
-    session = Session(id=0, turns=turns, at_s=0.0, prefix=3, prefix_tokens=30)
+    turns = (
+        TURN,
+        SessionTurn(prompt_tokens=20, output_tokens=5, think_s=0.2),
+        SessionTurn(prompt_tokens=20, output_tokens=5),
+    )
+    session = LoadSession(id=0, turns=turns, at_s=0.0, prefix=3, prefix_tokens=30)
     first, second, third = (await run(spec(server.url), Workload(iter([session])))).records
     assert second.intended_s == pytest.approx(first.ended_s + 0.2)
     assert third.intended_s == pytest.approx(second.ended_s)
@@ -102,26 +117,28 @@ async def test_a_user_reads_thinks_and_asks_on_with_the_conversation_so_far(serv
 
 async def test_a_server_that_pauses_cannot_hide_it():
     """What was due during a pause has waited since then, whenever the tester got to send it."""
-    with scripted_openai(Script(ttft=Times(mean_s=0.02), pauses=[Pause(at_s=3.0, for_s=1.0)])) as server:
+    with scripted_openai(
+        ServerScript(ttft=DelayDistribution(mean_s=0.02), pauses=[ScriptedPause(at_s=3.0, for_s=1.0)])
+    ) as server:
         # The server's time began before the run's, on a busy machine long before.
         due_s = [number * 0.05 for number in range(100)]
-        data = await run(spec(server.url, clients=Clients(max_open=4)), questions(*due_s))
+        data = await run(spec(server.url, clients=ClientsSpec(max_open=4)), questions(*due_s))
     waits_s = sorted(record.arrivals_s[0] - record.intended_s for record in data.records)
     assert waits_s[-1] > 0.8
     assert sum(wait_s > 0.25 for wait_s in waits_s) >= 12  # of the twenty that were due in the pause
 
 
 async def test_who_waits_for_a_place_is_counted_as_waiting(server):
-    data = await run(spec(server.url, clients=Clients(max_open=1)), questions(0.0, 0.0, 0.0))
+    data = await run(spec(server.url, clients=ClientsSpec(max_open=1)), questions(0.0, 0.0, 0.0))
     ttfts_s = [record.arrivals_s[0] - record.intended_s for record in data.records]
     assert ttfts_s == pytest.approx([0.05, 0.18, 0.31], abs=0.06)
     assert all(record.late_s < 0.05 for record in data.records)
 
 
 async def test_what_is_open_after_the_grace_is_unfinished():
-    with scripted_openai(Script(faults=[Fault(kind=FaultKind.STALL, requests=[3])])) as server:
-        data = await run(spec(server.url, bounds=Bounds(duration_s=0.5, drain_s=0.3)), questions(0.0, 0.1))
-    assert [record.outcome for record in data.records] == [Outcome.COMPLETE, Outcome.UNFINISHED]
+    with scripted_openai(ServerScript(faults=[ScriptedFault(kind=FaultKind.STALL, requests=[3])])) as server:
+        data = await run(spec(server.url, bounds=StopCondition(duration_s=0.5, drain_s=0.3)), questions(0.0, 0.1))
+    assert [record.outcome for record in data.records] == [UserOutcome.COMPLETE, UserOutcome.UNFINISHED]
     assert data.records[1].ended_s == pytest.approx(0.8, abs=0.1)
     assert len(data.records[1].arrivals_s) == 1
 
@@ -129,24 +146,24 @@ async def test_what_is_open_after_the_grace_is_unfinished():
 async def test_a_run_that_is_stopped_waits_for_what_is_open(server):
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(1.0, stop.set)
-    long = Turn(prompt_tokens=20, output_tokens=100)
+    long = SessionTurn(prompt_tokens=20, output_tokens=100)
     data = await run(spec(server.url), questions(0.0, 60.0, turn=long), stop=stop)
-    assert [(record.outcome, len(record.arrivals_s)) for record in data.records] == [(Outcome.COMPLETE, 100)]
+    assert [(record.outcome, len(record.arrivals_s)) for record in data.records] == [(UserOutcome.COMPLETE, 100)]
     assert data.seconds < 10
 
 
 async def test_users_leave_and_stall_by_lot(server):
-    clients = Clients(cancel_share=0.5, cancel_after_s="0.06", stall_share=0.3, stall_s=0.2)
+    clients = ClientsSpec(cancel_share=0.5, cancel_after_s="0.06", stall_share=0.3, stall_s=0.2)
     data = await run(spec(server.url, clients=clients), questions(*[n * 0.01 for n in range(40)]))
-    left = [record for record in data.records if record.outcome is Outcome.CANCELLED]
+    left = [record for record in data.records if record.outcome is UserOutcome.CANCELLED]
     assert 10 <= len(left) <= 30
     assert all(record.ended_s - record.sent_s == pytest.approx(0.06, abs=0.05) for record in left)
-    assert {record.outcome for record in data.records} == {Outcome.CANCELLED, Outcome.COMPLETE}
+    assert {record.outcome for record in data.records} == {UserOutcome.CANCELLED, UserOutcome.COMPLETE}
 
 
 async def test_tenants_are_named_to_the_server():
     with scripted_openai() as server:
-        tenants = {"gold": Tenant(share=1), "free": Tenant(share=3)}
+        tenants = {"gold": LoadTenant(share=1), "free": LoadTenant(share=3)}
         await run(spec(server.url, tenants=tenants), questions(0.0, 0.1, tenant="gold"))
         users = [request.user for request in server.truth().requests]
     assert users.count("gold") == 2
@@ -155,29 +172,29 @@ async def test_tenants_are_named_to_the_server():
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_both_apis_with_and_without_streaming(server, endpoint, stream):
-    target = Target(url=server.url, endpoint=endpoint, stream=stream)
+    target = LoadTarget(url=server.url, endpoint=endpoint, stream=stream)
     data = await run(LoadSpec(target=target), questions(0.0), keep_text=True)
     (record,) = data.records
-    assert (record.outcome, record.output_tokens) == (Outcome.COMPLETE, 5)
+    assert (record.outcome, record.output_tokens) == (UserOutcome.COMPLETE, 5)
     assert len(record.arrivals_s) == (5 if stream else 0)
     assert len("".join(record.text).split()) == 5
 
 
 async def test_a_server_that_refuses_foreign_fields_is_asked_without_them():
-    with scripted_openai(Script(strict=True)) as server:
+    with scripted_openai(ServerScript(strict=True)) as server:
         data = await run(spec(server.url), questions(0.0))
-        assert data.records[0].outcome is Outcome.COMPLETE
+        assert data.records[0].outcome is UserOutcome.COMPLETE
         with pytest.raises(InvalidRequest, match="refuses a first small request"):
-            await run(LoadSpec(target=Target(url=server.url, exact_output="always")), questions(0.0))
+            await run(LoadSpec(target=LoadTarget(url=server.url, exact_output="always")), questions(0.0))
 
 
 async def test_a_unix_socket_in_place_of_host_and_port():
-    with scripted_openai(Script(), unix=True) as server:
-        target = Target(url=server.url, unix_socket=server.unix_socket)
+    with scripted_openai(ServerScript(), unix=True) as server:
+        target = LoadTarget(url=server.url, unix_socket=server.unix_socket)
         data = await run(LoadSpec(target=target), questions(0.0, 0.1))
-        assert [record.outcome for record in data.records] == [Outcome.COMPLETE] * 2
+        assert [record.outcome for record in data.records] == [UserOutcome.COMPLETE] * 2
     with pytest.raises(Unavailable, match=r"nothing\.sock"):
-        await run(LoadSpec(target=Target(unix_socket="/tmp/nothing.sock")), questions(0.0))
+        await run(LoadSpec(target=LoadTarget(unix_socket="/tmp/nothing.sock")), questions(0.0))
 
 
 async def test_a_target_that_is_not_there_says_so():
@@ -190,20 +207,23 @@ async def test_a_target_that_is_not_there_says_so():
 async def test_failures_are_outcomes_not_exceptions():
     # 0 and 1 are calibration. A kept connection that closes is replaced at once, so closing takes two.
     kinds = [FaultKind.CUT, FaultKind.NO_DONE, FaultKind.ERROR_EVENT, FaultKind.GARBAGE, FaultKind.RESET]
-    faults = [Fault(kind=kind, requests=[2 + place]) for place, kind in enumerate(kinds)]
-    faults += [Fault(kind=FaultKind.STATUS, requests=[7], status=400), Fault(kind=FaultKind.CLOSE, requests=[8, 9])]
-    with scripted_openai(Script(faults=faults)) as server:
+    faults = [ScriptedFault(kind=kind, requests=[2 + place]) for place, kind in enumerate(kinds)]
+    faults += [
+        ScriptedFault(kind=FaultKind.STATUS, requests=[7], status=400),
+        ScriptedFault(kind=FaultKind.CLOSE, requests=[8, 9]),
+    ]
+    with scripted_openai(ServerScript(faults=faults)) as server:
         data = await run(
-            spec(server.url, clients=Clients(retries=0)), questions(*[number * 0.1 for number in range(8)])
+            spec(server.url, clients=ClientsSpec(retries=0)), questions(*[number * 0.1 for number in range(8)])
         )
     outcomes = [record.outcome for record in data.records]
-    assert outcomes == [Outcome.CUT] * 5 + [Outcome.REFUSED, Outcome.FAILED, Outcome.COMPLETE]
+    assert outcomes == [UserOutcome.CUT] * 5 + [UserOutcome.REFUSED, UserOutcome.FAILED, UserOutcome.COMPLETE]
     assert all(record.error for record in data.records[:7])
 
 
 @pytest.mark.parametrize("kind", [FaultKind.BUNCHED, FaultKind.PINGS, FaultKind.CRLF, FaultKind.SPLIT])
 async def test_odd_streams_are_read_whole(kind):
-    with scripted_openai(Script(faults=[Fault(kind=kind, share=1.0)])) as server:
-        data = await run(spec(server.url), questions(0.0, turn=Turn(prompt_tokens=20, output_tokens=9)))
+    with scripted_openai(ServerScript(faults=[ScriptedFault(kind=kind, share=1.0)])) as server:
+        data = await run(spec(server.url), questions(0.0, turn=SessionTurn(prompt_tokens=20, output_tokens=9)))
     (record,) = data.records
-    assert (record.outcome, len(record.arrivals_s), record.output_tokens) == (Outcome.COMPLETE, 9, 9)
+    assert (record.outcome, len(record.arrivals_s), record.output_tokens) == (UserOutcome.COMPLETE, 9, 9)

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.fleet.backoff import Backoff
 from maitred.fleet.local import LocalEngine
 
@@ -38,7 +38,7 @@ def python(code):
 
 
 def request(name="r", n=1):
-    return Request(name, [5, 6, 7], SamplingParams(max_tokens=4, seed=0, n=n))
+    return EngineRequest(name, [5, 6, 7], SamplingParams(max_tokens=4, seed=0, n=n))
 
 
 class Pauses:

@@ -13,23 +13,23 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from maitred.app.loadables import Loadables
+from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.cli.app import app
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, ModelHeld, ModelLoadFailed, QueueFull, ResourceNotFound
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import Request, SamplingParams, WaitCause
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, SamplingParams, WaitCause
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Errand, Post
+from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.engine.config import EngineConfig
 from maitred.fleet.local import LocalEngine
-from maitred.fleet.policy.resident import Phase, Resident
-from maitred.fleet.policy.residents import Residents
+from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
+from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.residency.footprint import Footprint
-from maitred.fleet.residency.lodger import Lodger, memory_of
-from maitred.fleet.residency.residence import Residence
+from maitred.fleet.residency.manager import ModelManager
+from maitred.fleet.residency.on_demand_replica import OnDemandReplica, memory_of
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
@@ -54,14 +54,16 @@ class House:
 
     def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
         clock = SystemClock()
-        residents = Residents(
-            [Resident(name, BYTES, pinned=name in pinned, load_s=1.0) for name in commands], places * BYTES, turn_loads
+        residents = ResidencyPolicy(
+            [ModelResidency(name, BYTES, pinned=name in pinned, load_s=1.0) for name in commands],
+            places * BYTES,
+            turn_loads,
         )
-        self.residence = Residence(residents, clock)
+        self.residence = ModelManager(residents, clock)
         self.residents = residents
         self.lodgers, self.queues = {}, {}
         for name, command in commands.items():
-            lodger = Lodger(
+            lodger = OnDemandReplica(
                 name,
                 LocalEngine(command, stop_grace_s=2.0),
                 Footprint(EngineConfig(), SCRIPTED_CARD, 0, 1.0),
@@ -69,7 +71,7 @@ class House:
                 clock,
             )
             queue = Dispatcher(
-                *(name, [Post("local", lodger)], dispatch or DispatchConfig(), clock),
+                *(name, [Endpoint("local", lodger)], dispatch or DispatchConfig(), clock),
                 wanted=partial(self.residence.want, name),
             )
             self.residence.attend(lodger, queue.floor)
@@ -77,9 +79,9 @@ class House:
             self.lodgers[name], self.queues[name] = lodger, queue
 
     def errand(self, name="r", **fields):
-        return Errand(
+        return DispatchRequest(
             **{
-                **{"id": name, "principal_org": "acme", "flow": Flow((Share("acme"),), PriorityClass.STANDARD)},
+                **{"id": name, "principal_org": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
                 **{"prompt_tokens": 3, "prompts": [PROMPT], "max_tokens": 4, "choices": 1},
                 **{"arrived_s": SystemClock.monotonic_s(), **fields},
             }
@@ -91,7 +93,9 @@ class House:
         place = queue.check(self.errand())
         async with queue.seat(self.errand()) as seat:
             post = await seat.granted()
-            async with post.replica.generate(Request("r", PROMPT, SamplingParams(max_tokens=4, seed=0))) as stream:
+            async with post.replica.generate(
+                EngineRequest("r", PROMPT, SamplingParams(max_tokens=4, seed=0))
+            ) as stream:
                 seat.submitted()
                 tokens = [token async for deltas in stream for delta in deltas for token in delta.tokens]
                 if held is not None:
@@ -154,7 +158,7 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
             assert house.lodgers["a"].unloads == 1
-            assert house.residents["a"].phase is Phase.OUT
+            assert house.residents["a"].phase is ResidencyPhase.OUT
 
     run(work())
 
@@ -238,7 +242,7 @@ def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end()
 
 
 def by_hand(house):
-    return Loadables(house.residence, SystemClock())
+    return OnDemandModelAdmin(house.residence, SystemClock())
 
 
 def states(house):

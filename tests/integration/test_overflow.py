@@ -13,12 +13,12 @@ from maitred.core.answer import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.balance.config import BalanceConfig
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from tests.upstream_gateway import upstream_gateway
 
 KNOWN = "A long conversation about gardens. " * 16
-SLOW = Script(ttft=Times(mean_s=0.25), itl=Times(mean_s=0.005), max_concurrent=8)
-QUICK = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.002))
+SLOW = ServerScript(ttft=DelayDistribution(mean_s=0.25), itl=DelayDistribution(mean_s=0.005), max_concurrent=8)
+QUICK = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
 REQUESTS = 96
 OBJECTIVE_MS = 1200
 PRICES = AdmissionConfig(prices={"cloud": PriceConfig(output=1_000_000)})

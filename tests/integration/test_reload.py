@@ -11,14 +11,14 @@ import yaml
 from typer.testing import CliRunner
 
 from maitred.cli.app import app
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 USER_KEY = "sk-mtd-user000000000000-" + "b" * 43
 TOKENS = 40
-SLOW = Script(ttft=Times(mean_s=0.02), itl=Times(mean_s=0.05), default_tokens=TOKENS)
-QUICK = Script(ttft=Times(mean_s=0.005), itl=Times(mean_s=0.001), default_tokens=TOKENS)
+SLOW = ServerScript(ttft=DelayDistribution(mean_s=0.02), itl=DelayDistribution(mean_s=0.05), default_tokens=TOKENS)
+QUICK = ServerScript(ttft=DelayDistribution(mean_s=0.005), itl=DelayDistribution(mean_s=0.001), default_tokens=TOKENS)
 
 
 class Reloaded:

@@ -7,15 +7,15 @@ from collections import Counter
 import httpx
 import pytest
 
-from maitred.app.shadows import CopyEnd
+from maitred.app.shadows import ShadowOutcome
 from maitred.core.answer import Outcome
 from maitred.core.errors import Conflict
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.rollout import Phase
+from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import Principal, Scope
 from maitred.routing.config import RoutingConfig
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from maitred.wire.admin.requests import WeighRollout
 from tests.integration.test_routing import CHAT, SOUND, ask, broken, model, text
 from tests.integration.test_upstream_faults import TEXT
@@ -51,7 +51,7 @@ async def test_sessions_stay_at_their_version_while_the_weight_grows_and_all_go_
             await system.rollouts.switch("chat")
             assert set(await sides(system, 5)) == {"canary"}
             body = await system.rollouts.rollback("chat")
-            assert (body.phase, body.weight, body.why) == (Phase.ROLLED_BACK, 0.0, "an operator decided so")
+            assert (body.phase, body.weight, body.why) == (RolloutPhase.ROLLED_BACK, 0.0, "an operator decided so")
             assert set(await sides(system, 5)) == {"stable"}
             with pytest.raises(Conflict, match="Start it again"):
                 await system.rollouts.weigh("chat", WeighRollout(name="chat", weight=0.1))
@@ -97,7 +97,7 @@ async def test_whoever_may_use_one_version_only_gets_that_one():
 
 
 async def test_requests_in_flight_finish_where_they_are():
-    slow = Script(ttft=SOUND.ttft, itl=Times(mean_s=0.05))
+    slow = ServerScript(ttft=SOUND.ttft, itl=DelayDistribution(mean_s=0.05))
     with scripted_openai(SOUND) as one, scripted_openai(slow) as other:
         models = {"v1": model(one), "v2": model(other)}
         async with upstream_gateway("", models=models, routing=rollout(weight=1.0)) as system:
@@ -126,12 +126,12 @@ async def drive(system, over, at_most=600, abreast=10):
 
 async def test_a_canary_that_fails_is_aborted_and_no_caller_has_noticed():
     faulty = broken(FaultKind.CLOSE)
-    faulty.faults[0] = Fault(kind=FaultKind.STATUS, status=500, share=0.6)
+    faulty.faults[0] = ScriptedFault(kind=FaultKind.STATUS, status=500, share=0.6)
     settings = rollout(weight=0.5, sticky="request", trial=EAGER)
     with scripted_openai(SOUND) as one, scripted_openai(faulty) as bad:
         models = {"v1": model(one), "v2": model(bad)}
         async with upstream_gateway("", models=models, routing=settings) as system:
-            body, _ = await drive(system, Phase.ABORTED)
+            body, _ = await drive(system, RolloutPhase.ABORTED)
             assert (body.weight, body.faults) == (0.0, ["errors"])
             assert body.why.startswith("errors, after ")
             assert {tally.outcome for tally in system.tallies} == {Outcome.FINISHED}
@@ -143,8 +143,10 @@ def wrong(share):
     """A canary some of whose answers have another word in them."""
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     chunk["choices"] = [{"index": 0, "delta": {"content": " but"}, "finish_reason": None}]
-    return Script(
-        ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=FaultKind.EVENT, share=share, text=json.dumps(chunk))]
+    return ServerScript(
+        ttft=SOUND.ttft,
+        itl=SOUND.itl,
+        faults=[ScriptedFault(kind=FaultKind.EVENT, share=share, text=json.dumps(chunk))],
     )
 
 
@@ -163,7 +165,9 @@ async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
             assert streamed.text.rstrip().endswith("[DONE]")
             await ask(system, "chat")
             await system.wait_until(lambda: system.trials.shadows.under_way == 0)
-            assert copies(system) == {CopyEnd.AGREED: 11, CopyEnd.ANSWERED: 1}, "what was sampled is not compared"
+            assert copies(system) == {ShadowOutcome.AGREED: 11, ShadowOutcome.ANSWERED: 1}, (
+                "what was sampled is not compared"
+            )
             assert len(system.tallies) == 12, "copies are no requests"
             for number in range(8):
                 assert (await ask(system, "chat")).status_code == 200, f"the limit of the callers, request {number}"
@@ -181,9 +185,9 @@ async def test_a_canary_with_other_answers_is_aborted_before_anybody_has_seen_on
             for _ in range(20):
                 answers = await asyncio.gather(*(ask(system, "chat", temperature=0) for _ in range(5)))
                 assert {text(answer) for answer in answers} == {TEXT}
-                if (body := system.rollouts.all()[0]).phase is Phase.ABORTED:
+                if (body := system.rollouts.all()[0]).phase is RolloutPhase.ABORTED:
                     break
-            assert (body.phase, body.faults, body.shadow) == (Phase.ABORTED, ["disagreement"], 0.0)
+            assert (body.phase, body.faults, body.shadow) == (RolloutPhase.ABORTED, ["disagreement"], 0.0)
 
 
 async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_copies():
@@ -194,7 +198,7 @@ async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_co
             for _ in range(5):
                 assert text(await ask(system, "chat", temperature=0)) == TEXT
             assert system.trials.shadows.under_way == 2
-            assert copies(system) == {CopyEnd.SKIPPED: 3}
+            assert copies(system) == {ShadowOutcome.SKIPPED: 3}
             assert not system.nothing_left
         assert system.trials.shadows.under_way == 0
         assert system.nothing_left
@@ -202,7 +206,7 @@ async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_co
 
 
 async def test_a_caller_who_leaves_takes_its_copy_along():
-    slow = Script(ttft=Times(mean_s=5.0), itl=SOUND.itl)
+    slow = ServerScript(ttft=DelayDistribution(mean_s=5.0), itl=SOUND.itl)
     body = {"model": "chat", **CHAT, "temperature": 0}
     with scripted_openai(slow) as one, scripted_openai(slow) as other:
         models = {"v1": model(one), "v2": model(other)}
@@ -210,4 +214,4 @@ async def test_a_caller_who_leaves_takes_its_copy_along():
             with pytest.raises(httpx.ReadTimeout):
                 await system.client.post("/v1/chat/completions", json=body, timeout=0.4)
             await system.wait_until(lambda: system.trials.shadows.under_way == 0 and system.nothing_left)
-            assert copies(system) == {CopyEnd.DROPPED: 1}
+            assert copies(system) == {ShadowOutcome.DROPPED: 1}

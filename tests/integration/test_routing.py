@@ -15,17 +15,17 @@ from maitred.core.tenancy import Principal, Scope
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig, TargetConfig
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.integration.test_upstream_faults import BEFORE, QUICK, TEXT, name
 from tests.integration.test_upstream_passing import Server, chunk, client, running
 from tests.upstream_gateway import upstream_gateway
 
-SOUND = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.002))
+SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
 CHAT = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8}
 
 
 def broken(kind, **how):
-    return Script(ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=kind, share=1.0, **how)])
+    return ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=kind, share=1.0, **how)])
 
 
 def model(server, **settings):
@@ -175,7 +175,7 @@ async def test_overflow_goes_to_the_provider_as_far_as_the_budget_for_it_reaches
 
 async def test_a_client_that_leaves_during_a_fallback_leaves_nothing_behind():
     routing = RoutingConfig(fallbacks={"first": FallbackConfig(general=["second"])})
-    slow = Script(ttft=Times(mean_s=5.0), itl=SOUND.itl)
+    slow = ServerScript(ttft=DelayDistribution(mean_s=5.0), itl=SOUND.itl)
     with scripted_openai(broken(FaultKind.CLOSE)) as bad, scripted_openai(slow) as good:
         models = {"first": model(bad), "second": model(good)}
         async with upstream_gateway("", models=models, routing=routing) as system:

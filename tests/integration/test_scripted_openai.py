@@ -16,16 +16,24 @@ from urllib.parse import urlparse
 import openai
 import pytest
 
-from maitred.core.lifeline import LIFELINE_VARIABLE
-from maitred.testing.scripted_openai import Fault, FaultKind, Pause, Script, Times, Truth, scripted_openai
+from maitred.core.parent_watch import LIFELINE_VARIABLE
+from maitred.testing.scripted_openai import (
+    DelayDistribution,
+    FaultKind,
+    ScriptedFault,
+    ScriptedPause,
+    ServedRecord,
+    ServerScript,
+    scripted_openai,
+)
 
 USER = [{"role": "user", "content": "one two three"}]
 CHAT = "/v1/chat/completions"
-FAST = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.002))
+FAST = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
 
 
 def fast(**fields):
-    return Script(ttft=FAST.ttft, itl=FAST.itl, **fields)
+    return ServerScript(ttft=FAST.ttft, itl=FAST.itl, **fields)
 
 
 @contextmanager
@@ -94,13 +102,13 @@ class TestOfficialClient:
 
     def test_faults_by_number_reach_the_client(self):
         faults = [
-            Fault(kind=FaultKind.STATUS, requests=[0], status=429, headers={"retry-after-ms": "70"}),
-            Fault(kind=FaultKind.STATUS, requests=[1], status=500, headers={"x-should-retry": "false"}),
-            Fault(kind=FaultKind.CLOSE, requests=[2]),
-            Fault(kind=FaultKind.ERROR_EVENT, requests=[3], after=2),
-            Fault(kind=FaultKind.CUT, requests=[4], after=2),
-            Fault(kind=FaultKind.RESET, requests=[5], after=2),
-            Fault(kind=FaultKind.GARBAGE, requests=[6], after=2),
+            ScriptedFault(kind=FaultKind.STATUS, requests=[0], status=429, headers={"retry-after-ms": "70"}),
+            ScriptedFault(kind=FaultKind.STATUS, requests=[1], status=500, headers={"x-should-retry": "false"}),
+            ScriptedFault(kind=FaultKind.CLOSE, requests=[2]),
+            ScriptedFault(kind=FaultKind.ERROR_EVENT, requests=[3], after=2),
+            ScriptedFault(kind=FaultKind.CUT, requests=[4], after=2),
+            ScriptedFault(kind=FaultKind.RESET, requests=[5], after=2),
+            ScriptedFault(kind=FaultKind.GARBAGE, requests=[6], after=2),
         ]
         with scripted_openai(fast(faults=faults)) as server, sdk(server) as client:
 
@@ -133,7 +141,7 @@ class TestOfficialClient:
     @pytest.mark.parametrize("kind", ["crlf", "split", "pings", "bunched"])
     def test_oddities_change_nothing_for_the_client(self, kind):
         with (
-            scripted_openai(fast(faults=[Fault(kind=FaultKind(kind), share=1)])) as server,
+            scripted_openai(fast(faults=[ScriptedFault(kind=FaultKind(kind), share=1)])) as server,
             sdk(server) as client,
         ):
             for tokens in (1, 2, 9):
@@ -143,7 +151,7 @@ class TestOfficialClient:
         assert [len(request.sent_s()) for request in truth.requests] == [1, 2, 9]
 
     def test_a_clean_end_without_done_and_strictness(self):
-        script = fast(faults=[Fault(kind=FaultKind.NO_DONE, requests=[0], after=2)], strict=True)
+        script = fast(faults=[ScriptedFault(kind=FaultKind.NO_DONE, requests=[0], after=2)], strict=True)
         with scripted_openai(script) as server, sdk(server) as client:
             stream = client.chat.completions.create(model="scripted", messages=USER, max_tokens=4, stream=True)
             assert text_of(stream) == "0 1"
@@ -153,7 +161,7 @@ class TestOfficialClient:
 
 class TestTimes:
     def test_the_client_sees_the_times_of_the_log_and_the_log_those_of_the_script(self):
-        script = Script(ttft=Times(mean_s=0.15), itl=Times(mean_s=0.03))
+        script = ServerScript(ttft=DelayDistribution(mean_s=0.15), itl=DelayDistribution(mean_s=0.03))
         with scripted_openai(script) as server, connect(server) as client:
             client.sendall(request(max_tokens=20))
             asked_s = time.monotonic()
@@ -176,7 +184,7 @@ class TestTimes:
         assert sorted(arrival - due for due, arrival in zip(due_s, arrivals_s, strict=True))[10] < 0.02
 
     def test_requests_over_the_limit_wait_in_line(self):
-        script = Script(ttft=Times(mean_s=0.1), itl=Times(mean_s=0), max_concurrent=2)
+        script = ServerScript(ttft=DelayDistribution(mean_s=0.1), itl=DelayDistribution(mean_s=0), max_concurrent=2)
         with scripted_openai(script) as server:
             clients = [connect(server) for _ in range(6)]
             for client in clients:
@@ -194,7 +202,9 @@ class TestTimes:
         assert max(running) == 2
 
     def test_streams_share_the_capacity(self):
-        script = Script(ttft=Times(mean_s=0.05), itl=Times(mean_s=0.001), tokens_per_s=200)
+        script = ServerScript(
+            ttft=DelayDistribution(mean_s=0.05), itl=DelayDistribution(mean_s=0.001), tokens_per_s=200
+        )
         with scripted_openai(script) as server:
             clients = [connect(server) for _ in range(10)]
             for client in clients:
@@ -209,7 +219,11 @@ class TestTimes:
         assert 0.7 < max(times_s) - min(times_s) < 1.3
 
     def test_a_pause_silences_everything(self):
-        script = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.02), pauses=[Pause(at_s=0.2, for_s=0.5)])
+        script = ServerScript(
+            ttft=DelayDistribution(mean_s=0.01),
+            itl=DelayDistribution(mean_s=0.02),
+            pauses=[ScriptedPause(at_s=0.2, for_s=0.5)],
+        )
         with scripted_openai(script) as server, connect(server) as client, connect(server) as late:
             client.sendall(request(max_tokens=30))
             time.sleep(0.35)
@@ -248,7 +262,7 @@ class TestConnections:
         assert [request.prompt_tokens for request in truth.requests] == [400_004, 7, 7]
 
     def test_a_client_that_does_not_read_loses_nothing(self):
-        with scripted_openai(Script(ttft=Times(mean_s=0), itl=Times(mean_s=0))) as server:
+        with scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=0), itl=DelayDistribution(mean_s=0))) as server:
             with connect(server) as client, connect(server) as other:
                 client.sendall(request(max_tokens=60_000))
                 time.sleep(0.2)
@@ -263,7 +277,7 @@ class TestConnections:
 
     @pytest.mark.parametrize("reset", [False, True])
     def test_a_client_that_leaves_makes_room(self, reset):
-        with scripted_openai(Script(itl=Times(mean_s=0.05), max_concurrent=1)) as server:
+        with scripted_openai(ServerScript(itl=DelayDistribution(mean_s=0.05), max_concurrent=1)) as server:
             with connect(server) as first, connect(server) as second:
                 first.sendall(request(max_tokens=1000))
                 first.recv(10)
@@ -276,7 +290,7 @@ class TestConnections:
         assert [request.end for request in truth.requests] == ["client_left", "complete"]
 
     def test_a_stalled_answer_stays_open(self):
-        script = fast(faults=[Fault(kind=FaultKind.STALL, requests=[0], after=2)])
+        script = fast(faults=[ScriptedFault(kind=FaultKind.STALL, requests=[0], after=2)])
         with scripted_openai(script) as server:
             with connect(server) as client:
                 client.sendall(request())
@@ -322,7 +336,7 @@ class TestProcess:
             urllib.request.urlopen(f"{url}/health", timeout=10).close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
-        assert Truth.load(log).requests == []
+        assert ServedRecord.load(log).requests == []
 
     def test_it_ends_with_its_parent(self):
         lifeline, kept = os.pipe()

@@ -12,7 +12,7 @@ from msgspec import structs
 from maitred.app.stores import open_stores
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
-from maitred.core.counters import Claim, CounterKind, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.secret import Secret
 from maitred.identity.keys import make_key
 from maitred.store.config import StoreConfig
@@ -170,9 +170,11 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
         store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}")),
         counters=CountersConfig(url=redis.url, recovery_s=0),
     )
-    claim = Claim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)
+    claim = LimitClaim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)
     async with open_stores(config, SystemClock()) as stores:
-        assert isinstance(await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), Granted)
+        assert isinstance(
+            await stores.counters.reserve(Reservation("use-1", [claim], 1, 1, lease_s=30)), ReservationGranted
+        )
         # It dies when the usage is journaled and the counters are not told yet.
         journal = Journal(tmp_path / "journal")
         journal.record(usage_event(1, id="use-1", charges={claim.counter: 200}))

@@ -13,7 +13,7 @@ from maitred.config.tree import TextModelConfig
 from maitred.dispatch.config import ReportsConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.balance.config import BalanceConfig
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from tests.upstream_gateway import upstream_gateway
 
 ROUNDS, AT_ONCE = 15, 6
@@ -23,7 +23,9 @@ NEVER_OLD, SOON_OLD = ReportsConfig(fresh_s=3600.0), ReportsConfig(fresh_s=0.02,
 def server(strangers, pages=None):
     """Says that so many requests of others wait in it."""
     page = f"sglang:num_running_reqs {{open}}\nsglang:num_queue_reqs {strangers}\n"
-    return Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.001), metrics=page, metrics_pages=pages)
+    return ServerScript(
+        ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.001), metrics=page, metrics_pages=pages
+    )
 
 
 async def shares(said, peers_say, reports):

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from maitred.core.answer import Outcome
-from maitred.testing.script import Answer
+from maitred.testing.script import ScriptedAnswer
 from tests.gateway import MODEL, gateway, tokens_of
 
-MANY = Answer(tokens=(tokens_of("Hello there, my friend. How are you?") * 60)[:480], tokens_per_step=4)
+MANY = ScriptedAnswer(tokens=(tokens_of("Hello there, my friend. How are you?") * 60)[:480], tokens_per_step=4)
 FAT = {"prompt": ["x"] * 3, "n": 8, "logprobs": 5}
 """3 x 8 x 480 tokens with their scores: far more than all buffers on the way hold."""
 

@@ -10,7 +10,7 @@ import maitred.store
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.core.secret import Secret
 from maitred.identity.directory import Directory
-from maitred.identity.refresh import Refresher
+from maitred.identity.refresh import DirectoryRefresher
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
@@ -44,7 +44,7 @@ async def test_a_file_that_is_taken_away_is_missed_and_is_good_again_when_it_is_
     folder, aside = tmp_path / "data", tmp_path / "aside"
     aside.mkdir()
     async with open_database(StoreConfig(folder=str(folder))) as database:
-        refresher = Refresher(DirectoryStore(database, FakeClock()), Directory(), FakeClock())
+        refresher = DirectoryRefresher(DirectoryStore(database, FakeClock()), Directory(), FakeClock())
         await refresher.load()
         for file in folder.glob("maitred.db*"):
             file.rename(aside / file.name)

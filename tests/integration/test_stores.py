@@ -7,12 +7,12 @@ import pytest
 from maitred.app.stores import open_stores, recall_rates
 from maitred.config.loader import load
 from maitred.core.clock import SystemClock
-from maitred.core.counters import Claim, CounterKind
+from maitred.core.counters import CounterKind, LimitClaim
 from maitred.core.limits import Limit, LimitKind
 from tests.usage_events import usage_event
 
 COUNTER = "requests_per_minute|*|*"
-CLAIM = Claim(COUNTER, CounterKind.BUCKET, 60, 0, refill_per_s=1.0)
+CLAIM = LimitClaim(COUNTER, CounterKind.BUCKET, 60, 0, refill_per_s=1.0)
 
 
 def config(folder, **settings):

@@ -13,7 +13,7 @@ import pytest
 from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.core.answer import Outcome
 from maitred.core.limits import Limit, LimitKind
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.upstream_gateway import upstream_gateway
 
 QUICK = {"first_part_timeout_s": 0.6, "idle_timeout_s": 0.3, "total_timeout_s": 1.5, "probe_every_s": 0.2}
@@ -21,9 +21,9 @@ TEXT = "0 1 2 3 4 5 6 7"
 
 
 def script(kind, **how):
-    fault = Fault(kind=kind, share=1.0, **how)
+    fault = ScriptedFault(kind=kind, share=1.0, **how)
     # On a busy machine pieces that come close to one another arrive as one, and a failure with the first before it.
-    return Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.02), faults=[fault])
+    return ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.02), faults=[fault])
 
 
 BEFORE = [
@@ -167,7 +167,9 @@ async def test_usage_that_nobody_counted_is_marked_as_an_estimate():
 
 
 async def test_the_servers_own_count_is_what_is_billed_and_what_is_learnt():
-    with scripted_openai(Script(ttft=Times(mean_s=0.0), itl=Times(mean_s=0.0), template_tokens=40)) as server:
+    with scripted_openai(
+        ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=40)
+    ) as server:
         async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
             usage = (await system.chat()).json()["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (43, 8)
@@ -181,7 +183,9 @@ async def test_the_servers_own_count_is_what_is_billed_and_what_is_learnt():
 
 
 async def test_a_client_that_leaves_ends_the_work_behind():
-    with scripted_openai(Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.02))) as server:
+    with scripted_openai(
+        ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.02))
+    ) as server:
         async with upstream_gateway(f"{server.url}/v1") as system:
             body = {"model": "far", "messages": [{"role": "user", "content": "a"}], "max_tokens": 500, "stream": True}
             async with system.client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -212,7 +216,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_away_and_found_when_it_c
 
 async def test_limits_reserve_the_estimate_and_settle_on_what_was_counted():
     limit = Limit(id="l", subject="*", kind=LimitKind.TOKENS_PER_MINUTE, value=600)
-    calm = Script(ttft=Times(mean_s=0.0), itl=Times(mean_s=0.0), template_tokens=40)
+    calm = ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=40)
     with scripted_openai(calm) as server:
         async with upstream_gateway(f"{server.url}/v1", limited=[limit], **QUICK) as system:
             first = await system.chat()
@@ -228,7 +232,9 @@ async def test_limits_reserve_the_estimate_and_settle_on_what_was_counted():
 async def test_a_hard_budget_cuts_the_answer_that_the_server_is_asked_for():
     budget = Limit(id="l", subject="*", kind=LimitKind.USD_TOTAL, value=60_000)
     prices = AdmissionConfig(prices={"*": PriceConfig(prompt=1, output=5)}, least_output_tokens=1)
-    with scripted_openai(Script(ttft=Times(mean_s=0.0), itl=Times(mean_s=0.0), template_tokens=0)) as server:
+    with scripted_openai(
+        ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=0)
+    ) as server:
         async with upstream_gateway(f"{server.url}/v1", limited=[budget], admitting=prices, **QUICK) as system:
             answer = await system.chat(max_tokens=1_000)
             granted = int(answer.headers["x-maitred-max-tokens-clamped"])

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from maitred.core.request import FinishReason
-from maitred.replica.http.connection import MOST_HEAD_BYTES, Interrupted
-from maitred.replica.http.head import head_of, line_of, request_of
-from maitred.replica.http.line import Connections, Line, Unreachable
-from maitred.replica.upstream.answer import AnswerReader
+from maitred.replica.http.connection import MOST_HEAD_BYTES, ResponseBroken
+from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
+from maitred.replica.http.request_head import head_of, line_of, request_of
 from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.stream import UpstreamStream
 from maitred.testing.server_process import free_port
 
@@ -68,8 +68,8 @@ class Server:
 async def line_to(*scripts, tls=None):
     server = Server(*scripts)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    async with asyncio.timeout(WAIT_S), listening, Connections() as connections:
-        yield server, Line(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0, tls)
+    async with asyncio.timeout(WAIT_S), listening, OpenConnections() as connections:
+        yield server, HostPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0, tls)
 
 
 async def asked(line):
@@ -113,7 +113,7 @@ async def test_a_head_that_comes_byte_by_byte_is_read_with_its_interim_responses
 async def test_an_answer_that_is_cut_in_its_middle_is_not_taken_for_whole(pieces):
     async with line_to(pieces) as (_, line):
         response = await line.ask(REQUEST)
-        with pytest.raises(Interrupted):
+        with pytest.raises(ResponseBroken):
             await response.body(1 << 20)
 
 
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_cut_in_its_middle_is_not_taken_for_whole(pieces
 )
 async def test_what_is_no_head_or_too_long_a_one_is_no_response(pieces):
     async with line_to(pieces) as (server, line):
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(ResponseBroken) as caught:
             await line.ask(REQUEST)
         assert not caught.value.untouched
         assert len(server.requests) == 1
@@ -141,10 +141,10 @@ async def test_a_request_goes_out_again_only_where_a_kept_connection_was_closed_
         assert await asked(line) == b"a"
         assert await asked(line) == b"a"
         assert (server.connections, len(server.requests)) == (2, 3)
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(ResponseBroken) as caught:
             await line.ask(REQUEST)
         assert (caught.value.untouched, len(server.requests)) == (False, 4)
-        with pytest.raises(Interrupted):  # nothing was kept, so a new one is not tried twice
+        with pytest.raises(ResponseBroken):  # nothing was kept, so a new one is not tried twice
             await line.ask(REQUEST)
         assert (server.connections, len(server.requests)) == (3, 5)
 
@@ -215,16 +215,16 @@ async def test_a_server_waits_for_a_reader_that_does_not_read():
 
 
 async def test_nobody_there_is_told_from_somebody_who_does_not_answer():
-    async with Connections() as connections:
-        with pytest.raises(Unreachable, match=r"no connection to 127\.0\.0\.1:"):
-            await Line(connections, "127.0.0.1", free_port(), 5.0).ask(REQUEST)
-        with pytest.raises(Unreachable):
-            await Line(connections, "nowhere.invalid", 80, 5.0).ask(REQUEST)
+    async with OpenConnections() as connections:
+        with pytest.raises(ConnectFailed, match=r"no connection to 127\.0\.0\.1:"):
+            await HostPool(connections, "127.0.0.1", free_port(), 5.0).ask(REQUEST)
+        with pytest.raises(ConnectFailed):
+            await HostPool(connections, "nowhere.invalid", 80, 5.0).ask(REQUEST)
 
 
 async def test_a_server_without_tls_is_unreachable_by_tls():
     async with line_to([], tls=ssl.create_default_context) as (server, line):
-        with pytest.raises(Unreachable):
+        with pytest.raises(ConnectFailed):
             await line.ask(REQUEST)
         assert server.requests == []
 
@@ -232,8 +232,8 @@ async def test_a_server_without_tls_is_unreachable_by_tls():
 async def test_leaving_closes_all_connections():
     server = Server([OK + b"content-length: 9\r\n\r\nabc"])
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
-        async with Connections() as connections:
-            line = Line(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
+        async with OpenConnections() as connections:
+            line = HostPool(connections, "127.0.0.1", listening.sockets[0].getsockname()[1], 5.0)
             await line.ask(REQUEST)
         async with asyncio.timeout(WAIT_S):
             await server.left.wait()
@@ -258,7 +258,7 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
         response = await line.ask(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
-        stream = UpstreamStream(response, AnswerReader("there", 1, DIALECTS["generic"]), **times)
+        stream = UpstreamStream(response, OpenAIStreamParser("there", 1, DIALECTS["generic"]), **times)
         poured = []
 
         def pour(batch):
@@ -280,7 +280,7 @@ async def test_what_fails_on_the_way_out_is_raised_by_the_reader():
         response = await line.ask(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {"begin_s": now_s + WAIT_S, "idle_s": WAIT_S, "total_s": now_s + WAIT_S}
-        stream = UpstreamStream(response, AnswerReader("there", 1, DIALECTS["generic"]), **times)
+        stream = UpstreamStream(response, OpenAIStreamParser("there", 1, DIALECTS["generic"]), **times)
 
         def pour(batch):
             raise LookupError(batch.parts[0].text)

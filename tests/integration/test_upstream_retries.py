@@ -11,16 +11,16 @@ from maitred.config.tree import TextModelConfig
 from maitred.core.answer import Outcome
 from maitred.replica.health.breaker import BreakerState
 from maitred.replica.upstream.config import UpstreamConfig
-from maitred.testing.scripted_openai import Fault, FaultKind, Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.integration.test_upstream_faults import AFTER, BEFORE, QUICK, TEXT, name, stream, texts
 from tests.upstream_gateway import upstream_gateway
 
-SOUND = Script(ttft=Times(mean_s=0.01), itl=Times(mean_s=0.002))
+SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
 
 
 def once(fault, **how):
     """A server whose first request alone meets the fault."""
-    return Script(ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=fault, requests=[0], **how)])
+    return ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=fault, requests=[0], **how)])
 
 
 def servers(*urls, **settings):
@@ -111,7 +111,9 @@ async def test_a_credential_that_is_not_accepted_is_not_sent_again():
 
 
 async def test_a_server_that_keeps_failing_is_left_alone():
-    broken = Script(ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=FaultKind.STATUS, status=500, share=1.0)])
+    broken = ServerScript(
+        ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0)]
+    )
     with scripted_openai(broken) as bad, scripted_openai(SOUND) as good:
         async with upstream_gateway("", model=servers(bad.url, good.url), retries=2) as system:
             for _ in range(12):
@@ -133,7 +135,7 @@ async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
 
 
 async def test_retries_come_from_the_tenants_budget():
-    broken = Script(ttft=SOUND.ttft, itl=SOUND.itl, faults=[Fault(kind=FaultKind.CLOSE, share=1.0)])
+    broken = ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.CLOSE, share=1.0)])
     with scripted_openai(broken) as server:
         async with upstream_gateway(f"{server.url}/v1", retries=5, **QUICK) as system:
             for _ in range(6):

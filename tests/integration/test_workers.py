@@ -16,7 +16,7 @@ import yaml
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.identity.keys import make_key
-from maitred.testing.scripted_openai import Script, Times, scripted_openai
+from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
 
 USER, POOR, ADMIN = (make_key().plaintext for _ in range(3))
@@ -53,7 +53,7 @@ def gateway(tmp_path, upstream_url, script='{"step_s": 0.02}', **server):
 
 @pytest.fixture(scope="module")
 def upstream():
-    with scripted_openai(Script(ttft=Times(mean_s=0.02))) as running:
+    with scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=0.02))) as running:
         yield running
 
 
@@ -341,7 +341,7 @@ async def test_the_death_of_the_controller_ends_no_stream_and_each_is_billed_onc
 async def test_what_runs_and_what_waits_keeps_its_budget_and_its_place_over_several_controllers(tmp_path):
     first_token_s = 1.0  # so some wait for long in a window of eight requests
     with (
-        scripted_openai(Script(ttft=Times(mean_s=first_token_s))) as slow,
+        scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=first_token_s))) as slow,
         gateway(tmp_path, slow.url) as server,
     ):
         made = await administer(server, "POST", "keys", json={"tenant": "house"})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.answer import Outcome
-from maitred.core.counters import Claim, CounterKind
+from maitred.core.counters import CounterKind, LimitClaim
 from maitred.core.errors import ContextLengthExceeded, Refused, StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
@@ -150,7 +150,7 @@ def hard_budgets(desk):
 
 
 async def states(desk, names, kind=CounterKind.BUDGET):
-    return await desk.counters.read([Claim(name, kind, 10**15, 0, refill_per_s=1.0) for name in names])
+    return await desk.counters.read([LimitClaim(name, kind, 10**15, 0, refill_per_s=1.0) for name in names])
 
 
 async def play(desk, plans):

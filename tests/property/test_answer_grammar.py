@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.choice import Choice
-from maitred.app.reading import answer_reader
-from maitred.core.answer import Ask
+from maitred.app.request.output import OutputProcessor
+from maitred.app.request.tokenized import answer_reader
+from maitred.core.answer import InferenceRequest
 from maitred.core.grammar import Grammar
-from maitred.core.request import Delta, FinishReason, SamplingParams
+from maitred.core.request import FinishReason, SamplingParams, TokenDelta
 from maitred.core.tools import Tool, ToolRules
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.answer_grammar import answer_grammar
@@ -88,9 +88,9 @@ def read(name, tokens, rules, prompt):
     """The calls, the text and the thought that a caller gets."""
     tokenizer, answers, _ = family(name)
     reader = answer_reader(answers, tokenizer, prompt, rules)
-    ask = Ask("m", [], SamplingParams(max_tokens=1, seed=0))
-    choice = Choice(tokenizer, prompt, ask, ends=[END], marks=answers.marks.bytes_of, reader=reader)
-    choice.take(Delta(0, [*tokens, END], FinishReason.STOP))
+    ask = InferenceRequest("m", [], SamplingParams(max_tokens=1, seed=0))
+    choice = OutputProcessor(tokenizer, prompt, ask, ends=[END], marks=answers.marks.bytes_of, reader=reader)
+    choice.take(TokenDelta(0, [*tokens, END], FinishReason.STOP))
     parts = choice.parts(0)
     pieces = [piece for part in parts for piece in (part.extra or {}).get("tool_calls", ())]
     calls = [

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.balance import Candidate, Inquiry
-from maitred.core.service import ServiceWeights
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.core.token_costs import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig, PolicyName
-from maitred.routing.balance.loads import Loads
+from maitred.routing.balance.loads import ReplicaLoads
 
 TOKENS = st.integers(0, 10_000).map(float)
 WEIGHTS = ServiceWeights()
@@ -23,7 +23,7 @@ def candidates(draw):
     for number in range(draw(st.integers(1, 6))):
         known = draw(st.booleans())
         found.append(
-            Candidate(
+            ReplicaCandidate(
                 f"replica-{number}",
                 draw(st.sampled_from([0.1, 0.5, 1.0])),
                 draw(st.integers(0, 20)),
@@ -38,7 +38,7 @@ def candidates(draw):
 
 
 INQUIRIES = st.builds(
-    Inquiry,
+    PlacementRequest,
     prompt_tokens=st.integers(1, 20_000),
     output_tokens=TOKENS,
     session=st.none() | st.sampled_from(["x", "y"]),
@@ -67,7 +67,7 @@ def test_a_choice_is_one_of_the_candidates(policy, bound, inquiry, among, seed):
 def test_nobody_is_above_the_bound_while_another_could_take_the_request(policy, factor, rounds, seed):
     chance = random.Random(seed)
     balance = Balancer(BalanceConfig(policy=policy, bound=factor), WEIGHTS, chance.random)
-    loads, bound = Loads(WEIGHTS), balance._bound
+    loads, bound = ReplicaLoads(WEIGHTS), balance._bound
     for inquiry, among in rounds:
         bound.within(inquiry, among)  # opens accounts
         total, weights = sum(map(bound.load_of, among)), sum(each.weight for each in among)
@@ -88,6 +88,6 @@ def test_equal_requests_end_up_evenly_spread(policy, seed, bound):
     balance = Balancer(BalanceConfig(policy=policy, bound=bound), WEIGHTS, chance.random)
     running = dict.fromkeys("abcd", 0)
     for _ in range(400):
-        among = [Candidate(name, requests=held, prompt_tokens=100.0 * held) for name, held in running.items()]
-        running[balance.choose(Inquiry(100), among).name] += 1
+        among = [ReplicaCandidate(name, requests=held, prompt_tokens=100.0 * held) for name, held in running.items()]
+        running[balance.choose(PlacementRequest(100), among).name] += 1
     assert max(running.values()) - min(running.values()) <= 12

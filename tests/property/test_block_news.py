@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.prefix import shared_scope
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv import changes
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.routing.placement import Placement
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
 from tests.clock import FakeClock
 
 BLOCK_TOKENS, BLOCKS = 4, 24
@@ -50,7 +50,7 @@ def engine(*, blocks=BLOCKS):
 
 
 def placement():
-    return Placement(SimpleNamespace(choose=None))
+    return PrefixCacheBalancer(SimpleNamespace(choose=None))
 
 
 def found(pool, scope, prompt):
@@ -65,7 +65,7 @@ def test_every_prompt_is_found_as_the_engine_finds_it(asked, every, joins_at):
     followers["first"].heard("e", runs.block_news(whole=True))
     for number, (prompt, scope, output) in enumerate(asked):
         sampling = SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
-        runs.submit("owner", Request(str(number), prompt, sampling, cache_scope=scope))
+        runs.submit("owner", EngineRequest(str(number), prompt, sampling, cache_scope=scope))
     step = 0
     while runs.occupied:
         runs.step()
@@ -95,7 +95,7 @@ def test_what_is_expected_is_found_until_the_engine_says_what_came_of_it():
         follower.sent("e", 0, "acme", [[2, seed] * 12])
     assert follower.held("acme", [[1] * 20]) == {"e": 0}
     follower.sent("e", 0, "acme", [[1] * 20])
-    runs.submit("owner", Request("r", [1] * 20, SamplingParams(max_tokens=1, seed=0), cache_scope="acme"))
+    runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0), cache_scope="acme"))
     while runs.occupied:
         runs.step()
     follower.heard("e", runs.block_news())
@@ -108,11 +108,11 @@ def test_more_changes_than_are_told_skip_a_number(monkeypatch):
     monkeypatch.setattr(changes, "MOST_CHANGES", 3)
     runs, _ = engine()
     assert runs.block_news() is None
-    runs.submit("owner", Request("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
+    runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
     while runs.occupied:
         runs.step()
     assert runs.block_news() is None, "five blocks are more than three"
-    runs.submit("owner", Request("s", [2] * 4 + [1] * 5, SamplingParams(max_tokens=1, seed=0)))
+    runs.submit("owner", EngineRequest("s", [2] * 4 + [1] * 5, SamplingParams(max_tokens=1, seed=0)))
     while runs.occupied:
         runs.step()
     news = runs.block_news()
@@ -135,7 +135,7 @@ def test_one_that_is_emptied_is_forgotten_unless_it_tells_itself(name):
 
 def test_news_before_the_whole_are_passed_over():
     follower, (runs, _) = placement(), engine()
-    runs.submit("owner", Request("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
+    runs.submit("owner", EngineRequest("r", [1] * 20, SamplingParams(max_tokens=1, seed=0)))
     runs.step()
     runs.step()
     follower.heard("e", runs.block_news())

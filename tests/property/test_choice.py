@@ -5,10 +5,10 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.app.choice import Choice
+from maitred.app.request.output import OutputProcessor
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Ask
-from maitred.core.request import Delta, FinishReason, SamplingParams
+from maitred.core.answer import InferenceRequest
+from maitred.core.request import FinishReason, SamplingParams, TokenDelta
 from maitred.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
@@ -24,13 +24,13 @@ stops = st.lists(
 def run(sequence, cuts, stop, min_tokens, finish):
     """Everything that a choice shows, its count, and why it ended."""
     sampling = SamplingParams(max_tokens=0, seed=0, min_tokens=min_tokens)
-    ask = Ask("m", ["x"], sampling, stops=tuple(stop))
-    choice = Choice(TOKENIZER, [5], ask, ends=(END,))
+    ask = InferenceRequest("m", ["x"], sampling, stops=tuple(stop))
+    choice = OutputProcessor(TOKENIZER, [5], ask, ends=(END,))
     shown = ""
     edges = sorted({0, len(sequence), *(cut % (len(sequence) + 1) for cut in cuts)})
     for begin, end in itertools.pairwise(edges):
         last = end == len(sequence)
-        choice.take(Delta(0, sequence[begin:end], finish if last else None))
+        choice.take(TokenDelta(0, sequence[begin:end], finish if last else None))
         for part in choice.parts(0):
             shown += part.text
         if choice.finish is not None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maitred.config.loader import load
-from maitred.config.node import merge
+from maitred.config.nodes import merge
 from maitred.config.sources import parse_yaml, read_environment, read_overrides
 from maitred.config.tree import Config
 from maitred.config.walker import Walker

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from maitred.core.counters import Claim, CounterKind, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
-from maitred.store.counters.book import REMEMBER_S
 from maitred.store.counters.memory import MemoryCounters
+from maitred.store.counters.table import REMEMBER_S
 
 TICK_S = 1 / 64
 DAY_S = 64.0
@@ -153,10 +153,10 @@ class CountersMachine(RuleBasedStateMachine):
 
         fitting = [o for o in range(least, output + 1) if all(self.fits(claim, output, o) for claim in claims)]
         if not fitting:
-            assert not isinstance(answer, Granted), "there was no room"
+            assert not isinstance(answer, ReservationGranted), "there was no room"
             self.check_denial(answer, claims, output, least)
             return
-        assert isinstance(answer, Granted), "there was room"
+        assert isinstance(answer, ReservationGranted), "there was room"
         assert answer.output == fitting[-1], "the largest output that fits"
         taken = {}
         for claim, tally in zip(claims, tallies, strict=True):
@@ -283,7 +283,7 @@ class CountersMachine(RuleBasedStateMachine):
         return self.spent_before.get(name, 0) if window in {"", str(int((SOME_WALL_S + 1000) // DAY_S))} else 0
 
     def claim(self, shape, **more):
-        return Claim(
+        return LimitClaim(
             counter=self.counter_of(shape),
             kind=shape.kind,
             capacity=shape.capacity,
@@ -402,8 +402,8 @@ def test_meeting_a_budget_cannot_be_raced(callers, turns, failures):
     async def call(number, caller):
         for _ in range(caller.starts_after):
             await asyncio.sleep(0)
-        claims = [Claim(budget, CounterKind.BUDGET, 30, 10) for budget in sorted(caller.budgets)]
-        if isinstance(await counters.reserve(Reservation(str(number), claims, 0, 0, 60.0)), Granted):
+        claims = [LimitClaim(budget, CounterKind.BUDGET, 30, 10) for budget in sorted(caller.budgets)]
+        if isinstance(await counters.reserve(Reservation(str(number), claims, 0, 0, 60.0)), ReservationGranted):
             granted.append(caller.budgets)
 
     async def play():
@@ -423,7 +423,7 @@ def test_meeting_a_budget_cannot_be_raced(callers, turns, failures):
             for outcome in outcomes:
                 assert outcome is None or isinstance(outcome, (StoreUnavailable, asyncio.CancelledError)), outcome
             failures.clear()
-            claims = [Claim(budget, CounterKind.BUDGET, 30, 0) for budget in "abc"]
+            claims = [LimitClaim(budget, CounterKind.BUDGET, 30, 0) for budget in "abc"]
             return await counters.read(claims)
 
     for budget, reading in zip("abc", asyncio.run(play()), strict=True):

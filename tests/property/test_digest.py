@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import Ask, Chosen, Failed, Outcome, Tally
+from maitred.core.answer import InferenceRequest, ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import QueueFull
 from maitred.core.flow import PriorityClass
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig, SloConfig
-from maitred.observe.digest import Digest
 from maitred.observe.metrics import Metrics
-from maitred.observe.recent import Recent
-from maitred.observe.stories import Stories
+from maitred.observe.observer_batch import ObserverBatch
+from maitred.observe.recent import RecentTraffic
+from maitred.observe.timelines import TimelineBuffer
 from maitred.wire.admin.responses import encode
 from tests.clock import FakeClock
 
@@ -23,13 +23,15 @@ SLOS = {
 }
 TIMES_S = st.sampled_from([0.0, 0.001, 0.02, 0.3, 1.0, 7.5, 200.0])
 TOKENS = st.sampled_from([0, 1, 16, 300, 60_000])
-ASK = Ask(model="any", prompts=["x"], sampling=SamplingParams(max_tokens=0, seed=0))
+ASK = InferenceRequest(model="any", prompts=["x"], sampling=SamplingParams(max_tokens=0, seed=0))
 
 
 @st.composite
 def tallies(draw):
     """One request, as it may end."""
-    tally = Tally(draw(st.sampled_from("abcdef")), draw(TIMES_S), route=draw(st.sampled_from(["/v1/models", "/v1/x"])))
+    tally = RequestContext(
+        draw(st.sampled_from("abcdef")), draw(TIMES_S), route=draw(st.sampled_from(["/v1/models", "/v1/x"]))
+    )
     tally.model = draw(st.sampled_from(["", "small", "large"]))
     tenant = draw(st.sampled_from(["", "one", "two", "three"]))
     if tenant:
@@ -37,7 +39,9 @@ def tallies(draw):
     tally.priority = draw(st.sampled_from([None, *PriorityClass]))
     tally.prompt_tokens, tally.completion_tokens = draw(TOKENS), draw(TOKENS)
     tally.cached_tokens = min(draw(TOKENS), tally.prompt_tokens)
-    tally.ask = draw(st.sampled_from([None, ASK, Ask("any", [[1]], ASK.sampling, max_tokens=64, stops=(".",))]))
+    tally.ask = draw(
+        st.sampled_from([None, ASK, InferenceRequest("any", [[1]], ASK.sampling, max_tokens=64, stops=(".",))])
+    )
     if draw(st.booleans()):
         tally.first_token_s = tally.started_s + draw(TIMES_S)
         tally.gaps_s = draw(st.lists(TIMES_S, max_size=100))
@@ -47,8 +51,11 @@ def tallies(draw):
     if draw(st.integers(0, 3)) == 3:
         tally.failure, tally.refused_by = QueueFull(), draw(st.sampled_from(["", "tokens_per_minute"]))
         tally.recoveries, tally.continued, tally.hedged, tally.stalled = 2, 1, "second", True
-        tally.clamped_max_tokens, tally.chosen = 5, Chosen("auto", "small", "code")
-        tally.fallbacks, tally.failed = ["general=large"], [Failed("small", "schema", Usage(3, 4), replaced=True)]
+        tally.clamped_max_tokens, tally.chosen = 5, ModelSelection("auto", "small", "code")
+        tally.fallbacks, tally.failed = (
+            ["general=large"],
+            [RejectedAnswer("small", "schema", Usage(3, 4), replaced=True)],
+        )
     outcome = draw(st.sampled_from(Outcome))
     tally.close(outcome, 200 if outcome is Outcome.FINISHED else 429, (tally.first_token_s or 0.0) + draw(TIMES_S))
     return tally
@@ -60,7 +67,7 @@ class Watchers:
     def __init__(self, digest):
         clock = FakeClock()
         self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, digest=digest)
-        self.stories, self.recent = Stories(4, clock, digest), Recent(clock, digest)
+        self.stories, self.recent = TimelineBuffer(4, clock, digest), RecentTraffic(clock, digest)
         self.told = [*self.metrics.observers, self.stories, self.recent] if digest is None else [digest]
 
     def ended(self, tally):
@@ -90,9 +97,9 @@ LOOKS = st.sampled_from(["scrape", "list", "story", "tenants", "refusals", "seco
 
 @given(st.lists(st.one_of(tallies(), LOOKS), max_size=100))
 def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
-    at_once, some = Watchers(None), Watchers(Digest())
+    at_once, some = Watchers(None), Watchers(ObserverBatch())
     for one in [*history, "scrape", "story", "tenants", "refusals", "second"]:
-        if isinstance(one, Tally):
+        if isinstance(one, RequestContext):
             at_once.ended(one)
             some.ended(one)
         else:
@@ -106,12 +113,12 @@ def test_what_was_asked_is_not_kept_for_long():
         def ended(self, *tallies):
             told.append(len(tallies))
 
-    digest = Digest(Observer())
+    digest = ObserverBatch(Observer())
     for _ in range(40):
-        digest.ended(Tally("r", 0.0, prompt_tokens=20_000))
+        digest.ended(RequestContext("r", 0.0, prompt_tokens=20_000))
     assert told == [3] * 13
     for _ in range(100):
-        digest.ended(Tally("r", 0.0))
+        digest.ended(RequestContext("r", 0.0))
     assert told[13:] == [32, 32, 32]
     digest.fold()
     assert sum(told) == 140

@@ -10,19 +10,19 @@ from msgspec.structs import replace
 
 from maitred.core.errors import DeadlineExceeded, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
-from maitred.dispatch.config import DispatchConfig, PoolConfig
-from maitred.dispatch.errand import Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.ticket import State
-from maitred.fairness.config import LineConfig
+from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueueState
+from maitred.dispatch.request import Endpoint
+from maitred.fairness.config import QueueOrderConfig
 from tests.dispatch_desk import CARD, EMPTY, SaidReplica, errand
 
 SLOTS, BLOCKS = EMPTY.free_sequences, EMPTY.total_blocks
 CONFIGS = [
-    DispatchConfig(headroom=0.0, line=LineConfig(policy="fifo")),
+    DispatchConfig(headroom=0.0, line=QueueOrderConfig(policy="fifo")),
     DispatchConfig(headroom=0.25),
     DispatchConfig(headroom=0.25, reserved={"org-1": 0.25}),
-    DispatchConfig(headroom=0.0, pools={"own": PoolConfig(tenants=["org-1"], share=0.5)}),
+    DispatchConfig(headroom=0.0, pools={"own": TenantPoolConfig(tenants=["org-1"], share=0.5)}),
 ]
 
 
@@ -66,7 +66,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def start(self, config):
         self.config = config
         self.engine = Engine()
-        self.floor = Floor([Post("post", self.engine)], config)
+        self.floor = DispatchCore([Endpoint("post", self.engine)], config)
         self.now_s = 1_000_000.0
         self.made = 0
         self.waiting = []
@@ -106,7 +106,7 @@ class DispatchMachine(RuleBasedStateMachine):
         idle = not (self.running or self.engine.runs or self.engine.underway)
         for ticket in self.floor.turn(self.now_s):
             self.waiting.remove(ticket)
-            if ticket.state is State.FAILED:
+            if ticket.state is QueueState.FAILED:
                 assert isinstance(ticket.failure, DeadlineExceeded | ReplicaUnavailable)
                 self.ended.append(ticket)
             else:

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost
-from maitred.core.ports import LoadReport
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams
-from maitred.replica.connection import EngineConnection
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.replica.engine.connection import EngineConnection
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
+    EngineHello,
     FrameReader,
-    Hello,
-    Output,
     Pause,
     Rejection,
     Step,
     ToEngine,
+    TokenOutput,
     encode_frame,
 )
 
@@ -139,7 +139,7 @@ class Engine:
         self._chunk_bytes = chunk_bytes
         self._sequence = 0
         self._token = 0
-        self.say(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+        self.say(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
 
     def say(self, data):
         for start in range(0, len(data), self._chunk_bytes):
@@ -154,8 +154,8 @@ class Engine:
         for account, index, last in ((accounts[who], index, last) for who, index, last in choices):
             if index in account.engine_runs:
                 self._token += 1
-                delta = Delta(index, [self._token], FinishReason.STOP if last else None)
-                outputs.append(Output(account.stream.wire_id, delta))
+                delta = TokenDelta(index, [self._token], FinishReason.STOP if last else None)
+                outputs.append(TokenOutput(account.stream.wire_id, delta))
                 account.deliver(delta)
         self.say(self.step(outputs))
 
@@ -169,7 +169,7 @@ class Engine:
         if how == "afterlife":
             dead = [(a, i) for a in accounts if not a.left for i in ALL - a.engine_runs - a.cancelled]
             for account, index in dead[:1]:
-                self.say(self.step([Output(account.stream.wire_id, Delta(index, [0]))]))
+                self.say(self.step([TokenOutput(account.stream.wire_id, TokenDelta(index, [0]))]))
                 assert self.wire.aborted
         elif how == "half":
             self.say(self.step()[:-1])
@@ -214,7 +214,7 @@ def test_every_stream_ends_once_and_leaves_nothing(before, death, after, chunk_b
 async def scenario(events, chunk_bytes, eager, hears):
     engine = Engine(chunk_bytes)
     connection = engine.connection
-    request = Request("the-same-id", [1], SamplingParams(max_tokens=100, seed=0, n=CHOICES))
+    request = EngineRequest("the-same-id", [1], SamplingParams(max_tokens=100, seed=0, n=CHOICES))
     accounts = [Account(connection.submit(request), eager, hears) for _ in range(STREAMS)]
     for name, *arguments, turn in events:
         alive = not engine.wire.aborted

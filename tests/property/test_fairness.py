@@ -9,19 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.line import Entry, LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
 
 AGEING_S = 5.0
 WEIGHTS = {PriorityClass.INTERACTIVE: 8.0, PriorityClass.STANDARD: 4.0, PriorityClass.BATCH: 2.0}
 CLASSES = list(PriorityClass)
 
 PATHS = [
-    (Share("a"),),
-    (Share("b", 2.0),),
-    (Share("d", 4.0), Share("x")),
-    (Share("d", 4.0), Share("y", 3.0)),
-    (Share("a"), Share("a", 0.5)),
+    (FlowLevel("a"),),
+    (FlowLevel("b", 2.0),),
+    (FlowLevel("d", 4.0), FlowLevel("x")),
+    (FlowLevel("d", 4.0), FlowLevel("y", 3.0)),
+    (FlowLevel("a"), FlowLevel("a", 0.5)),
 ]
 SERVICES = [1.0, 10.0, 100.0, 128.0]
 UNIT = 3 * 720720 / 2**17
@@ -36,7 +36,7 @@ class Spot:
 
     def __init__(self, weight: float, turn: int, counter: float) -> None:
         self.weight, self.turn, self.counter = weight, turn, counter
-        self.waiting: list[Entry[int]] = []
+        self.waiting: list[QueueEntry[int]] = []
         self.running = 0
 
 
@@ -47,10 +47,10 @@ class Model:
         self.spots: dict[tuple[Any, ...], Spot] = {(p,): Spot(WEIGHTS.get(p, 1.0), p.rank, 0.0) for p in PriorityClass}
         self.floors: dict[tuple[Any, ...], float] = {}
         self.last: dict[tuple[Any, ...], Spot] = {}
-        self.waiting: list[Entry[int]] = []
-        self.rank: dict[Entry[int], int] = {}
-        self.joined: dict[Entry[int], int] = {}
-        self.since: dict[Entry[int], tuple[int, float]] = {}
+        self.waiting: list[QueueEntry[int]] = []
+        self.rank: dict[QueueEntry[int], int] = {}
+        self.joined: dict[QueueEntry[int], int] = {}
+        self.since: dict[QueueEntry[int], tuple[int, float]] = {}
         """When each joined the class that it waits in."""
         self.taken_s: dict[tuple[Any, ...], float] = {}
         """When each class was last taken from."""
@@ -73,7 +73,7 @@ class Model:
             return max(floor, min(waiting))
         return max(floor, self.last[parent].counter) if parent in self.last else floor
 
-    def join(self, entry: Entry[int], rank: int, now_s: float) -> None:
+    def join(self, entry: QueueEntry[int], rank: int, now_s: float) -> None:
         self.events += 1
         self.rank[entry] = rank
         self.since[entry] = self.events, now_s
@@ -92,7 +92,7 @@ class Model:
             self.spots[name].waiting.append(entry)
         self.waiting.append(entry)
 
-    def leave(self, entry: Entry[int]) -> None:
+    def leave(self, entry: QueueEntry[int]) -> None:
         self.waiting.remove(entry)
         path = self.path(entry.flow, self.rank[entry])
         for name in reversed(path):
@@ -126,11 +126,11 @@ class Model:
             self.leave(entry)
             self.join(entry, self.rank[entry] - 1, due_s)
 
-    def head(self, now_s: float) -> Entry[int] | None:
+    def head(self, now_s: float) -> QueueEntry[int] | None:
         self.age(now_s)
         return self.first(())
 
-    def first(self, name: tuple[Any, ...]) -> Entry[int] | None:
+    def first(self, name: tuple[Any, ...]) -> QueueEntry[int] | None:
         while True:
             below = [(s.counter, s.turn, n) for n, s in self.spots.items() if n[:-1] == name and s.waiting]
             if not below:
@@ -146,7 +146,7 @@ class Model:
             ),
         )
 
-    def take(self, entry: Entry[int], now_s: float) -> None:
+    def take(self, entry: QueueEntry[int], now_s: float) -> None:
         self.events += 1
         path = self.path(entry.flow, self.rank[entry])
         self.taken_s[path[0]] = now_s
@@ -204,15 +204,15 @@ class Both:
     """The line and its model, told the same."""
 
     def __init__(self) -> None:
-        self.line = make_line(LineConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
+        self.line = make_line(QueueOrderConfig(class_weights=WEIGHTS, ageing_s=AGEING_S))
         self.model = Model()
         self.now_s = 0.0
-        self.running: list[Entry[int]] = []
+        self.running: list[QueueEntry[int]] = []
         self.made = 0
 
     def add(self, flow: Flow, service: float, due_in_s: float | None) -> None:
         deadline_s = None if due_in_s is None else self.now_s + due_in_s
-        entry = Entry(self.made, flow, arrived_s=self.now_s, service=service, deadline_s=deadline_s)
+        entry = QueueEntry(self.made, flow, arrived_s=self.now_s, service=service, deadline_s=deadline_s)
         self.model.joined[entry] = self.made
         self.made += 1
         self.line.add(entry, self.now_s)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, Share
-from maitred.fairness.line import Entry, LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
 
 HISTORIES = int(os.environ.get("MAITRED_HISTORIES", "1500"))
 PARTS = 10
@@ -72,7 +72,7 @@ class History:
         self.quantum = draw.choice([0.0, 0.0, 40.0])
         self.whole_prompts = draw.random() < 0.5
         """Whether a prompt is charged when it is taken, as in the paper, or as it is computed."""
-        self.line = make_line(LineConfig(policy=policy, quantum=self.quantum, ageing_s=None))
+        self.line = make_line(QueueOrderConfig(policy=policy, quantum=self.quantum, ageing_s=None))
         self.room = draw.choice([60, 200, 600])
         self.budget = draw.choice([8, 32, 128])
         self.slots = draw.choice([2, 4, 12])
@@ -85,13 +85,15 @@ class History:
             self.families[0].append(organisation)
             keys = []
             for key in range(draw.choice([1, 1, 2])):
-                share = Share(f"key {key}", draw.choice([1.0, 2.0]))
+                share = FlowLevel(f"key {key}", draw.choice([1.0, 2.0]))
                 keys.append(Party(share.weight))
                 eagerness = draw.choice([0.05, 0.3, 1.0, 3.0])
-                self.flows.append((Flow((Share(f"org {number}", weight), share)), (organisation, keys[-1]), eagerness))
+                self.flows.append(
+                    (Flow((FlowLevel(f"org {number}", weight), share)), (organisation, keys[-1]), eagerness)
+                )
             self.families.append(keys)
-        self.running: list[Entry[Job]] = []
-        self.waiting: set[Entry[Job]] = set()
+        self.running: list[QueueEntry[Job]] = []
+        self.waiting: set[QueueEntry[Job]] = set()
         self.free = self.room
         self.pairs: dict[tuple[Party, Party], tuple[tuple[int, int], float, float]] = {}
         self.worst = 0.0
@@ -116,7 +118,7 @@ class History:
                     break
                 job = Job(nodes, draw.randint(1, self.longest), draw.randint(1, self.longest))
                 locality = draw.choice(["a", "b", None]) if self.quantum else None
-                entry = Entry(job, flow, arrived_s=step, service=job.unbilled, locality=locality)
+                entry = QueueEntry(job, flow, arrived_s=step, service=job.unbilled, locality=locality)
                 self.line.add(entry, step)
                 self.wait(entry)
 
@@ -179,7 +181,7 @@ class History:
                     self.line.done(entry.flow)
                     self.stop(job)
 
-    def bill(self, entry: Entry[Job], prompt: int, output: int) -> None:
+    def bill(self, entry: QueueEntry[Job], prompt: int, output: int) -> None:
         service = PROMPT * prompt + OUTPUT * output
         job = entry.value
         job.billed_prompt += prompt
@@ -197,12 +199,12 @@ class History:
             if self.whole_prompts:
                 node.refundable -= PROMPT * job.prompt
 
-    def wait(self, entry: Entry[Job]) -> None:
+    def wait(self, entry: QueueEntry[Job]) -> None:
         self.waiting.add(entry)
         for node in entry.value.nodes:
             node.waiting += 1
 
-    def unwait(self, entry: Entry[Job]) -> None:
+    def unwait(self, entry: QueueEntry[Job]) -> None:
         self.waiting.discard(entry)
         for node in entry.value.nodes:
             node.waiting -= 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Verdict
+from maitred.core.feedback import FeedbackLabel
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.feedback import MOST_TAGS, MOST_TEXT_CHARACTERS, GiveFeedback, feedback_of
 
@@ -29,5 +29,7 @@ def test_feedback(fields):
     assert len(feedback.tags) == len(set(feedback.tags)) <= MOST_TAGS
     assert (
         feedback.verdict
-        is [Verdict.BAD, Verdict.NEUTRAL, Verdict.GOOD][(feedback.score >= 0.5) + (feedback.score > 0.5)]
+        is [FeedbackLabel.BAD, FeedbackLabel.NEUTRAL, FeedbackLabel.GOOD][
+            (feedback.score >= 0.5) + (feedback.score > 0.5)
+        ]
     )

@@ -4,36 +4,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.api.dialect import ANTHROPIC, OPENAI
-from maitred.api.head import lines_of, told_headers, told_lines
-from maitred.core.answer import Chosen, Standing, Tally
-from maitred.core.counters import Reading
+from maitred.api.response_head import lines_of, told_headers, told_lines
+from maitred.core.answer import ModelSelection, RateLimitStatus, RequestContext
+from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass
-from maitred.core.place import Place
+from maitred.core.queue_position import QueuePosition
 
 counts = st.integers(-5, 10**9)
 seconds = st.floats(-1, 10**5)
-readings = st.none() | st.builds(Reading, counts, counts, seconds)
+readings = st.none() | st.builds(CounterState, counts, counts, seconds)
 tallies = st.builds(
-    Tally,
+    RequestContext,
     request_id=st.sampled_from(["req-1", "a:b"]),
     started_s=st.just(0.0),
     model=st.sampled_from(["", "m", "é\n"]),
-    chosen=st.none() | st.just(Chosen("auto", "m", "small")),
-    standing=st.none() | st.builds(Standing, readings, readings),
+    chosen=st.none() | st.just(ModelSelection("auto", "m", "small")),
+    standing=st.none() | st.builds(RateLimitStatus, readings, readings),
     clamped_max_tokens=st.none() | st.just(7),
     priority=st.none() | st.sampled_from(PriorityClass),
-    forecast=st.none() | st.builds(Place, st.integers(0, 10**6), seconds, seconds),
+    forecast=st.none() | st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
     degraded=st.lists(st.just("max_tokens=64"), max_size=1),
     fallbacks=st.lists(st.just("general=big"), max_size=1),
     hedged=st.sampled_from(["", "first"]),
 )
 usual = st.builds(
-    Tally,
+    RequestContext,
     request_id=st.just("req-1"),
     started_s=st.just(0.0),
-    standing=st.builds(Standing, *[st.builds(Reading, counts, counts, seconds)] * 2),
+    standing=st.builds(RateLimitStatus, *[st.builds(CounterState, counts, counts, seconds)] * 2),
     priority=st.sampled_from(PriorityClass),
-    forecast=st.builds(Place, st.integers(0, 10**6), seconds, seconds),
+    forecast=st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
 )
 
 

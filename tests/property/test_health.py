@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from maitred.replica.health.breaker import BreakerState, Outcome
+from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import Health
-from maitred.replica.health.peers import Peers
+from maitred.replica.health.health import ReplicaHealth
+from maitred.replica.health.peers import PoolHealth
 from maitred.replica.health.slow_start import slow_start
 
 NUMBERS = st.integers(0, 4)
@@ -32,10 +32,10 @@ class HealthMachine(RuleBasedStateMachine):
         )
         self.away = set()
         self.members = [
-            Health(name, self.config, lambda: draw, partial(self.away.__contains__, name))
+            ReplicaHealth(name, self.config, lambda: draw, partial(self.away.__contains__, name))
             for name in (f"replica-{number}" for number in range(count))
         ]
-        self.peers = Peers(self.config.outliers, self.members)
+        self.peers = PoolHealth(self.config.outliers, self.members)
         self.now_s = 1_000.0
         self.running = []
 
@@ -63,7 +63,7 @@ class HealthMachine(RuleBasedStateMachine):
             member, attempt = self.running[index % len(self.running)]
             member.answered(attempt, self.now_s + took_s)
 
-    @rule(index=st.integers(0, 50), outcome=st.sampled_from(Outcome), twice=st.booleans())
+    @rule(index=st.integers(0, 50), outcome=st.sampled_from(AttemptOutcome), twice=st.booleans())
     def end(self, index, outcome, twice):
         if self.running:
             member, attempt = self.running.pop(index % len(self.running))
@@ -110,14 +110,14 @@ class HealthMachine(RuleBasedStateMachine):
         if not hasattr(self, "members"):
             return
         for member, attempt in self.running:
-            member.ended(attempt, Outcome.NEITHER, self.now_s)
+            member.ended(attempt, AttemptOutcome.NEITHER, self.now_s)
         self.away.clear()
         for _ in range(60):
             self.now_s += 1.0
             for member in self.members:
                 if (attempt := member.begin(self.now_s)) is not None:
                     member.answered(attempt, self.now_s + 0.1)
-                    member.ended(attempt, Outcome.SUCCESS, self.now_s + 0.1)
+                    member.ended(attempt, AttemptOutcome.SUCCESS, self.now_s + 0.1)
         assert [member.verdict(self.now_s).weight for member in self.members] == [1.0] * len(self.members)
 
 

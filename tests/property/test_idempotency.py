@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.idempotency import Head, RepeatKey
-from maitred.cache.memory import MemoryAnswers
+from maitred.cache.idempotency import IdempotencyKey, RecordedHead
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.cache.recording import ENTRY_BYTES, PIECE_BYTES
 from maitred.core.errors import IdempotencyConflict, ReplicaLost
 
-HEAD = Head(200, b"text/event-stream", (), streams=True)
+HEAD = RecordedHead(200, b"text/event-stream", (), streams=True)
 LARGEST_CHUNK = 300_000
 
 
@@ -48,7 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.clock = PaperClock()
         self.max_bytes = max_bytes
-        self.store = MemoryAnswers(
+        self.store = MemoryIdempotencyStore(
             IdempotencyConfig(ttl_s=10, max_bytes=max_bytes, max_answer_bytes=max_answer_bytes), self.clock
         )
         self.known = {}  # name -> the work that has the key, by the rules
@@ -65,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         expired = known is not None and known.state == "finished" and self.clock.now_s - known.ended_s >= 10
         self.serial += 1
         try:
-            claim = self.run(self.store.claim(RepeatKey("t/k", "/r", name), body, f"r{self.serial}"))
+            claim = self.run(self.store.claim(IdempotencyKey("t/k", "/r", name), body, f"r{self.serial}"))
         except IdempotencyConflict:
             assert known is not None
             assert not expired
@@ -192,7 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
             if work.state == "running":
                 self.run(work.recording.finish())
         self.clock.now_s += 10
-        claim = self.run(self.store.claim(RepeatKey("t/k", "/r", "new"), b"", "r"))
+        claim = self.run(self.store.claim(IdempotencyKey("t/k", "/r", "new"), b"", "r"))
         self.run(claim.recording.fail(ReplicaLost()))
         assert (len(self.store), self.store.held_bytes) == (0, 0)
 

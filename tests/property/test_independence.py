@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
 from maitred.engine.speculate.speculator import Speculator
@@ -116,7 +116,9 @@ def check(engines, requests, between=lambda engine, step: None):
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(crowd=st.lists(st.tuples(prompts, sampling), min_size=2, max_size=24))
 def test_alone_or_in_a_random_crowd(engines, crowd):
-    check(engines, [Request(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(crowd)])
+    check(
+        engines, [EngineRequest(id=str(i), prompt=prompt, sampling=params) for i, (prompt, params) in enumerate(crowd)]
+    )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -128,7 +130,7 @@ def test_alone_or_in_a_random_crowd(engines, crowd):
 def test_alone_or_taken_over_in_the_middle(engines, crowd):
     whole, left = {}, []
     for number, (prompt, params, cuts) in enumerate(crowd):
-        request = Request(id=str(number), prompt=prompt, sampling=params)
+        request = EngineRequest(id=str(number), prompt=prompt, sampling=params)
         answers = run(engines.calm, [request])
         resumes = {
             index: tokens[: cuts[index]] for (_, index), (tokens, _, _) in answers.items() if cuts[index] < len(tokens)
@@ -152,7 +154,7 @@ def test_alone_or_taken_over_in_the_middle(engines, crowd):
 def test_alone_or_among_sixty_four(engines, temperature):
     before, guessed_before = engines.crowded.load(), engines.guessing.load()
     requests = [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=SHARED_PREFIX[: i % 41] + [4 + (7 * i + j) % 120 for j in range(1 + i % 50)],
             sampling=SamplingParams(max_tokens=40, seed=i, temperature=temperature, ignore_eos=True),
@@ -173,16 +175,16 @@ def test_alone_or_among_sixty_four(engines, temperature):
 
 def test_a_prompt_longer_than_a_step_is_chunked_even_with_nobody_else_there(engines):
     prompt = [4 + position % 120 for position in range(250)]
-    check(engines, [Request(id="long", prompt=prompt, sampling=SamplingParams(max_tokens=5, seed=1))])
+    check(engines, [EngineRequest(id="long", prompt=prompt, sampling=SamplingParams(max_tokens=5, seed=1))])
 
 
 def test_alone_or_among_tenants_while_readers_stop_and_go_on(engines):
     requests = [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=SHARED_PREFIX[: i % 41] + [4 + (5 * i + j) % 120 for j in range(1 + (7 * i) % 80)],
             sampling=SamplingParams(max_tokens=30, seed=i, temperature=0.8, ignore_eos=True, n=1 + i % 2),
-            flow=Flow((Share(f"tenant-{i % 5}", 1.0 + i % 3),), list(PriorityClass)[i % 4]),
+            flow=Flow((FlowLevel(f"tenant-{i % 5}", 1.0 + i % 3),), list(PriorityClass)[i % 4]),
         )
         for i in range(24)
     ]

@@ -11,8 +11,8 @@ from maitred.core.answer import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.backlog import Backlog
 from maitred.store.journal import Journal
-from maitred.store.orphan import adopt, orphans
-from maitred.store.segment import Begun, Recorded, Segment, frame
+from maitred.store.orphan_journal import adopt, orphans
+from maitred.store.segment import BeginRecord, Segment, UsageRecord, frame
 from tests.usage_events import usage_event
 
 TEXT = st.text(max_size=12)
@@ -33,7 +33,7 @@ EVENT = st.builds(
     outcome=st.sampled_from(Outcome),
     charges=st.dictionaries(TEXT, COUNT, max_size=3),
 )
-ENTRY = st.builds(Recorded, EVENT) | st.builds(Begun, EVENT)
+ENTRY = st.builds(UsageRecord, EVENT) | st.builds(BeginRecord, EVENT)
 
 
 def read(data: bytes):

@@ -6,8 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.load.measure.record import Record
-from maitred.load.play.client.answer import AnswerReader, Traffic
+from maitred.load.measure.record import RequestRecord
+from maitred.load.play.client.answer import StreamRecorder, StreamTotals
 
 HEADERS = {b"content-type": b"text/event-stream"}
 
@@ -34,8 +34,8 @@ events = st.fixed_dictionaries(
 
 
 def read(stream, *, short):
-    record = Record(0, 0, "", 0.0, 0)
-    reader = AnswerReader(record, Traffic(), keep_text=not short)
+    record = RequestRecord(0, 0, "", 0.0, 0)
+    reader = StreamRecorder(record, StreamTotals(), keep_text=not short)
     reader.head(200, HEADERS, 0.0)
     for at_s, data in enumerate(stream):
         reader.body(data, float(at_s))

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.load.analysis.sweep import MOST_TRIALS, KneeSearch, Trial
+from maitred.load.analysis.sweep import MOST_TRIALS, KneeSearch, SweepTrial
 
 
-def trial(rate: float, met: int, growth: float = 0.0) -> Trial:
-    return Trial(
+def trial(rate: float, met: int, growth: float = 0.0) -> SweepTrial:
+    return SweepTrial(
         rate_per_s=rate, objective=0.95, judged=200, met=met, due=100, growth=growth, growth_deviation=3.0
     )  # fmt: skip
 

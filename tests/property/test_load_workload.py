@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.load.spec import Arrivals, LoadSpec, Shape, Tenant
+from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTenant, ShapeSpec
 from maitred.load.workload.arrivals import arrival_times, parse_profile
 from maitred.load.workload.generator import make_workload
 from maitred.load.workload.prompts import PromptWriter
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.traces.mooncake import read_mooncake
 from maitred.load.workload.traces.recorded import read_recorded, write_recorded
 from maitred.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def test_the_integral_is_the_area_under_the_factor(text, begin_s, length_s):
 @settings(deadline=None, max_examples=60)
 def test_counts_follow_the_integral_of_the_rate(text, process, seed):
     """Within six standard deviations: of a renewal process in the long run cv times the root of the count."""
-    arrivals = Arrivals(rate_per_s=3, process=process, cv=1.5, profile=text)
+    arrivals = ArrivalsSpec(rate_per_s=3, process=process, cv=1.5, profile=text)
     expected = 3 * parse_profile(text).integral(400)
     assume(expected < 20_000)
     times = list(itertools.takewhile(lambda at_s: at_s <= 400, arrival_times(arrivals, random.Random(seed))))
@@ -81,7 +81,7 @@ def test_counts_follow_the_integral_of_the_rate(text, process, seed):
 
 
 shapes = st.builds(
-    Shape,
+    ShapeSpec,
     prompt_tokens=st.sampled_from(["50", "uniform:1..90", "lognormal:mean=60,cv=2"]),
     output_tokens=st.sampled_from(["50", "exponential:mean=20"]),
     turns=st.sampled_from(["1", "uniform:1..4"]),
@@ -96,13 +96,13 @@ def sessions(count=60, **spec):
 @given(shapes, shapes, st.integers(0, 1000), st.sampled_from(["poisson", "gamma"]))
 @settings(deadline=None, max_examples=40)
 def test_a_seed_decides_everything_and_purposes_do_not_disturb_each_other(one, other, seed, process):
-    arrivals = Arrivals(rate_per_s=2, process=process)
-    tenants = {"a": Tenant(), "b": Tenant(share=2)}
+    arrivals = ArrivalsSpec(rate_per_s=2, process=process)
+    tenants = {"a": LoadTenant(), "b": LoadTenant(share=2)}
     first = sessions(arrivals=arrivals, shape=one, tenants=tenants, seed=seed)
     assert first == sessions(arrivals=arrivals, shape=one, tenants=tenants, seed=seed)
     second = sessions(arrivals=arrivals, shape=other, tenants=tenants, seed=seed)
     assert [(s.at_s, s.tenant) for s in first] == [(s.at_s, s.tenant) for s in second]
-    alone = sessions(arrivals=Arrivals(users=1), shape=one, seed=seed)
+    alone = sessions(arrivals=ArrivalsSpec(users=1), shape=one, seed=seed)
     assert [s.turns for s in alone] == [s.turns for s in first]
     assert [s.at_s for s in first] != [s.at_s for s in sessions(arrivals=arrivals, shape=one, seed=seed + 1)]
 
@@ -111,9 +111,9 @@ def test_a_seed_decides_everything_and_purposes_do_not_disturb_each_other(one, o
 @settings(deadline=None, max_examples=25)
 def test_tenants_have_their_shares_and_prefixes_their_popularity(shares, seed):
     count = 3000
-    tenants = {f"t{place}": Tenant(share=share) for place, share in enumerate(shares)}
-    shape = Shape(prefixes=5, prefix_tokens=20, prefix_skew=1.5)
-    asked = sessions(count, arrivals=Arrivals(users=1), shape=shape, tenants=tenants, seed=seed)
+    tenants = {f"t{place}": LoadTenant(share=share) for place, share in enumerate(shares)}
+    shape = ShapeSpec(prefixes=5, prefix_tokens=20, prefix_skew=1.5)
+    asked = sessions(count, arrivals=ArrivalsSpec(users=1), shape=shape, tenants=tenants, seed=seed)
     weights = [(place + 1) ** -1.5 for place in range(5)]
     wanted = {("tenant", name): tenant.share / sum(shares) for name, tenant in tenants.items()}
     wanted |= {("prefix", place): weight / sum(weights) for place, weight in enumerate(weights)}
@@ -155,7 +155,7 @@ def _common(a, b):
 
 
 turns = st.builds(
-    Turn,
+    SessionTurn,
     prompt_tokens=st.integers(1, 10**6),
     output_tokens=st.integers(1, 10**6),
     think_s=st.floats(0, 1e6),
@@ -163,7 +163,7 @@ turns = st.builds(
 )
 played = st.lists(
     st.builds(
-        Session,
+        LoadSession,
         id=st.integers(0, 10**9),
         turns=st.lists(turns, min_size=1, max_size=3).map(tuple),
         tenant=st.text(max_size=8),
@@ -179,7 +179,7 @@ played = st.lists(
 def test_what_is_recorded_is_read_again(tmp_path_factory, own, block_tokens, description, timed):
     path = tmp_path_factory.mktemp("recorded") / "trace.jsonl"
     if timed:
-        own = [Session(**{**_fields(session), "at_s": float(place)}) for place, session in enumerate(own)]
+        own = [LoadSession(**{**_fields(session), "at_s": float(place)}) for place, session in enumerate(own)]
     assert write_recorded(path, Workload(iter(own), block_tokens, description)) == len(own)
     workload = read_recorded(path)
     assert list(workload.sessions) == own

@@ -6,13 +6,13 @@ Weights and services are powers of two and whole numbers, so that all counters a
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.config import LineConfig
-from maitred.fairness.entry import Entry
-from maitred.fairness.fair import FairLine
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.config import QueueOrderConfig
+from maitred.fairness.entry import QueueEntry
+from maitred.fairness.vtc import VtcQueue
 
 FLOWS = [
-    Flow((Share(org, weight), Share(f"{org}-{key}")), priority)
+    Flow((FlowLevel(org, weight), FlowLevel(f"{org}-{key}")), priority)
     for org, weight in (("acme", 1.0), ("bravo", 2.0), ("bravo", 4.0))
     for key in "ab"
     for priority in (PriorityClass.STANDARD, PriorityClass.BATCH)
@@ -27,7 +27,7 @@ MOVES = st.lists(
 )
 
 
-class Forgetful(FairLine):
+class Forgetful(VtcQueue):
     """Keeps nothing."""
 
     def done(self, flow):
@@ -47,7 +47,7 @@ class Hall:
         if what == "come again" and self.taken:
             what, flow = "come", self.taken[-1][0]
         if what == "come":
-            entry = Entry(None, flow, arrived_s=now_s, service=float(service))
+            entry = QueueEntry(None, flow, arrived_s=now_s, service=float(service))
             if len(line) == 0 and service % 2:
                 line.pass_through(entry, now_s)
                 self._runs(entry)
@@ -73,7 +73,7 @@ class Hall:
 @settings(max_examples=300)
 @given(moves=MOVES, ageing_s=st.sampled_from([None, 8.0]))
 def test_to_keep_a_lone_flow_is_to_forget_it(moves, ageing_s):
-    kept, forgotten = (Hall(kind(LineConfig(ageing_s=ageing_s))) for kind in (FairLine, Forgetful))
+    kept, forgotten = (Hall(kind(QueueOrderConfig(ageing_s=ageing_s))) for kind in (VtcQueue, Forgetful))
     for number, move in enumerate(moves):
         for hall in (kept, forgotten):
             hall.play(number, *move)

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.dispatch.policy.overflow import Candidate, Pressure, leavers, surplus
+from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, leavers, surplus
 
 candidates = st.lists(
     st.builds(
-        lambda prompt, share, service, arrived: Candidate(prompt, int(prompt * share), service, arrived),
+        lambda prompt, share, service, arrived: OverflowCandidate(prompt, int(prompt * share), service, arrived),
         st.integers(1, 4000),
         st.floats(0, 1),
         st.floats(0.1, 100.0),
@@ -51,7 +51,7 @@ def test_no_more_is_too_much_than_there_is(service, wait_s, late_s):
     st.floats(0, 10),
 )
 def test_pressure_begins_with_a_miss_and_ends_after_a_calm(seen, back_below, back_after_s):
-    pressure, now_s, calm_s, was_on = Pressure(back_below, back_after_s), 0.0, None, False
+    pressure, now_s, calm_s, was_on = OverflowState(back_below, back_after_s), 0.0, None, False
     for share, passed_s in seen:
         now_s += passed_s
         pressure.saw(share, now_s)

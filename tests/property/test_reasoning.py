@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.text.marks import Marks
 from maitred.text.reasoning import CLOSE, OPEN, ReasoningParser
+from maitred.text.special_tokens import SpecialTokenText
 
-WITHOUT_TOKENS, WITH_TOKENS = Marks({OPEN: None, CLOSE: None}), Marks({OPEN: 7, CLOSE: 8})
+WITHOUT_TOKENS, WITH_TOKENS = SpecialTokenText({OPEN: None, CLOSE: None}), SpecialTokenText({OPEN: 7, CLOSE: 8})
 marks = st.sampled_from([WITHOUT_TOKENS, WITH_TOKENS])
 answers = st.lists(st.sampled_from([OPEN, CLOSE, " ", "\n", "<", "<thi", "</th", "Hm.", "A bird", "🙂"]), max_size=10)
 

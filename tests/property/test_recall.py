@@ -13,16 +13,16 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.counters import Claim, CounterKind, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.store.counters.memory import MemoryCounters
 
 TICK_S = 1 / 16
 REFILL_S = 120.0
 LEASE_S = 30.0
 CLAIMS = {
-    "requests": Claim("requests", CounterKind.BUCKET, 6, 0, refill_per_s=0.1),
-    "tokens": Claim("tokens", CounterKind.BUCKET, 120, 0, refill_per_s=4.0),
-    "slow": Claim("slow", CounterKind.BUCKET, 120, 0, refill_per_s=1.0),
+    "requests": LimitClaim("requests", CounterKind.BUCKET, 6, 0, refill_per_s=0.1),
+    "tokens": LimitClaim("tokens", CounterKind.BUCKET, 120, 0, refill_per_s=4.0),
+    "slow": LimitClaim("slow", CounterKind.BUCKET, 120, 0, refill_per_s=1.0),
 }
 
 
@@ -81,7 +81,7 @@ class Life:
         self.made += 1
         lease = f"lease-{self.made:03d}"
         claims = [msgspec.structs.replace(claim, fixed=step.amounts[counter]) for counter, claim in CLAIMS.items()]
-        if isinstance(await self.counters.reserve(Reservation(lease, claims, 0, 0, LEASE_S)), Granted):
+        if isinstance(await self.counters.reserve(Reservation(lease, claims, 0, 0, LEASE_S)), ReservationGranted):
             if at_once:
                 await self.end(lease, step.amounts)
             else:
@@ -126,8 +126,8 @@ def test_no_bucket_is_fuller_than_it_was(before, after, window_s):
             clock.now_s += step.ticks * TICK_S
             claims = [msgspec.structs.replace(claim, fixed=step.amounts[counter]) for counter, claim in CLAIMS.items()]
             wanted = Reservation(f"new-{number}", claims, 0, 0, 1e6)
-            if isinstance(await new.reserve(wanted), Granted):
-                assert isinstance(await old.counters.reserve(wanted), Granted), "the burst was given twice"
+            if isinstance(await new.reserve(wanted), ReservationGranted):
+                assert isinstance(await old.counters.reserve(wanted), ReservationGranted), "the burst was given twice"
 
     asyncio.run(check())
 

@@ -7,9 +7,9 @@ admission is the documented one: the head first; when it finds no room, only who
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, Share
+from maitred.core.flow import Flow, FlowLevel
 from maitred.engine.config import KVShareConfig
-from maitred.engine.scheduler.residency import Residency
+from maitred.engine.scheduler.kv_shares import KVShares
 
 TENANTS = ["a", "b", "c", "d"]
 
@@ -19,7 +19,7 @@ class Batch:
 
     def __init__(self, shares, total):
         self.shares, self.total = shares, total
-        self.books = Residency(shares, total)
+        self.books = KVShares(shares, total)
         self.idle = list(range(total))
         self.waiting = []
         self.running = []
@@ -89,7 +89,7 @@ def test_floors_and_ceilings_hold_and_everybody_runs_in_the_end(shares, total, m
     batch = Batch(shares, total)
     for move in moves:
         if isinstance(move, tuple):
-            batch.add(Flow((Share(move[0]),)), move[1])
+            batch.add(Flow((FlowLevel(move[0]),)), move[1])
         elif batch.running:
             batch.end(move)
         batch.admit()
@@ -109,16 +109,16 @@ def test_a_head_of_any_size_is_admitted_however_much_arrives_behind_it(shares, t
     batch = Batch(shares, total)
     for tenant in TENANTS:
         for _ in range(5):
-            batch.add(Flow((Share(tenant),)), 2)
+            batch.add(Flow((FlowLevel(tenant),)), 2)
     batch.admit()
-    patient = Flow((Share("d"), Share("patient")))
+    patient = Flow((FlowLevel("d"), FlowLevel("patient")))
     need = batch.books.most(patient)
     if not need:
         return
     batch.add(patient, need)
     for turn in range(200):
         for tenant in flood:
-            batch.add(Flow((Share(tenant),)), 1 + turn % 2)
+            batch.add(Flow((FlowLevel(tenant),)), 1 + turn % 2)
         batch.admit()
         if (patient, need) not in batch.waiting:
             return

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.fleet.policy.foresight import ready_in_s
-from maitred.fleet.policy.resident import Phase
+from maitred.fleet.policy.load_eta import ready_in_s
+from maitred.fleet.policy.model_residency import ResidencyPhase
 from tests.machine_desk import TICK_S, UNLOAD_S, machine
 
 MODELS = 4
@@ -70,7 +70,7 @@ def test_a_pinned_model_comes_first_and_stays(one, plan):
     one.until(one.now_s + 30)
     pinned = [name for name, resident in one.residents.all.items() if resident.pinned]
     assert one.loads[: len(pinned)] == pinned
-    assert all(one.residents[name].phase is Phase.IN for name in pinned)
+    assert all(one.residents[name].phase is ResidencyPhase.IN for name in pinned)
     assert not {name for name, *_ in one.left} & set(pinned)
 
 
@@ -89,7 +89,7 @@ def test_predictions_are_finite_and_zero_only_for_what_is_there(one, plan):
     for name, resident in one.residents.all.items():
         in_s = ready_in_s(one.residents, name, one.now_s, one.demands())
         assert 0 <= in_s < 1e4
-        if resident.phase is not Phase.IN:
+        if resident.phase is not ResidencyPhase.IN:
             assert in_s > 0
 
 

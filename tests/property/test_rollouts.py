@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from maitred.app.router import Router, routes_of
 from maitred.config.tree import Config
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.request import SamplingParams
-from maitred.core.rollout import Phase, RolloutState, Version
+from maitred.core.rollout import RolloutPhase, RolloutState, RolloutVersion
 from maitred.core.tenancy import Principal
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig, TargetConfig
-from maitred.routing.pools.needs import Needs, objection
-from maitred.routing.pools.routes import Fork, Rank, Routes
+from maitred.routing.pools.requirements import RequestRequirements, objection
+from maitred.routing.pools.route_table import Routes, TargetReason, VersionSplit
 from maitred.routing.rollout.config import RolloutConfig
 from maitred.routing.rollout.live import LiveRollouts
 from tests.property.test_routes import CAPABILITIES, FAILURES, REGIONS
@@ -39,7 +39,9 @@ def caller(key, organisation="acme"):
 
 
 def sides(of, sessions, name="chat", key="k"):
-    asks = [Ask(name, ["Hi"], SamplingParams(max_tokens=1, seed=0), session=session) for session in sessions]
+    asks = [
+        InferenceRequest(name, ["Hi"], SamplingParams(max_tokens=1, seed=0), session=session) for session in sessions
+    ]
     return [of.way(ask, caller(key)).arm.version for ask in asks]
 
 
@@ -50,14 +52,14 @@ def test_a_growing_weight_takes_nobody_from_the_canary_and_a_rollback_takes_all(
     before = set()
     for weight in sorted(weights):
         live.become([state(weight)])
-        now = {i for i, side in enumerate(sides(way, sessions)) if side is Version.CANARY}
+        now = {i for i, side in enumerate(sides(way, sessions)) if side is RolloutVersion.CANARY}
         assert before <= now
         assert sides(way, sessions, "gpt") == sides(way, sessions)
         before = now
-    live.become([live["chat"].state.moved(Phase.SWITCHED, 0.0)])
-    assert set(sides(way, sessions)) == {Version.CANARY}
-    live.become([live["chat"].state.moved(Phase.ROLLED_BACK, 0.0)])
-    assert set(sides(way, sessions)) == {Version.STABLE}
+    live.become([live["chat"].state.moved(RolloutPhase.SWITCHED, 0.0)])
+    assert set(sides(way, sessions)) == {RolloutVersion.CANARY}
+    live.become([live["chat"].state.moved(RolloutPhase.ROLLED_BACK, 0.0)])
+    assert set(sides(way, sessions)) == {RolloutVersion.STABLE}
 
 
 @given(SHARES, st.text(max_size=8), SESSIONS)
@@ -80,19 +82,19 @@ def test_all_requests_of_a_key_are_on_one_side_whatever_their_sessions(weight, k
         }
     ),
     st.builds(
-        Needs,
+        RequestRequirements,
         model=st.sampled_from(["chat", "v1", "v2"]),
         capabilities=st.sets(CAPABILITIES),
         local_only=st.booleans(),
         regions=st.none() | st.sets(REGIONS),
         allowed=st.sampled_from([lambda name: True, {"chat"}.__contains__, {"v1"}.__contains__, {"v2"}.__contains__]),
     ),
-    st.sampled_from(Version),
+    st.sampled_from(RolloutVersion),
     FAILURES,
 )
 def test_bounds_hold_for_both_versions_and_the_stable_one_follows_the_canary(pools, needs, version, failures):
     table = RoutesConfig(pools=pools, names={name: [TargetConfig(pool=name)] for name in pools})
-    way = Routes(table).way_by_rollout(needs, Fork("chat", "v1", "v2", version))
+    way = Routes(table).way_by_rollout(needs, VersionSplit("chat", "v1", "v2", version))
     named = needs.allowed("chat") or needs.allowed(needs.model)
     opened = [name for name in pools if named or needs.allowed(name)]
     if way is None:
@@ -107,10 +109,10 @@ def test_bounds_hold_for_both_versions_and_the_stable_one_follows_the_canary(poo
         if (target := way.after(failure)) is None:
             break
         visited.append(target)
-    wanted = "v1" if version is Version.STABLE else "v2"
+    wanted = "v1" if version is RolloutVersion.STABLE else "v2"
     first = wanted if wanted in fitting else fitting[0]
     behind = ["v1"] if first == "v2" and "v1" in fitting else []
     assert [target.pool for target in visited] == [first, *behind]
-    assert [target.rank for target in visited] == [Rank.OWN, Rank.STABLE][: len(visited)]
+    assert [target.rank for target in visited] == [TargetReason.OWN, TargetReason.STABLE][: len(visited)]
     assert (copy is not None) == (first == "v1" and "v2" in fitting)
     assert copy is None or copy.pool == "v2"

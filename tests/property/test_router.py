@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.app.router import LOCAL_ONLY, Router
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ContextLengthExceeded, MaitredError, ReplicaLost
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Principal
@@ -13,7 +13,7 @@ from tests.property.test_routes import TABLES
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "x/a", "x/z", "zb", "z"])
 ASKS = st.builds(
-    Ask,
+    InferenceRequest,
     model=NAMES,
     prompts=st.just(["Hi"]),
     sampling=st.builds(SamplingParams, st.just(1), st.just(0), top_logprobs=st.sampled_from([None, None, 1])),

@@ -14,9 +14,9 @@ from maitred.core.errors import (
 )
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
-from maitred.routing.pools.names import Names
-from maitred.routing.pools.needs import Ground, Needs, objection
-from maitred.routing.pools.routes import Rank, Routes
+from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.requirements import ExclusionReason, RequestRequirements, objection
+from maitred.routing.pools.route_table import Routes, TargetReason
 
 NAMES = st.sampled_from(["a", "b", "x/a", "x/b", "x/*", "*", "*b", "c"])
 POOLS = st.sampled_from(["p", "q", "r"])
@@ -52,7 +52,7 @@ TABLES = st.builds(
     ),
 )
 NEEDS = st.builds(
-    Needs,
+    RequestRequirements,
     model=st.sampled_from(["a", "b", "c", "d", "e", "x/a", "x/z", "zb", "z"]),
     capabilities=st.sets(CAPABILITIES),
     local_only=st.booleans(),
@@ -72,7 +72,7 @@ FAILURES = st.lists(
 def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs, failures):
     way = Routes(config).way(needs)
     if way is None:
-        found = Names(config).find(needs.model)
+        found = ModelNames(config).find(needs.model)
         assert found is None or not any(map(needs.allowed, (needs.model, found.name, found.key)))
         return
     visited = []
@@ -84,7 +84,7 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
         refusal = None
     if refusal is not None:
         assert all(each.why in refusal.message for each in way.left_out)
-        private = {each.ground for each in way.left_out} <= {Ground.PRIVACY, Ground.REGION}
+        private = {each.ground for each in way.left_out} <= {ExclusionReason.PRIVACY, ExclusionReason.REGION}
         assert isinstance(refusal, Forbidden) == private
         return
     for failure in failures:
@@ -99,12 +99,12 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
     places = [(each.pool, each.model) for each in visited]
     assert len(places) == len(set(places))
     ranks = [each.rank for each in visited]
-    assert ranks == sorted(ranks, key=lambda rank: rank is not Rank.OWN), "own ones first"
+    assert ranks == sorted(ranks, key=lambda rank: rank is not TargetReason.OWN), "own ones first"
 
 
 @given(TABLES, st.sampled_from(["a", "b", "c", "x/a", "x/z", "zb", "z"]))
 def test_the_name_that_fits_best_counts(config, name):
-    names = Names(config)
+    names = ModelNames(config)
     found = names.find(name)
     name = names.canonical(name)
     fitting = [
@@ -134,4 +134,4 @@ def test_a_table_without_faults_has_no_dead_ends(config):
     routes = Routes(config)
     for name in [*config.aliases, *config.fallbacks]:
         if "*" not in name:
-            assert routes.way(Needs(name)) is not None
+            assert routes.way(RequestRequirements(name)) is not None

@@ -15,15 +15,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import FinishReason, Pin, Request, SamplingParams
-from maitred.core.service import ServiceWeights
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, FinishReason, PinRequest, SamplingParams
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.swap import Move, SwapSpace
+from maitred.engine.kv.swap import BlockCopy, SwapSpace
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.charges import listen
 
 EOS = 7
@@ -37,7 +37,7 @@ class PaperCache:
         self.slots: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.host: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
 
-    def move(self, moves: list[Move], block_tokens: int) -> None:
+    def move(self, moves: list[BlockCopy], block_tokens: int) -> None:
         for block, slot, out in moves:
             if out:
                 self.host[slot] = [self.slots[block, offset] for offset in range(block_tokens)]
@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             context_tokens=self.context,
             eos_token_ids=(EOS,),
             prefix_cache=prefix_cache,
-            line=LineConfig(policy=policy),
+            line=QueueOrderConfig(policy=policy),
             kv_shares=shares,
             block_copy_s=0.0,
             pins=PinsConfig(share=0.6, share_each=0.4),
@@ -149,12 +149,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(PriorityClass),
         deadline_in_s=st.none() | st.integers(0, 20),
         expected=st.none() | st.integers(0, 5),
-        pin=st.none() | st.builds(Pin, st.sampled_from("xy"), st.sampled_from([5.0, 50.0])),
+        pin=st.none() | st.builds(PinRequest, st.sampled_from("xy"), st.sampled_from([5.0, 50.0])),
     )
     def add(self, prompt, max_tokens, n, scope, ignore_eos, min_tokens, org, priority, deadline_in_s, expected, pin):
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n, ignore_eos=ignore_eos, min_tokens=min_tokens)
-        flow = Flow((Share(org, 2.0 if org == "a" else 1.0), Share(str(self.added))), priority)
-        request = Request(
+        flow = Flow((FlowLevel(org, 2.0 if org == "a" else 1.0), FlowLevel(str(self.added))), priority)
+        request = EngineRequest(
             *(str(self.added), prompt, sampling, scope, flow),
             deadline_in_s=deadline_in_s,
             expected_tokens=expected,

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.ports import StepTimes, pairs_of
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.replica import StepTimes, pairs_of
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.charges import listen
 
 TIMES = StepTimes(4.4e-3, 1.3e-4, 6e-7, 1e-4, 7e-4, 1.6e-7)
@@ -26,7 +26,7 @@ TIMES = StepTimes(4.4e-3, 1.3e-4, 6e-7, 1e-4, 7e-4, 1.6e-7)
 
 
 def flow(tenant, *, weight=1.0, priority=PriorityClass.STANDARD):
-    return Flow((Share(tenant, weight), Share(f"{tenant}-key")), priority)
+    return Flow((FlowLevel(tenant, weight), FlowLevel(f"{tenant}-key")), priority)
 
 
 class Machine:
@@ -54,7 +54,7 @@ class Machine:
         self.made += 1
         first = 0 if same else self.made * 10_000
         sampling = SamplingParams(max_tokens=output, seed=0, n=n, ignore_eos=True)
-        request = Request(
+        request = EngineRequest(
             str(self.made), list(range(first, first + prompt)), sampling, whose.path[0].id, whose, **fields
         )
         sequences = self.scheduler.add(request, self.now_s)
@@ -212,7 +212,7 @@ def test_two_backlogged_tenants_never_drift_apart(weights, shapes, blocks, max_s
 def test_two_backlogged_classes_share_by_weight_though_the_more_urgent_goes_first_in_every_step(
     classes, shapes, max_sequences
 ):
-    line = LineConfig(ageing_s=None)
+    line = QueueOrderConfig(ageing_s=None)
     machine = Machine(blocks=64, max_sequences=max_sequences, step_tokens=32, line=line)
     flows = [flow(str(priority), priority=priority) for priority in classes[:2]]
     weights = [line.class_weights[priority] for priority in classes[:2]]
@@ -257,7 +257,9 @@ def test_a_light_tenant_hardly_waits_behind_a_flood():
     policy=st.sampled_from(["fair", "priority"]),
 )
 def test_whatever_is_in_the_way_a_background_request_ends_within_its_ageing(priority, prompt, ageing_s, policy):
-    machine = Machine(blocks=40, max_sequences=4, step_tokens=64, line=LineConfig(policy=policy, ageing_s=ageing_s))
+    machine = Machine(
+        blocks=40, max_sequences=4, step_tokens=64, line=QueueOrderConfig(policy=policy, ageing_s=ageing_s)
+    )
     (patient,) = machine.add(flow("patient", priority=priority), prompt=prompt, output=10)
     urgent = [flow(f"u{i}", priority=PriorityClass.INTERACTIVE) for i in range(3)]
     while patient in machine.live:

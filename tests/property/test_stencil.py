@@ -4,11 +4,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.chat_shape import ChatShape
-from maitred.api.completions import CompletionShape
-from maitred.api.delivery import WholeChoice
-from maitred.api.messages import MessagesShape
-from maitred.core.answer import Part, Tally
+from maitred.api.chat_format import ChatFormatter
+from maitred.api.completions import CompletionFormatter
+from maitred.api.messages import MessagesFormatter
+from maitred.api.streaming import CollectedChoice
+from maitred.core.answer import RequestContext, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 from maitred.wire.sse import SSEDecoder
@@ -17,10 +17,10 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 words = st.text(st.sampled_from('ab"\\\n\x00é\u2028😀'), min_size=1)
 parts = st.lists(
     st.one_of(
-        st.builds(Part, st.just(0), texts | words),
-        st.builds(Part, st.just(0), texts, continued=st.just(True)),
-        st.builds(Part, st.just(0), st.just(""), extra=st.just({"reasoning_content": "so"})),
-        st.builds(Part, st.just(0), words, extra=st.just({"refusal": "no"})),
+        st.builds(TextDelta, st.just(0), texts | words),
+        st.builds(TextDelta, st.just(0), texts, continued=st.just(True)),
+        st.builds(TextDelta, st.just(0), st.just(""), extra=st.just({"reasoning_content": "so"})),
+        st.builds(TextDelta, st.just(0), words, extra=st.just({"refusal": "no"})),
     ),
     max_size=8,
 )
@@ -34,11 +34,11 @@ def fields(events):
 def test_chat_and_completions(model, parts, usage, choices, data):
     parts = [msgspec.structs.replace(part, index=data.draw(st.integers(0, choices - 1))) for part in parts]
     asked = {"model": model, "stream": True, "stream_options": {"include_usage": usage}, "n": choices}
-    chat = ChatShape(
+    chat = ChatFormatter(
         decode_chat(msgspec.json.encode({**asked, "messages": [{"role": "user", "content": "hi"}]}), strict=True),
         "chatcmpl-1",
     )
-    text = CompletionShape(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True), "cmpl-1")
+    text = CompletionFormatter(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True), "cmpl-1")
     for shape in (chat, text):
         assert shape.events(parts) == b"".join(map(shape._written, parts))
 
@@ -57,22 +57,22 @@ def test_chat_and_completions(model, parts, usage, choices, data):
 )
 def test_whole_chats(model, texts, finish, extras, scores, counts, estimated, thought, functions, choices):
     asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], "functions": [{"name": "f"}] * functions}
-    shape = ChatShape(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
-    whole = [WholeChoice(texts, scores, extras, finish) for _ in range(choices)]
+    shape = ChatFormatter(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
+    whole = [CollectedChoice(texts, scores, extras, finish) for _ in range(choices)]
     usage = Usage(*counts, estimated, thought)
     assert shape.whole(whole, usage) == shape.in_full(whole, usage)
 
 
 @given(model=words, parts=parts)
 def test_messages(model, parts):
-    quick, plain = (MessagesShape(model, "msg_1", Tally("req-1", 0.0), thoughts=True) for _ in range(2))
-    end = [Part(0, "", FinishReason.STOP)]
+    quick, plain = (MessagesFormatter(model, "msg_1", RequestContext("req-1", 0.0), thoughts=True) for _ in range(2))
+    end = [TextDelta(0, "", FinishReason.STOP)]
     assert quick.events([*parts, *end]) == b"".join(map(plain._written, [*parts, *end]))
 
 
 @given(model=words, text=texts)
 def test_what_a_client_reads(model, text):
     request = decode_completion(msgspec.json.encode({"model": model, "prompt": "", "stream": True}), strict=True)
-    (event,) = fields(CompletionShape(request, "cmpl-1").events([Part(0, text)]))
+    (event,) = fields(CompletionFormatter(request, "cmpl-1").events([TextDelta(0, text)]))
     assert event["choices"][0]["text"] == text
     assert event["model"] == model

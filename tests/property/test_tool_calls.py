@@ -6,16 +6,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from maitred.text.json_scan import JsonScan
-from maitred.text.marks import Marks
-from maitred.text.tool_calls.events import Called, Given, Said, joined
+from maitred.text.special_tokens import SpecialTokenText
+from maitred.text.tool_calls.events import TextEvent, ToolCallArguments, ToolCallStart, joined
 from maitred.text.tool_calls.hermes import HermesParser
 from maitred.text.tool_calls.llama3 import Llama3Parser
 from maitred.text.tool_calls.mistral import MistralParser
 
 NAMES = frozenset({"look", "look_up", "go"})
 MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-WITHOUT_TOKENS = Marks(dict.fromkeys(MARKERS))
-WITH_TOKENS = Marks({marker: number for number, marker in enumerate(MARKERS)})
+WITHOUT_TOKENS = SpecialTokenText(dict.fromkeys(MARKERS))
+WITH_TOKENS = SpecialTokenText({marker: number for number, marker in enumerate(MARKERS)})
 PARSERS = (HermesParser, Llama3Parser, MistralParser)
 
 arguments = st.dictionaries(
@@ -92,17 +92,17 @@ def test_calls_name_tools_and_begin_before_they_are_given_anything(parts, parser
     begun = False
     for event in read(parser(NAMES, WITH_TOKENS), [written(parts, WITH_TOKENS)]):
         match event:
-            case Called(name):
+            case ToolCallStart(name):
                 assert name in NAMES
                 begun = True
-            case Given():
+            case ToolCallArguments():
                 assert begun
 
 
 @given(st.lists(st.text(max_size=8)), st.sampled_from(PARSERS))
 def test_an_answer_without_markers_is_text_as_it_stands(parts, parser):
     text = "So: " + "".join(parts)
-    assert read(parser(NAMES, WITH_TOKENS), (parts and ["So: ", *parts]) or [text]) == [Said(text)]
+    assert read(parser(NAMES, WITH_TOKENS), (parts and ["So: ", *parts]) or [text]) == [TextEvent(text)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(NAMES)), arguments), min_size=1, max_size=4), cuts, st.data())
@@ -118,9 +118,11 @@ def test_what_was_called_comes_out_as_it_was_written(calls, lengths, data):
     }
     parser = data.draw(st.sampled_from(PARSERS))
     events = read(parser(NAMES, mark), cut(ways[parser], lengths))
-    assert [event for event in events if isinstance(event, Said)] == [Said("Well.")] * (parser is HermesParser)
-    names = [event.name for event in events if isinstance(event, Called)]
-    given = [json.loads(event.arguments) for event in events if isinstance(event, Given)]
+    assert [event for event in events if isinstance(event, TextEvent)] == [TextEvent("Well.")] * (
+        parser is HermesParser
+    )
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    given = [json.loads(event.arguments) for event in events if isinstance(event, ToolCallArguments)]
     assert list(zip(names, given, strict=True)) == calls
 
 

@@ -7,14 +7,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.chat_shape import ChatShape
-from maitred.api.delivery import WholeChoice
-from maitred.api.messages import MessagesShape
-from maitred.core.answer import Tally
+from maitred.api.chat_format import ChatFormatter
+from maitred.api.messages import MessagesFormatter
+from maitred.api.streaming import CollectedChoice
+from maitred.core.answer import RequestContext
 from maitred.core.errors import MaitredError, ReplicaLost
 from maitred.core.request import Usage
-from maitred.replica.upstream.answer import AnswerReader
 from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.sse import encode_event
 
@@ -39,15 +39,15 @@ END = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
 def shapes():
     for more in ({}, {"functions": [{"name": "f"}]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
         asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
-        yield ChatShape(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
-    yield MessagesShape("m", "msg_1", Tally("req-1", 0.0), thoughts=True)
+        yield ChatFormatter(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
+    yield MessagesFormatter("m", "msg_1", RequestContext("req-1", 0.0), thoughts=True)
 
 
 @given(st.lists(CHOICES, max_size=3))
 def test_what_is_let_through_can_be_written(choices):
     events = [{"choices": [choice]} for choice in choices]
-    reader = AnswerReader("there", 1, DIALECTS["generic"])
-    whole = WholeChoice()
+    reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
+    whole = CollectedChoice()
     streamed = [*shapes()]
     with suppress(MaitredError):  # it is broken, and said to be
         for event in [*events, END]:

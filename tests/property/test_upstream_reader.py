@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import MaitredError
-from maitred.replica.upstream.answer import AnswerReader, how_broken
 from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser, how_broken
 
 
 def chunk(delta, finish=None, index=0, usage=None, **more):
@@ -54,7 +54,7 @@ EVENTS = st.one_of(
 
 def read(pieces, choices, dialect):
     """What is known after each way to have come to its end."""
-    reader = AnswerReader("there", choices, DIALECTS[dialect])
+    reader = OpenAIStreamParser("there", choices, DIALECTS[dialect])
     texts, others, usage, chunks = [""] * choices, [], None, 0
     try:
         for piece in pieces:
@@ -81,7 +81,7 @@ def test_events_together_are_read_as_events_one_by_one(events, ends, choices, di
 
 
 def test_text_that_comes_at_once_is_one_part():
-    reader = AnswerReader("there", 1, DIALECTS["vllm"])
+    reader = OpenAIStreamParser("there", 1, DIALECTS["vllm"])
     batch = reader.feed(b"".join(b"data: " + chunk({"content": text}) + b"\n\n" for text in "abc"))
     assert [part.text for part in batch.parts] == ["abc"]
     assert batch.chunks == 3

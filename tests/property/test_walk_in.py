@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from maitred.core.flow import PriorityClass
-from maitred.core.ports import StepTimes
-from maitred.dispatch.errand import Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.ticket import State
+from maitred.core.replica import StepTimes
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueueState
+from maitred.dispatch.request import Endpoint
 from tests.dispatch_desk import EMPTY, errand
 from tests.property.test_dispatch import CONFIGS, Engine
 
@@ -43,8 +43,8 @@ class House:
         self.engines = [Engine() for _ in posts]
         for engine in self.engines:
             engine._load = replace(EMPTY, times=TIMES)
-        posts = [Post(f"post-{n}", self.engines[n], exact=exact) for n, exact in enumerate(posts)]
-        self.floor = Floor(posts, config)
+        posts = [Endpoint(f"post-{n}", self.engines[n], exact=exact) for n, exact in enumerate(posts)]
+        self.floor = DispatchCore(posts, config)
         self.tickets = []
 
     def come(self, made, now_s, *, asks, dies):
@@ -62,12 +62,12 @@ class House:
 
     def serve(self, output_tokens, now_s):
         for ticket in self.tickets:
-            if ticket.state is State.RELEASED and not ticket.begun:
+            if ticket.state is QueueState.RELEASED and not ticket.begun:
                 self.floor.first_token(ticket, now_s)
                 self.floor.took(ticket, ticket.errand.prompt_tokens, 0, output_tokens)
 
     def leave(self, now_s):
-        first = next((one for one in self.tickets if one.state in (State.RELEASED, State.FAILED)), None)
+        first = next((one for one in self.tickets if one.state in (QueueState.RELEASED, QueueState.FAILED)), None)
         if first is not None:
             self.floor.leave(first, now_s, finished=True)
         self.floor.turn(now_s)

@@ -15,23 +15,31 @@ import msgspec
 
 from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budgets_of
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.grant import Books, Grant
+from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
-from maitred.admission.plans import Plans
-from maitred.admission.policy.claims import Demand
-from maitred.admission.policy.output import Wish, length_of
-from maitred.admission.policy.refusal import Asked, refusal_of
+from maitred.admission.limit_plans import LimitPlanCache
+from maitred.admission.limit_status import LimitUsage, uses_of
+from maitred.admission.policy.claims import LimitDemand
+from maitred.admission.policy.output import RequestedOutput, length_of
+from maitred.admission.policy.refusal import RequestedTokens, refusal_of
+from maitred.admission.policy.retry_after import RetryTurns
 from maitred.admission.policy.standing import standing_of
-from maitred.admission.policy.turns import Turns
 from maitred.admission.prices import PriceList
-from maitred.admission.uses import Use, uses_of
-from maitred.admission.work import Work
-from maitred.core.answer import Standing
+from maitred.admission.work import AdmissionRequest
+from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import Clock
-from maitred.core.counters import CounterKind, Counters, Denied, Granted, Reading, Reservation, Size
+from maitred.core.counters import (
+    CounterKind,
+    Counters,
+    CounterState,
+    RequestSize,
+    Reservation,
+    ReservationDenied,
+    ReservationGranted,
+)
 from maitred.core.errors import StoreUnavailable
 from maitred.core.ids import new_object_id
-from maitred.core.limits import LimitBook
+from maitred.core.limits import LimitSource
 from maitred.core.money import Price
 from maitred.core.tenancy import Principal
 from maitred.core.usage import Ledger
@@ -60,7 +68,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: LimitBook,
+        limits: LimitSource,
         counters: Counters,
         ledger: Ledger,
         config: AdmissionConfig,
@@ -76,21 +84,21 @@ class Admission:
         self._clock = clock
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
-        self._turns = Turns()
-        self._books = Books(ledger, self.leases, clock, self._soft)
+        self._turns = RetryTurns()
+        self._books = GrantServices(ledger, self.leases, clock, self._soft)
 
     def adopt(self, config: AdmissionConfig) -> None:
         """Goes by these settings from now on. Who was let in stays as it is."""
         self._config = config
         self.default_output_tokens = config.default_output_tokens
         self._prices = PriceList(config.prices)
-        self._plans = Plans(self._limits, self._prices)
+        self._plans = LimitPlanCache(self._limits, self._prices)
 
     def as_now(self) -> "Admission":
         """One that goes by the settings of now for good, with the same counters, leases and turns."""
         return copy.copy(self)
 
-    def admit(self, work: Work) -> "Admitted":
+    def admit(self, work: AdmissionRequest) -> "GrantScope":
         """A context in which the request may run; leaving it settles what nobody has settled.
 
         Raises, when it is entered:
@@ -99,17 +107,17 @@ class Admission:
             QuotaExceeded: A budget is used up.
             StoreUnavailable: The counters or the journal are away, and nothing fails open.
         """
-        return Admitted(self, work)
+        return GrantScope(self, work)
 
-    async def grant(self, work: Work) -> Grant:
+    async def grant(self, work: AdmissionRequest) -> Grant:
         """What `admit` does on entering. Whoever calls this must see to `Grant.settle` or `Grant.end`."""
         plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
         demand = plan.demand
         length = length_of(_wish_of(work), plan.bounds, self.default_output_tokens)
-        size = Size(work.prompt_tokens, work.choices)
+        size = RequestSize(work.prompt_tokens, work.choices)
         lease = new_object_id("use")
         output, standing = length.most, None
-        readings: Sequence[Reading] = ()
+        readings: Sequence[CounterState] = ()
         if demand.claims:
             least = min(output, max(self._config.least_output_tokens, work.min_tokens))
             wanted = Reservation(lease, demand.claims, output, least, self.leases.lease_s, size)
@@ -138,7 +146,7 @@ class Admission:
                 await self.leases.settle(lease, {})
             raise
 
-    def resume(self, work: Work, lease: str, max_tokens: int) -> "Admitted":
+    def resume(self, work: AdmissionRequest, lease: str, max_tokens: int) -> "GrantScope":
         """A context for a request that runs already, let in by a process that has died since; see `admit`.
 
         Args:
@@ -146,17 +154,17 @@ class Admission:
             lease: Under which it is known to the ledger, which has carried it over.
             max_tokens: What each choice may generate, as it was granted.
         """
-        return Admitted(self, work, (lease, max_tokens))
+        return GrantScope(self, work, (lease, max_tokens))
 
-    async def take_over(self, work: Work, lease: str, max_tokens: int) -> Grant:
+    async def take_over(self, work: AdmissionRequest, lease: str, max_tokens: int) -> Grant:
         """What `resume` does on entering: it holds what it held, whether or not there is room by the limits of now.
 
         Raises:
             StoreUnavailable: Nobody can say what was spent of a budget.
         """
         plan = self._plans.of(work.principal, work.model, self._clock.wall_s())
-        size = Size(work.prompt_tokens, work.choices)
-        readings: Sequence[Reading] = ()
+        size = RequestSize(work.prompt_tokens, work.choices)
+        readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
             if self._counters.at_once:
                 # They died with that process. What was granted is not asked for again, but has to be counted.
@@ -180,7 +188,7 @@ class Admission:
         """What the tokens of a model cost."""
         return self._prices.of(model).price
 
-    async def peek(self, principal: Principal, model: str) -> Standing | None:
+    async def peek(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Where a caller stands without asking for anything; None if no rate holds, or nobody can tell now."""
         rates = self._plans.of(principal, model, self._clock.wall_s()).demand.rates
         if not rates:
@@ -198,7 +206,7 @@ class Admission:
         """
         return await budgets_of(subject, self._limits, self._counters, self._clock)
 
-    async def uses(self, subjects: Sequence[str]) -> list[Use]:
+    async def uses(self, subjects: Sequence[str]) -> list[LimitUsage]:
         """How far the limits are used that hold for these subjects by themselves.
 
         Raises:
@@ -206,7 +214,9 @@ class Admission:
         """
         return await uses_of(subjects, self._limits, self._counters, self._clock)
 
-    async def _reserve(self, work: Work, demand: Demand, reservation: Reservation) -> Granted:
+    async def _reserve(
+        self, work: AdmissionRequest, demand: LimitDemand, reservation: Reservation
+    ) -> ReservationGranted:
         """Takes what is claimed, or says why not."""
         lease = reservation.lease
         try:
@@ -217,16 +227,18 @@ class Admission:
             raise
         if demand.soft:
             self._soft.look(demand, answer.readings, {})
-        if isinstance(answer, Granted):
+        if isinstance(answer, ReservationGranted):
             self.leases.hold(lease)
             return answer
         if work.tally is not None:
             work.tally.standing = standing_of(demand.claims, answer.readings)
         wanted = demand.of(reservation.size)
-        asked = Asked(reservation.output, reservation.least_output, work.max_tokens is not None, work.max_tokens_param)
+        asked = RequestedTokens(
+            reservation.output, reservation.least_output, work.max_tokens is not None, work.max_tokens_param
+        )
         raise refusal_of(wanted, self._with_turn(wanted, answer, reservation.output), asked, self._jitter())
 
-    def _with_turn(self, demand: Demand, denied: Denied, output: int) -> Denied:
+    def _with_turn(self, demand: LimitDemand, denied: ReservationDenied, output: int) -> ReservationDenied:
         """The denial with the time until the caller's turn, where a rate has denied it."""
         claim, wait_s = demand.claims[denied.claim], denied.retry_after_s
         if claim.kind is not CounterKind.BUCKET or wait_s is None:
@@ -235,12 +247,12 @@ class Admission:
         return msgspec.structs.replace(denied, retry_after_s=turn_s)
 
 
-class Admitted:
+class GrantScope:
     """The context that `Admission.admit` and `Admission.resume` return."""
 
     __slots__ = ("_admission", "_grant", "_held", "_work")
 
-    def __init__(self, admission: Admission, work: Work, held: tuple[str, int] | None = None) -> None:
+    def __init__(self, admission: Admission, work: AdmissionRequest, held: tuple[str, int] | None = None) -> None:
         self._admission = admission
         self._work = work
         self._held = held
@@ -258,8 +270,8 @@ class Admitted:
             await self._grant.end(error)
 
 
-def _wish_of(work: Work) -> Wish:
-    return Wish(
+def _wish_of(work: AdmissionRequest) -> RequestedOutput:
+    return RequestedOutput(
         work.prompt_tokens if work.longest_prompt is None else work.longest_prompt,
         work.max_tokens,
         work.window_left,

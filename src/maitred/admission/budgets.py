@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.policy.claims import Demand, spend_claim
-from maitred.admission.policy.rules import Rule, each
+from maitred.admission.policy.claims import LimitDemand, spend_claim
+from maitred.admission.policy.rules import LimitRule, each
 from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.admission.prices import FREE
 from maitred.core.clock import Clock
-from maitred.core.counters import Counters, Reading
-from maitred.core.limits import Limit, LimitBook
+from maitred.core.counters import Counters, CounterState
+from maitred.core.limits import Limit, LimitSource
 
-OnSoftBudget = Callable[[Limit, Reading], None]
+OnSoftBudget = Callable[[Limit, CounterState], None]
 """Told of a soft budget that was passed, and of its state."""
 
 
@@ -32,7 +32,7 @@ class BudgetState(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time at which the window ends; None: never."""
 
 
-async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock: Clock) -> list[BudgetState]:
+async def budgets_of(subject: str, limits: LimitSource, counters: Counters, clock: Clock) -> list[BudgetState]:
     """The state of every budget that holds for a subject by itself.
 
     Raises:
@@ -42,7 +42,7 @@ async def budgets_of(subject: str, limits: LimitBook, counters: Counters, clock:
         return []  # ``key:*`` is nobody by itself
     found = [limit for name in (subject, each(subject)) for limit in limits.limits_of(name) if limit.kind.spend]
     day = day_at(clock.wall_s())
-    watches = [watch for limit in found for watch in watches_of([Rule(subject, limit)])]
+    watches = [watch for limit in found for watch in watches_of([LimitRule(subject, limit)])]
     claims = [spend_claim(watch, FREE.price, day) for watch in watches]
     readings = await counters.read(claims) if claims else []
     return [
@@ -71,7 +71,7 @@ class SoftBudgets:
         self._clock = clock
         self._said: dict[tuple[str, str], float | None] = {}
 
-    def look(self, demand: Demand, readings: Sequence[Reading], charges: Mapping[str, int]) -> None:
+    def look(self, demand: LimitDemand, readings: Sequence[CounterState], charges: Mapping[str, int]) -> None:
         """Compares what was charged with every soft budget.
 
         Args:
@@ -87,4 +87,6 @@ class SoftBudgets:
             now_s = self._clock.wall_s()
             self._said = {said: ends_s for said, ends_s in self._said.items() if ends_s is None or ends_s > now_s}
             self._said[limit.id, claim.counter] = claim.ends_s
-            self._on_passed(limit, Reading(limit.value, limit.value - used, reading.reset_s, used, reading.reserved))
+            self._on_passed(
+                limit, CounterState(limit.value, limit.value - used, reading.reset_s, used, reading.reserved)
+            )

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
-from maitred.admission.plans import Plan
+from maitred.admission.limit_plans import LimitPlan
 from maitred.admission.policy.claims import reserved_of, spent_of, taken_of
-from maitred.admission.work import Work
-from maitred.core.answer import Outcome, Standing
+from maitred.admission.work import AdmissionRequest
+from maitred.core.answer import Outcome, RateLimitStatus
 from maitred.core.clock import Clock
-from maitred.core.counters import Reading, Size
+from maitred.core.counters import CounterState, RequestSize
 from maitred.core.errors import (
     CallerError,
     DeadlineExceeded,
@@ -28,7 +28,7 @@ from maitred.core.errors import (
 )
 from maitred.core.money import usd_of
 from maitred.core.request import Usage
-from maitred.core.story import ChapterName
+from maitred.core.timeline import SpanName
 from maitred.core.usage import Ledger, UsageEvent
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _NOTHING = Usage(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class GrantServices:
     """Where grants are settled.
 
     Attributes:
@@ -68,15 +68,15 @@ class Grant:
     def __init__(
         self,
         lease: str,
-        work: Work,
-        plan: Plan,
-        size: Size,
-        books: Books,
+        work: AdmissionRequest,
+        plan: LimitPlan,
+        size: RequestSize,
+        books: GrantServices,
         *,
         max_tokens: int,
         clamped: bool,
-        standing: Standing | None,
-        readings: Sequence[Reading],
+        standing: RateLimitStatus | None,
+        readings: Sequence[CounterState],
         resumed: bool = False,
     ) -> None:
         self.lease = lease
@@ -168,7 +168,7 @@ class Grant:
                 "cost_usd": usd_of(cost_nusd),
                 "price": self._plan.tag.text,
             }
-            self._work.tally.story.tell(ChapterName.SETTLEMENT, now_s, now_s, facts)
+            self._work.tally.story.tell(SpanName.SETTLEMENT, now_s, now_s, facts)
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
         demand = self._plan.demand

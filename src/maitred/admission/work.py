@@ -2,12 +2,12 @@
 
 import msgspec
 
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request that wants to run: everything read, tokenised and checked against the model's window.
 
     Attributes:
@@ -39,7 +39,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1
     max_tokens_param: str = "max_tokens"
     prompt_param: str = "prompt"
-    tally: Tally | None = None
+    tally: RequestContext | None = None
 
     @property
     def began(self) -> bool:

@@ -3,38 +3,38 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from maitred.admission.policy.retries import RetryBudget
+from maitred.api.app import Begin, GatewayApp
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
-from maitred.api.edge import Begin, Edge
 from maitred.api.embeddings import EmbeddingRoutes
-from maitred.api.gate import Gate
+from maitred.api.health import ServiceRoutes
 from maitred.api.idempotent import Idempotency
+from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.queue import QueueRoutes
-from maitred.api.retries import Retries
+from maitred.api.retries import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
-from maitred.api.service import ServiceRoutes
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.idempotency import AnswerStore
-from maitred.cache.memory import MemoryAnswers
-from maitred.core.answer import Answering, Observer
+from maitred.cache.memory import MemoryIdempotencyStore
+from maitred.core.answer import InferenceService, RequestObserver
 from maitred.core.clock import Clock
-from maitred.core.embedding import Embedding
-from maitred.core.tenancy import Identifying
+from maitred.core.embedding import EmbeddingService
+from maitred.core.tenancy import Authenticator
 
 
 def build(
     config: ServerConfig,
-    answering: Answering,
-    identity: Identifying,
-    gate: Gate,
-    observers: Sequence[Observer],
+    answering: InferenceService,
+    identity: Authenticator,
+    gate: InFlightLimiter,
+    observers: Sequence[RequestObserver],
     render_metrics: Callable[[str], tuple[bytes, str]],
     clock: Clock,
     *,
-    embedding: Embedding | None = None,
+    embedding: EmbeddingService | None = None,
     feedback: Iterable[Route] = (),
     admin: Iterable[Route] = (),
     console: Iterable[Route] = (),
@@ -43,7 +43,7 @@ def build(
     check_stores: Callable[[], None] = lambda: None,
     retry_budget: RetryBudget | None = None,
     begin: Begin | None = None,
-) -> Edge:
+) -> GatewayApp:
     """The application for an HTTP server.
 
     Args:
@@ -61,7 +61,7 @@ def build(
         answers: Keeps what requests with an ``Idempotency-Key`` were answered; None: in memory, as is the default.
         stores_up: Whether each store that is behind this answers.
         check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
-        begin: See `Edge`.
+        begin: See `GatewayApp`.
         retry_budget: Which refused requests may come back; None: by the settings alone.
     """
     service = ServiceRoutes(answering, gate, render_metrics, stores_up, check_stores)
@@ -78,15 +78,15 @@ def build(
     ]
     service.describe(routes)
     if answers is None:
-        answers = MemoryAnswers(IdempotencyConfig(), clock)
+        answers = MemoryIdempotencyStore(IdempotencyConfig(), clock)
     idempotency = Idempotency(answers, answering.standing, heartbeat_s=config.heartbeat_s)
-    return Edge(
+    return GatewayApp(
         RouteTable([*map(idempotency.guard, routes), *console]),
         identity,
         gate,
         observers,
         answering.standing,
-        Retries(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
+        RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from maitred.api.call import Call
-from maitred.api.chat_shape import ChatShape
-from maitred.api.delivery import deliver
+from maitred.api.chat_format import ChatFormatter
+from maitred.api.exchange import HttpExchange
+from maitred.api.priority_headers import with_urgency
 from maitred.api.routes import Route
-from maitred.api.urgency import with_urgency
-from maitred.core.answer import Answering, Ask, Conversation
+from maitred.api.streaming import deliver
+from maitred.core.answer import Conversation, InferenceRequest, InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
 from maitred.wire.openai.decode import decode_chat
@@ -29,7 +29,7 @@ class ChatRoutes:
         heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool, heartbeat_s: float) -> None:
+    def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
         self._answering = answering
         self._strict = strict
         self._heartbeat_s = heartbeat_s
@@ -50,7 +50,7 @@ class ChatRoutes:
             )
         ]
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """Answers a conversation."""
         request = decode_chat(call.body, strict=self._strict)
         ask = with_urgency(ask_of(request), call.header, retries=call.retries)
@@ -58,16 +58,16 @@ class ChatRoutes:
             await deliver(
                 call,
                 answer,
-                ChatShape(request, call.named("chatcmpl")),
+                ChatFormatter(request, call.named("chatcmpl")),
                 choices=request.choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
             )
 
 
-def ask_of(request: ChatRequest) -> Ask:
+def ask_of(request: ChatRequest) -> InferenceRequest:
     """What a chat request asks, free of its shape."""
-    return Ask(
+    return InferenceRequest(
         model=request.model,
         prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],
         sampling=sampling_of(request, max_tokens=0, seed=0),

@@ -6,14 +6,15 @@ from functools import partial
 
 from msgspec import UNSET, UnsetType
 
-from maitred.api.call import Call
-from maitred.api.delivery import WholeChoice, deliver
+from maitred.api.exchange import HttpExchange
+from maitred.api.priority_headers import with_urgency
 from maitred.api.routes import Route
-from maitred.api.urgency import with_urgency
-from maitred.core.answer import Answering, Ask, Part, TokenScore
+from maitred.api.streaming import CollectedChoice, deliver
+from maitred.core.answer import InferenceRequest, InferenceService, TextDelta, TokenScore
 from maitred.core.request import Usage
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
+from maitred.wire.event_template import EventTemplates
 from maitred.wire.openai.decode import decode_completion
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
@@ -31,7 +32,6 @@ from maitred.wire.openai.sampling import left_open, sampling_of
 from maitred.wire.openai.structured import constraint_of
 from maitred.wire.openai.written import written
 from maitred.wire.sse import encode_event
-from maitred.wire.stencil import Stencils
 
 
 class CompletionRoutes:
@@ -43,7 +43,7 @@ class CompletionRoutes:
         heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool, heartbeat_s: float) -> None:
+    def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
         self._answering = answering
         self._strict = strict
         self._heartbeat_s = heartbeat_s
@@ -64,7 +64,7 @@ class CompletionRoutes:
             )
         ]
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """Continues the prompts."""
         request = decode_completion(call.body, strict=self._strict)
         ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
@@ -73,14 +73,14 @@ class CompletionRoutes:
             await deliver(
                 call,
                 answer,
-                CompletionShape(request, call.named("cmpl")),
+                CompletionFormatter(request, call.named("cmpl")),
                 choices=choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
             )
 
 
-class CompletionShape:
+class CompletionFormatter:
     """Writes one answer in the shape of text completions.
 
     Args:
@@ -93,13 +93,13 @@ class CompletionShape:
         self._created = int(time.time())
         self._model = request.model
         self._include_usage = request.include_usage
-        self._stencils = Stencils()
+        self._stencils = EventTemplates()
 
     def opening(self) -> bytes:
         """Text completions have no roles."""
         return b""
 
-    def events(self, parts: Sequence[Part]) -> bytes:
+    def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event per part; the last one of a choice says why it ended."""
         event, full = self._stencils.event, self._text
         if len(parts) == 1 and (part := parts[0]).plain:
@@ -110,7 +110,7 @@ class CompletionShape:
         """The usage, if asked for, in a chunk without choices."""
         return encode_event(encode(self._completion([], UsageBody.of(usage)))) if self._include_usage else b""
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """The answer as one object."""
         entries = [
             CompletionChoice(
@@ -125,13 +125,13 @@ class CompletionShape:
         return encode(self._completion(entries, UsageBody.of(usage)))
 
     def _text(self, index: int, text: str) -> bytes:
-        return self._written(Part(index, text))
+        return self._written(TextDelta(index, text))
 
-    def _written(self, part: Part) -> bytes:
+    def _written(self, part: TextDelta) -> bytes:
         usage = None if self._include_usage else UNSET
         return encode_event(encode(self._completion([self._chunk(part)], usage, part)))
 
-    def _chunk(self, part: Part) -> CompletionChoice:
+    def _chunk(self, part: TextDelta) -> CompletionChoice:
         return CompletionChoice(
             index=part.index,
             text=part.text,
@@ -141,7 +141,7 @@ class CompletionShape:
         )
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None, part: Part | None = None
+        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None, part: TextDelta | None = None
     ) -> Completion:
         return Completion(
             id=self._id,
@@ -153,8 +153,8 @@ class CompletionShape:
         )
 
 
-def _ask_of(request: CompletionRequest) -> Ask:
-    return Ask(
+def _ask_of(request: CompletionRequest) -> InferenceRequest:
+    return InferenceRequest(
         model=request.model,
         prompts=request.prompts(),
         sampling=sampling_of(request, max_tokens=0, seed=0),

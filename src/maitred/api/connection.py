@@ -1,7 +1,7 @@
 """What an answer may know of the connection that it goes out on, beyond what ASGI tells.
 
 The HTTP server's protocol implements it and puts itself into the scope's `extensions`. A server that does not leaves
-an answer with an `Unknown` one, which never stalls and is never lost.
+an answer with an `PlainAsgiConnection` one, which never stalls and is never lost.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ EXTENSION = "maitred.connection"
 """The key under `extensions`."""
 
 
-class Connection(Protocol):
+class ServerConnection(Protocol):
     """The client's end, as far as it can be seen from here."""
 
     lost: bool
@@ -65,8 +65,8 @@ class Connection(Protocol):
         ...
 
 
-class Unknown:
-    """Of a server that tells nothing of it. Implements `Connection`."""
+class PlainAsgiConnection:
+    """Of a server that tells nothing of it. Implements `ServerConnection`."""
 
     writable = True
     stalled = False
@@ -75,29 +75,29 @@ class Unknown:
     on_lost: Callable[[], None] | None = None
 
     def take_body(self) -> None:
-        """See `Connection`."""
+        """See `ServerConnection`."""
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """See `Connection`."""
+        """See `ServerConnection`."""
         return False
 
     def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """See `Connection`."""
+        """See `ServerConnection`."""
         return False
 
     def write(self, piece: bytes) -> None:
-        """See `Connection`."""
+        """See `ServerConnection`."""
         raise NotImplementedError
 
     def end(self, piece: bytes) -> None:
-        """See `Connection`."""
+        """See `ServerConnection`."""
         raise NotImplementedError
 
     def linger(self) -> None:
-        """See `Connection`."""
+        """See `ServerConnection`."""
 
 
-def connection_of(scope: Mapping[str, Any]) -> Connection:
+def connection_of(scope: Mapping[str, Any]) -> ServerConnection:
     """The connection that a request came by."""
-    connection: Connection | None = (scope.get("extensions") or {}).get(EXTENSION)
-    return Unknown() if connection is None else connection
+    connection: ServerConnection | None = (scope.get("extensions") or {}).get(EXTENSION)
+    return PlainAsgiConnection() if connection is None else connection

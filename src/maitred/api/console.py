@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from maitred import __version__
-from maitred.api.call import JSON, Call
 from maitred.api.errors import Header
+from maitred.api.exchange import JSON, HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Forbidden, RouteNotFound, Unauthenticated
-from maitred.core.tenancy import Identifying, Principal, Scope
+from maitred.core.tenancy import Authenticator, Principal, Scope
 from maitred.wire.admin.live import UseBody
 
 ROOT = "/console"
@@ -36,7 +36,7 @@ _KEY = "Bearer sk-mtd-"
 _PRIVATE: Sequence[Header] = ((b"cache-control", b"no-store"),)
 
 
-class Page(Protocol):
+class StaticFile(Protocol):
     """A file of the console."""
 
     @property
@@ -55,7 +55,7 @@ class Page(Protocol):
         ...
 
 
-class Session(Protocol):
+class LoginSession(Protocol):
     """Somebody who is logged in."""
 
     @property
@@ -69,10 +69,10 @@ class Session(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Session, covariant=True)
+S = TypeVar("S", bound=LoginSession, covariant=True)
 
 
-class Sessions(Protocol[S]):
+class LoginSessions(Protocol[S]):
     """Who is logged in."""
 
     def open(self, principal: Principal) -> tuple[str, S]:
@@ -136,9 +136,9 @@ class ConsoleRoutes:
 
     def __init__(
         self,
-        pages: Mapping[str, Page],
-        sessions: Sessions[Session],
-        identity: Identifying,
+        pages: Mapping[str, StaticFile],
+        sessions: LoginSessions[LoginSession],
+        identity: Authenticator,
         again: Callable[[Principal], Principal | None],
         same_origin: Callable[[Callable[[bytes], str | None]], bool],
         own_use: Callable[[Principal], Awaitable[OwnUseBody]],
@@ -170,15 +170,15 @@ class ConsoleRoutes:
             ),
         ]
 
-    async def index(self, call: Call) -> None:
+    async def index(self, call: HttpExchange) -> None:
         """The page. Its address ends without a slash, so that the files' addresses are whole in it."""
         await self._send(call, _INDEX)
 
-    async def file(self, call: Call) -> None:
+    async def file(self, call: HttpExchange) -> None:
         """Any other file."""
         await self._send(call, call.parameter)
 
-    async def who(self, call: Call) -> None:
+    async def who(self, call: HttpExchange) -> None:
         """Who is logged in: by the session, or without any where the server asks for no key; else ``null``."""
         session = self._sessions.of(call.header) if self._same_origin(call.header) else None
         principal = None if session is None else self._again(session.principal)
@@ -191,7 +191,7 @@ class ConsoleRoutes:
                 return
         await self._tell(call, principal, token)
 
-    async def log_in(self, call: Call) -> None:
+    async def log_in(self, call: HttpExchange) -> None:
         """Takes a key as OpenAI's clients send it, and answers with a cookie.
 
         Raises:
@@ -206,17 +206,17 @@ class ConsoleRoutes:
         cookie, session = self._sessions.open(principal)
         await self._tell(call, principal, session.token, [self._set_cookie(call, cookie, self._session_s)])
 
-    async def log_out(self, call: Call) -> None:
+    async def log_out(self, call: HttpExchange) -> None:
         """Ends the session, and takes the cookie back."""
         self._check_origin(call)
         self._sessions.close(call.header)
         await call.respond(b"{}", headers=[*_PRIVATE, self._set_cookie(call, "", 0)])
 
-    async def use(self, call: Call) -> None:
+    async def use(self, call: HttpExchange) -> None:
         """What the caller used, and what it has left."""
         await _private(call, await self._own_use(call.principal))
 
-    async def _send(self, call: Call, name: str) -> None:
+    async def _send(self, call: HttpExchange, name: str) -> None:
         page = self._pages.get(name)
         if page is None:
             raise RouteNotFound(f"The console has no file {name[:200]!r}. It is at {ROOT}.")
@@ -227,7 +227,7 @@ class ConsoleRoutes:
         else:
             await call.respond(page.body, content_type=page.content_type.encode(), headers=headers)
 
-    async def _tell(self, call: Call, principal: Principal, token: str, headers: Sequence[Header] = ()) -> None:
+    async def _tell(self, call: HttpExchange, principal: Principal, token: str, headers: Sequence[Header] = ()) -> None:
         body = WhoBody(
             key=principal.key,
             tenant=principal.tenants[0],
@@ -238,15 +238,15 @@ class ConsoleRoutes:
         )
         await _private(call, body, headers)
 
-    def _check_origin(self, call: Call) -> None:
+    def _check_origin(self, call: HttpExchange) -> None:
         if not self._same_origin(call.header):
             raise Forbidden("The console takes this from its own page only.")
 
-    def _set_cookie(self, call: Call, value: str, lasting_s: float) -> Header:
+    def _set_cookie(self, call: HttpExchange, value: str, lasting_s: float) -> Header:
         secure = "; Secure" if (call.header(b"origin") or "").startswith("https:") else ""
         text = f"{self._cookie}={value}; Path=/; Max-Age={int(lasting_s)}; HttpOnly; SameSite=Strict{secure}"
         return b"set-cookie", text.encode("ascii")
 
 
-async def _private(call: Call, body: Any, headers: Sequence[Header] = ()) -> None:  # noqa: ANN401 - any struct
+async def _private(call: HttpExchange, body: Any, headers: Sequence[Header] = ()) -> None:  # noqa: ANN401 - any struct
     await call.respond(msgspec.json.encode(body), content_type=JSON, headers=[*_PRIVATE, *headers])

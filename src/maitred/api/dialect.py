@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from maitred.api.errors import Header, body_of, standing_headers
-from maitred.core.answer import Tally
-from maitred.core.counters import Reading
+from maitred.core.answer import RequestContext
+from maitred.core.counters import CounterState
 from maitred.core.errors import (
     BodyTooLarge,
     CallerError,
@@ -34,7 +34,7 @@ _OVERLOADED_STATUS = 529
 """Anthropic's own, for a server that is full; its clients come back after it as after a 429."""
 
 
-class Dialect(Protocol):
+class ApiDialect(Protocol):
     """One API's way to say what is not part of an answer."""
 
     done: bytes
@@ -52,7 +52,7 @@ class Dialect(Protocol):
         """The last event of a stream that is broken off."""
         ...
 
-    def head(self, tally: Tally) -> list[Header]:
+    def head(self, tally: RequestContext) -> list[Header]:
         """What every answer's headers say of its caller's limits, and the like."""
         ...
 
@@ -65,15 +65,15 @@ class OpenAIDialect:
     required_headers: Mapping[str, Sequence[str]] = {}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """See `Dialect.error`. The id is in a header."""
+        """See `ApiDialect.error`. The id is in a header."""
         return error.http_status, body_of(error)
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
-        """See `Dialect.error_event`."""
+        """See `ApiDialect.error_event`."""
         return encode_event(body_of(error))
 
-    def head(self, tally: Tally) -> list[Header]:
-        """See `Dialect.head`."""
+    def head(self, tally: RequestContext) -> list[Header]:
+        """See `ApiDialect.head`."""
         return standing_headers(tally.standing)
 
 
@@ -86,16 +86,16 @@ class AnthropicDialect:
     required_headers: Mapping[str, Sequence[str]] = {"anthropic-version": VERSIONS}
 
     def error(self, error: MaitredError, request_id: str) -> tuple[int, bytes]:
-        """See `Dialect.error`."""
+        """See `ApiDialect.error`."""
         kind = _type_of(error)
         return _OVERLOADED_STATUS if kind == "overloaded_error" else error.http_status, encode(_body(error, request_id))
 
     def error_event(self, error: MaitredError, request_id: str) -> bytes:
-        """See `Dialect.error_event`."""
+        """See `ApiDialect.error_event`."""
         return encode_stream_event(_body(error, request_id))
 
-    def head(self, tally: Tally) -> list[Header]:
-        """See `Dialect.head`."""
+    def head(self, tally: RequestContext) -> list[Header]:
+        """See `ApiDialect.head`."""
         headers: list[Header] = [(b"request-id", tally.request_id.encode("ascii"))]
         if tally.standing is not None:
             now_s = time.time()
@@ -139,7 +139,7 @@ def _type_of(error: MaitredError) -> str:
             return "api_error"
 
 
-def _rate_headers(what: bytes, reading: Reading | None, now_s: float) -> list[Header]:
+def _rate_headers(what: bytes, reading: CounterState | None, now_s: float) -> list[Header]:
     if reading is None:
         return []
     prefix = b"anthropic-ratelimit-" + what

@@ -8,11 +8,11 @@ from typing import cast
 
 import msgspec
 
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
+from maitred.api.priority_headers import with_urgency
 from maitred.api.routes import Route
-from maitred.api.urgency import with_urgency
-from maitred.core.answer import Ask
-from maitred.core.embedding import Embedding, Vector
+from maitred.core.answer import InferenceRequest
+from maitred.core.embedding import EmbeddingService, Vector
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_embedding
@@ -31,7 +31,7 @@ class EmbeddingRoutes:
         strict: Refuse unknown fields.
     """
 
-    def __init__(self, embedding: Embedding, *, strict: bool) -> None:
+    def __init__(self, embedding: EmbeddingService, *, strict: bool) -> None:
         self._embedding = embedding
         self._strict = strict
 
@@ -50,7 +50,7 @@ class EmbeddingRoutes:
             )
         ]
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """Computes the vectors."""
         request = decode_embedding(call.body, strict=self._strict)
         ask = with_urgency(_ask_of(request), call.header, retries=call.retries)
@@ -75,8 +75,8 @@ async def _entries(vectors: Sequence[Vector], *, as_base64: bool) -> list[Embedd
     return cast("list[EmbeddingEntry]", entries)
 
 
-def _ask_of(request: EmbeddingRequest) -> Ask:
-    return Ask(
+def _ask_of(request: EmbeddingRequest) -> InferenceRequest:
+    return InferenceRequest(
         model=request.model,
         prompts=request.inputs(),
         sampling=SamplingParams(max_tokens=0, seed=0),

@@ -11,8 +11,8 @@ import math
 
 from msgspec import UNSET, UnsetType
 
-from maitred.core.answer import Standing
-from maitred.core.counters import Reading
+from maitred.core.answer import RateLimitStatus
+from maitred.core.counters import CounterState
 from maitred.core.errors import (
     Bug,
     CallerError,
@@ -86,7 +86,7 @@ def headers_of(error: MaitredError) -> list[Header]:
     return headers
 
 
-def standing_headers(standing: Standing | None) -> list[Header]:
+def standing_headers(standing: RateLimitStatus | None) -> list[Header]:
     """How much of its rates a caller has left, as OpenAI writes it."""
     if standing is None:
         return []
@@ -98,7 +98,7 @@ def clamped_headers(max_tokens: int | None) -> list[Header]:
     return [] if max_tokens is None else [(b"x-maitred-max-tokens-clamped", b"%d" % max_tokens)]
 
 
-def _rate_headers(names: tuple[bytes, bytes, bytes], reading: Reading | None) -> list[Header]:
+def _rate_headers(names: tuple[bytes, bytes, bytes], reading: CounterState | None) -> list[Header]:
     if reading is None:
         return []
     limit, remaining, reset = names

@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
-from maitred.core.feedback import Feedback, Kept
+from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal, Scope
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.admin.responses import encode
 from maitred.wire.feedback import FeedbackGiven, GiveFeedback, feedback_of
 
 
-class Keeping(Protocol):
+class FeedbackSink(Protocol):
     """Keeps opinions; `maitred.store.feedback` is the one that serves."""
 
-    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> Kept:
+    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
         """Keeps one in place of what was thought before; raises ResourceNotFound for a request that is not theirs."""
         ...
 
@@ -28,7 +28,7 @@ class FeedbackRoutes:
         told: Is told of it.
     """
 
-    def __init__(self, keeping: Keeping, told: Callable[[Kept], None]) -> None:
+    def __init__(self, keeping: FeedbackSink, told: Callable[[FeedbackReceipt], None]) -> None:
         self._keeping = keeping
         self._told = told
 
@@ -43,7 +43,7 @@ class FeedbackRoutes:
             )
         ]
 
-    async def give(self, call: Call) -> None:
+    async def give(self, call: HttpExchange) -> None:
         """Keeps one. There is no need to be idempotent by a key: the second replaces the first."""
         request = decode_body(call.body, GiveFeedback)
         kept = await self._keeping.keep(call.principal, request.request_id, feedback_of(request))

@@ -13,13 +13,13 @@ import time
 from types import TracebackType
 from typing import Self
 
-from maitred.api.call import Call
-from maitred.core.answer import Tally
-from maitred.core.place import Place
+from maitred.api.exchange import HttpExchange
+from maitred.core.answer import RequestContext
+from maitred.core.queue_position import QueuePosition
 from maitred.wire.sse import encode_comment
 
 
-class Heartbeat:
+class StreamHeartbeat:
     """Sends a comment on a stream whenever nothing was sent for a while, as long as its block runs.
 
     The first comment sends the status line, if it has not gone out yet.
@@ -29,7 +29,7 @@ class Heartbeat:
         every_s: The longest silence.
     """
 
-    def __init__(self, call: Call, every_s: float) -> None:
+    def __init__(self, call: HttpExchange, every_s: float) -> None:
         self._call = call
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Heartbeat:
             self._sending = self._loop.create_task(self._call.comment(encode_comment(sign_of_life(self._call.tally))))
 
 
-def sign_of_life(tally: Tally) -> str:
+def sign_of_life(tally: RequestContext) -> str:
     """What a comment says: where the request stands, as far as that is known."""
     place = None if tally.place is None else tally.place()
     if place is not None:
@@ -72,6 +72,6 @@ def sign_of_life(tally: Tally) -> str:
     return "waiting for the first token" if tally.first_token_s is None else "waiting for the next token"
 
 
-def queue_comment(place: Place) -> str:
+def queue_comment(place: QueuePosition) -> str:
     """A place in the queue, in words."""
     return f"queue position {place.position}, predicted wait {round(place.wait_s * 1000)} ms"

@@ -16,14 +16,20 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from maitred.api.account import degraded_headers
-from maitred.api.call import JSON, Call, Progress
+from maitred.api.cancel_scope import CancelScope, ClientDisconnected
 from maitred.api.errors import Header, clamped_headers
-from maitred.api.heartbeat import Heartbeat
-from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.api.exchange import JSON, HttpExchange, ResponseState
+from maitred.api.heartbeat import StreamHeartbeat
 from maitred.api.routes import Handler, Route
-from maitred.cache.idempotency import AnswerStore, Head, Reader, Recording, RepeatKey
-from maitred.core.answer import Standing, Tally
+from maitred.api.timing_headers import degraded_headers
+from maitred.cache.idempotency import (
+    AnswerStore,
+    IdempotencyKey,
+    RecordedHead,
+    RecordedResponse,
+    RecordedResponseReader,
+)
+from maitred.core.answer import RateLimitStatus, RequestContext
 from maitred.core.errors import Draining, InvalidRequest
 
 _VALUE = re.compile(r"[\x20-\x7e]{1,255}")
@@ -41,7 +47,7 @@ class Idempotency:
     def __init__(
         self,
         store: AnswerStore,
-        standing: Callable[[Tally], Awaitable[Standing | None]],
+        standing: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
         *,
         heartbeat_s: float = 15.0,
     ) -> None:
@@ -54,20 +60,20 @@ class Idempotency:
         if not route.idempotent:
             return route
 
-        def handler(call: Call) -> Awaitable[None]:
+        def handler(call: HttpExchange) -> Awaitable[None]:
             value = call.greeting.repeat_key
             return route.handler(call) if value is None else self._answer(call, route, value)
 
         return dataclasses.replace(route, handler=handler)
 
-    async def _answer(self, call: Call, route: Route, value: str) -> None:
+    async def _answer(self, call: HttpExchange, route: Route, value: str) -> None:
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(
                 "An Idempotency-Key has 1 to 255 characters of printable ASCII. A random UUID does well.",
                 param="Idempotency-Key",
             )
         principal = call.principal
-        key = RepeatKey(f"{principal.tenants[0]}/{principal.key}", route.path, value)
+        key = IdempotencyKey(f"{principal.tenants[0]}/{principal.key}", route.path, value)
         claim = await self._store.claim(key, hashlib.sha256(call.body).digest(), call.tally.request_id)
         with claim.recording.reader() as reader:
             if claim.fresh:
@@ -81,7 +87,13 @@ class Idempotency:
             await _send(reader, call, self._heartbeat_s)
 
 
-async def _perform(call: Call, handler: Handler, recording: Recording, reader: Reader, heartbeat_s: float) -> None:
+async def _perform(
+    call: HttpExchange,
+    handler: Handler,
+    recording: RecordedResponse,
+    reader: RecordedResponseReader,
+    heartbeat_s: float,
+) -> None:
     """Does the work, for the client and for everybody who asks again, whether or not the client stays."""
     sending = asyncio.create_task(_send(reader, call, heartbeat_s))
     left = False
@@ -101,17 +113,17 @@ async def _perform(call: Call, handler: Handler, recording: Recording, reader: R
         await asyncio.wait([sending])
         error = None if sending.cancelled() else sending.exception()
     if left:
-        raise failure or ClientLeft
+        raise failure or ClientDisconnected
     if error is not None:
         raise error
 
 
-async def _record(call: Call, handler: Handler, recording: Recording) -> Exception | None:
+async def _record(call: HttpExchange, handler: Handler, recording: RecordedResponse) -> Exception | None:
     """Runs the handler into the recording; returns its failure, which readers get as well."""
     try:
-        with Interruptible() as block:
+        with CancelScope() as block:
             await handler(RecordedCall(call, recording, block))
-    except ClientLeft as left:
+    except ClientDisconnected as left:
         # Nobody reads, and it cannot be kept: there is no more to it, and it is not to be done again.
         await recording.finish()
         return left
@@ -125,7 +137,7 @@ async def _record(call: Call, handler: Handler, recording: Recording) -> Excepti
     return None
 
 
-async def _send(reader: Reader, call: Call, heartbeat_s: float) -> None:
+async def _send(reader: RecordedResponseReader, call: HttpExchange, heartbeat_s: float) -> None:
     """Sends what is read to a client."""
     with reader:  # who cannot send must not count as a reader while the work goes on
         head = await reader.head()
@@ -136,7 +148,7 @@ async def _send(reader: Reader, call: Call, heartbeat_s: float) -> None:
         if head.streams:
             # The work may have begun its answer only to show that it lives.
             await call.stream(b"")
-            async with Heartbeat(call, heartbeat_s):
+            async with StreamHeartbeat(call, heartbeat_s):
                 while piece := await reader.piece():
                     await call.stream(piece)
             await call.finish()
@@ -147,10 +159,10 @@ async def _send(reader: Reader, call: Call, heartbeat_s: float) -> None:
     await call.respond(b"".join(pieces), status=head.status, content_type=head.content_type, headers=head.headers)
 
 
-class RecordedCall(Call):
+class RecordedCall(HttpExchange):
     """The same call, tally and all, with its answer going into a recording."""
 
-    def __init__(self, call: Call, recording: Recording, block: Interruptible) -> None:
+    def __init__(self, call: HttpExchange, recording: RecordedResponse, block: CancelScope) -> None:
         vars(self).update(vars(call))
         self._recording = recording
         self._block = block
@@ -158,41 +170,41 @@ class RecordedCall(Call):
     async def respond(
         self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """See `Call.respond`."""
-        self.status, self.progress = status, Progress.COMPLETE
-        await self._begin(Head(status, content_type, tuple(headers), streams=False))
+        """See `HttpExchange.respond`."""
+        self.status, self.progress = status, ResponseState.COMPLETE
+        await self._begin(RecordedHead(status, content_type, tuple(headers), streams=False))
         await self._recording.add(body)
 
     async def stream(self, events: bytes) -> None:
-        """See `Call.stream`; waits for nobody, unless the answer is too large to keep."""
-        if self.progress is Progress.NOTHING_SENT:
-            self.status, self.progress = 200, Progress.STREAMING
-            await self._begin(Head(200, b"text/event-stream", (), streams=True))
+        """See `HttpExchange.stream`; waits for nobody, unless the answer is too large to keep."""
+        if self.progress is ResponseState.NOTHING_SENT:
+            self.status, self.progress = 200, ResponseState.STREAMING
+            await self._begin(RecordedHead(200, b"text/event-stream", (), streams=True))
         self.sent_s = time.monotonic()
         if not events:
             return
         await self._recording.add(events)
         if self._recording.unwanted:
             # Ended as it is when the client of an ordinary request leaves, so that it is settled like that.
-            self._block.interrupt(ClientLeft())
+            self._block.interrupt(ClientDisconnected())
             await asyncio.sleep(0)
 
     @property
     def ready(self) -> bool:
-        """See `Call.ready`. What goes into a recording may have to wait for room there."""
+        """See `HttpExchange.ready`. What goes into a recording may have to wait for room there."""
         return False
 
     async def comment(self, comment: bytes) -> None:
-        """See `Call.comment`. Each reader of a recording has comments of its own; none is recorded."""
+        """See `HttpExchange.comment`. Each reader of a recording has comments of its own; none is recorded."""
         await self.stream(b"")
 
     async def finish(self, events: bytes = b"") -> None:
-        """See `Call.finish`; whoever sends the recording ends it."""
+        """See `HttpExchange.finish`; whoever sends the recording ends it."""
         if events:
             await self.stream(events)
-        self.progress = Progress.COMPLETE
+        self.progress = ResponseState.COMPLETE
 
-    async def _begin(self, head: Head) -> None:
+    async def _begin(self, head: RecordedHead) -> None:
         tally = self.tally
         await self._recording.begin(
             head._replace(clamped_max_tokens=tally.clamped_max_tokens, degraded=tuple(tally.degraded))

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from maitred.api.call import Call
 from maitred.api.chat import ask_of
-from maitred.api.delivery import WholeChoice, deliver
 from maitred.api.dialect import ANTHROPIC
+from maitred.api.exchange import HttpExchange
+from maitred.api.priority_headers import with_urgency
 from maitred.api.routes import Route
-from maitred.api.urgency import with_urgency
-from maitred.core.answer import Answering, Conversation, Part, Tally
+from maitred.api.streaming import CollectedChoice, deliver
+from maitred.core.answer import Conversation, InferenceService, RequestContext, TextDelta
 from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, Usage
 from maitred.core.tenancy import Scope
@@ -42,11 +42,11 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
+from maitred.wire.event_template import EventTemplate
 from maitred.wire.openai.responses import CONTINUED, THOUGHT_FIELDS
 from maitred.wire.openai.rules import needs_of
 from maitred.wire.openai.tools import TOOL_FIELDS, tool_rules_of
 from maitred.wire.openai.written import merged_delta
-from maitred.wire.stencil import Stencil
 
 _TEXT, _THOUGHT = -1, -2
 _STOP_REASONS: Mapping[FinishReason, str] = {
@@ -65,7 +65,7 @@ class MessagesRoutes:
         heartbeat_s: Longest silence on a stream.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool, heartbeat_s: float) -> None:
+    def __init__(self, answering: InferenceService, *, strict: bool, heartbeat_s: float) -> None:
         self._answering = answering
         self._strict = strict
         self._heartbeat_s = heartbeat_s
@@ -97,7 +97,7 @@ class MessagesRoutes:
             ),
         ]
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """Answers a conversation."""
         check_version(call.header(b"anthropic-version"))
         request = decode_messages(call.body, strict=self._strict)
@@ -105,10 +105,10 @@ class MessagesRoutes:
         ask = replace(ask, whole=not request.streams, constraint=partial(constraint_in, request))
         async with self._answering.answer(ask, call.tally) as answer:
             answer_id = call.named("msg").replace("-", "_")
-            shape = MessagesShape(request.model, answer_id, call.tally, thoughts=thinks(request))
+            shape = MessagesFormatter(request.model, answer_id, call.tally, thoughts=thinks(request))
             await deliver(call, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s)
 
-    async def count(self, call: Call) -> None:
+    async def count(self, call: HttpExchange) -> None:
         """Counts a conversation's tokens, as its model would read it."""
         check_version(call.header(b"anthropic-version"))
         chat = chat_of(decode_count(call.body, strict=self._strict))
@@ -120,7 +120,7 @@ class MessagesRoutes:
         await call.respond(encode(TokenCount(input_tokens=len(tokens))))
 
 
-class MessagesShape:
+class MessagesFormatter:
     """Writes one answer: a message with a block for its thoughts, one for its text and one for each tool that it calls.
 
     Args:
@@ -130,7 +130,7 @@ class MessagesShape:
         thoughts: Whether the client wants to see what was thought.
     """
 
-    def __init__(self, model: str, answer_id: str, tally: Tally, *, thoughts: bool = False) -> None:
+    def __init__(self, model: str, answer_id: str, tally: RequestContext, *, thoughts: bool = False) -> None:
         self._id = answer_id
         self._model = model
         self._tally = tally
@@ -140,14 +140,14 @@ class MessagesShape:
         """The last one that was begun."""
         self._of: int | None = None
         """What it is a block of: a call, by its number, or `_TEXT` or `_THOUGHT`; None: it is closed."""
-        self._stencil: Stencil | None = None
+        self._stencil: EventTemplate | None = None
         """For the text of this block; None: there was none yet."""
 
     def opening(self) -> bytes:
         """The message without its content."""
         return encode_stream_event(MessageStart(message=self._answer([], StopDelta(), self._tally.usage)))
 
-    def events(self, parts: Sequence[Part]) -> bytes:
+    def events(self, parts: Sequence[TextDelta]) -> bytes:
         """One event for new text, one for each new piece of a call, and those that begin and end blocks."""
         return b"".join([self._plain(part.text) if part.plain else self._written(part) for part in parts])
 
@@ -157,7 +157,7 @@ class MessagesShape:
             MessageStop()
         )
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """The answer as one object."""
         (choice,) = choices
         extra = merged_delta(choice.extras)
@@ -174,10 +174,10 @@ class MessagesShape:
         """The events for text alone."""
         begins = b"" if self._of == _TEXT else self._encoded(self._open(_TEXT, ContentBlock(type="text", text="")))
         if self._stencil is None:
-            self._stencil = Stencil(lambda said: encode_stream_event(self._text(said)))
+            self._stencil = EventTemplate(lambda said: encode_stream_event(self._text(said)))
         return begins + self._stencil.event(text)
 
-    def _written(self, part: Part) -> bytes:
+    def _written(self, part: TextDelta) -> bytes:
         return self._encoded(self._events(part))
 
     def _encoded(self, events: Iterable[StreamEvent]) -> bytes:
@@ -187,7 +187,7 @@ class MessagesShape:
         marks = CONTINUED if continued else UNSET
         return ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
 
-    def _events(self, part: Part) -> Iterator[StreamEvent]:
+    def _events(self, part: TextDelta) -> Iterator[StreamEvent]:
         extra = part.extra or {}
         if thought := self._thought_in(extra):
             if self._of != _THOUGHT:

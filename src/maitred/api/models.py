@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from msgspec import UNSET, UnsetType
 
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
-from maitred.core.answer import Answering, Conversation, Prompt
+from maitred.core.answer import Conversation, InferenceService, Prompt
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.tenancy import Scope
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
@@ -24,7 +24,7 @@ class ModelRoutes:
         strict: Refuse unknown fields.
     """
 
-    def __init__(self, answering: Answering, *, strict: bool) -> None:
+    def __init__(self, answering: InferenceService, *, strict: bool) -> None:
         self._answering = answering
         self._strict = strict
         self._created = int(time.time())
@@ -56,17 +56,17 @@ class ModelRoutes:
             ),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All models."""
         await call.respond(
             encode(ModelList(data=[self._entry(call, name) for name in self._answering.models(call.principal)]))
         )
 
-    async def get(self, call: Call) -> None:
+    async def get(self, call: HttpExchange) -> None:
         """One model."""
         await call.respond(encode(self._entry(call, call.parameter)))
 
-    async def tokenize(self, call: Call) -> None:
+    async def tokenize(self, call: HttpExchange) -> None:
         """What the model would read."""
         request = decode_tokenize(call.body, strict=self._strict)
         model = request.model or self._first(call)
@@ -85,7 +85,7 @@ class ModelRoutes:
         window = self._answering.card(call.principal, model).context_tokens
         await call.respond(encode(Tokenized(count=len(tokens), max_model_len=window, tokens=tokens)))
 
-    async def detokenize(self, call: Call) -> None:
+    async def detokenize(self, call: HttpExchange) -> None:
         """What the tokens say."""
         request = decode_detokenize(call.body, strict=self._strict)
         model = request.model or self._first(call)
@@ -93,11 +93,11 @@ class ModelRoutes:
             encode(Detokenized(prompt=self._answering.detokenize(call.principal, model, request.tokens)))
         )
 
-    def _first(self, call: Call) -> str:
+    def _first(self, call: HttpExchange) -> str:
         """The model that is meant where none is named; any name at all if none is open to the caller."""
         return next(iter(self._answering.models(call.principal)), "")
 
-    def _entry(self, call: Call, name: str) -> ModelEntry:
+    def _entry(self, call: HttpExchange, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
         ready = self._answering.ready(name)
         # A list of models must not depend on a replica's health.

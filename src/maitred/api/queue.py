@@ -2,10 +2,10 @@
 
 import msgspec
 
-from maitred.api.account import milliseconds
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
-from maitred.core.answer import Answering
+from maitred.api.timing_headers import milliseconds
+from maitred.core.answer import InferenceService
 from maitred.core.tenancy import Scope
 
 
@@ -30,7 +30,7 @@ class QueueRoutes:
         answering: The system behind the API.
     """
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: InferenceService) -> None:
         self._answering = answering
 
     def routes(self) -> list[Route]:
@@ -46,7 +46,7 @@ class QueueRoutes:
             )
         ]
 
-    async def place(self, call: Call) -> None:
+    async def place(self, call: HttpExchange) -> None:
         """One request's place."""
         place = self._answering.place(call.principal, call.parameter)
         body = QueuePlace(

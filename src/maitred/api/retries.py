@@ -5,8 +5,8 @@ saturated, that multiplies what it has to refuse; so each tenant has a budget of
 """
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.call import Call
 from maitred.api.errors import Header
+from maitred.api.exchange import HttpExchange
 from maitred.core.clock import Clock
 from maitred.core.errors import DeadlineUnmeetable, MaitredError, QueueFull, ReplicaUnavailable, Saturated
 
@@ -14,7 +14,7 @@ _SATURATION = (Saturated, QueueFull, DeadlineUnmeetable, ReplicaUnavailable)
 """Refusals that say nothing of the request, and that many get at once."""
 
 
-class Retries:
+class RetryAdvisor:
     """Keeps the budget of every tenant, from what calls come and how they end.
 
     Args:
@@ -26,7 +26,7 @@ class Retries:
         self._budget = budget
         self._clock = clock
 
-    def arrived(self, call: Call) -> None:
+    def arrived(self, call: HttpExchange) -> None:
         """Notes a call whose caller is known, and on it how often it came before."""
         call.retries = self._budget.arrived(
             call.principal.tenants[0],
@@ -35,7 +35,7 @@ class Retries:
             key=call.greeting.repeat_key,
         )
 
-    def headers(self, call: Call, failure: MaitredError) -> list[Header]:
+    def headers(self, call: HttpExchange, failure: MaitredError) -> list[Header]:
         """What to say of coming back after this failure; nothing where clients do right by themselves."""
         if call.tally.principal is None or not isinstance(failure, _SATURATION):
             return []

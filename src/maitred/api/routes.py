@@ -11,12 +11,12 @@ from types import UnionType
 
 import msgspec
 
-from maitred.api.call import Call
-from maitred.api.dialect import OPENAI, Dialect
+from maitred.api.dialect import OPENAI, ApiDialect
+from maitred.api.exchange import HttpExchange
 from maitred.core.errors import MethodNotAllowed, RouteNotFound
 from maitred.core.tenancy import Scope
 
-Handler = Callable[[Call], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Route:
     also: str = ""
     idempotent: bool = False
     remembers: bool = False
-    dialect: Dialect = OPENAI
+    dialect: ApiDialect = OPENAI
 
 
 @dataclass(frozen=True, slots=True)

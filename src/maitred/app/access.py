@@ -14,7 +14,7 @@ from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.keys import make_key
 from maitred.identity.providers import token_issuers
-from maitred.identity.refresh import Refresher
+from maitred.identity.refresh import DirectoryRefresher
 from maitred.store.directory import DirectoryStore
 
 OPERATORS = "operators"
@@ -24,12 +24,12 @@ _FIRST_KEY = "firstadminkey000"
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessServices:
     """What decides who calls."""
 
     directory: Directory
     identity: Identity
-    refresher: Refresher
+    refresher: DirectoryRefresher
     store: DirectoryStore
 
     async def declare(self, config: Config) -> None:
@@ -48,7 +48,7 @@ class Access:
 @asynccontextmanager
 async def open_access(
     config: Config, store: DirectoryStore, clock: Clock, show_key: Callable[[str], None]
-) -> AsyncIterator[Access]:
+) -> AsyncIterator[AccessServices]:
     """Declares what the configuration says, makes a first admin key if there is none, and keeps up with the store.
 
     Args:
@@ -64,7 +64,7 @@ async def open_access(
     stated = declared(config.tenants, config.identity)
     await store.declare(stated.tenants, stated.keys, stated.limits)
     directory = Directory()
-    refresher = Refresher(
+    refresher = DirectoryRefresher(
         store, directory, clock, every_s=config.identity.refresh_s, max_stale_s=config.identity.max_stale_s
     )
     await refresher.load()
@@ -80,7 +80,7 @@ async def open_access(
             anonymous=ANONYMOUS if config.server.serves_anyone else None,
             issuers=issuers,
         )
-        yield Access(directory, identity, refresher, store)
+        yield AccessServices(directory, identity, refresher, store)
 
 
 async def _make_first_key(store: DirectoryStore) -> str | None:

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from maitred.core.ports import ModelCard
+from maitred.core.replica import ModelCard
 from maitred.routing.catalog import ServedModel, TextModel
 
 

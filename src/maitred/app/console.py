@@ -6,17 +6,17 @@ from maitred.api.console import ConsoleRoutes, OwnUseBody
 from maitred.api.routes import Route
 from maitred.console.config import ConsoleConfig
 from maitred.console.pages import pages
-from maitred.console.sessions import COOKIE, SessionIdentity, Sessions, same_origin
-from maitred.core.tenancy import Identifying, Principal
+from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
+from maitred.core.tenancy import Authenticator, Principal
 from maitred.identity.identity import Identity
 
 
 def open_console(
     config: ConsoleConfig,
     identity: Identity,
-    sessions: Sessions,
+    sessions: ConsoleSessions,
     own_use: Callable[[Principal], Awaitable[OwnUseBody]],
-) -> tuple[list[Route], Identifying]:
+) -> tuple[list[Route], Authenticator]:
     """The routes of the console, and who tells callers apart; without a console, none, and who did before."""
     if not config.enabled:
         return [], identity

@@ -15,13 +15,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from maitred.app.hedging import Head
+from maitred.app.hedging import PeekableStream
 from maitred.app.merge import merged
-from maitred.core.ports import Replica, TokenStream
-from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.replica import Replica, TokenStream
+from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 
 
-class Transcript:
+class TokenContinuation:
     """The output of every choice that has not ended.
 
     Args:
@@ -29,7 +29,7 @@ class Transcript:
         now_s: To when their deadlines count.
     """
 
-    def __init__(self, requests: Sequence[Request], now_s: float) -> None:
+    def __init__(self, requests: Sequence[EngineRequest], now_s: float) -> None:
         self._requests = requests
         self._made_s = now_s
         self._open: list[dict[int, list[int]]] = [request.begun for request in requests]
@@ -45,7 +45,7 @@ class Transcript:
         deadline_in_s = self._requests[0].deadline_in_s
         return None if deadline_in_s is None else self._made_s + deadline_in_s
 
-    def heard(self, prompt: int, delta: Delta) -> None:
+    def heard(self, prompt: int, delta: TokenDelta) -> None:
         """More of a choice, on its way to the client."""
         self._open[prompt][delta.index] += delta.tokens
 
@@ -53,22 +53,22 @@ class Transcript:
         """A choice has ended, whether its replica knows it or not."""
         del self._open[prompt][index]
 
-    def left(self, now_s: float) -> dict[int, Request]:
+    def left(self, now_s: float) -> dict[int, EngineRequest]:
         """What is to be submitted now for each prompt that has not been answered in full."""
         return {prompt: self._rest(prompt, now_s - self._made_s) for prompt in self.prompts}
 
-    def cut_off(self) -> tuple[int, list[Delta]]:
+    def cut_off(self) -> tuple[int, list[TokenDelta]]:
         """The end of all choices of one prompt, because the time is over."""
         prompt = self.prompts[0]
         begun = self._begun(prompt)
-        return prompt, [Delta(index, [], FinishReason.DEADLINE, begun=begun) for index in self._open[prompt]]
+        return prompt, [TokenDelta(index, [], FinishReason.DEADLINE, begun=begun) for index in self._open[prompt]]
 
     def _begun(self, prompt: int) -> bool:
         """Whether anything came of it."""
         choices = self._open[prompt]
         return len(choices) < self._requests[prompt].sampling.n or any(choices.values())
 
-    def _rest(self, prompt: int, passed_s: float) -> Request:
+    def _rest(self, prompt: int, passed_s: float) -> EngineRequest:
         request, choices = self._requests[prompt], self._open[prompt]
         deadline_in_s = request.deadline_in_s
         return replace(
@@ -78,18 +78,18 @@ class Transcript:
         )
 
 
-class Attempt:
+class ReplicaAttempt:
     """One replica at work on what is left; made by `attempt`.
 
     Attributes:
         streams: By the number of the prompt.
     """
 
-    def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[Delta]]]) -> None:
+    def __init__(self, streams: dict[int, TokenStream], batches: AsyncIterator[tuple[int, list[TokenDelta]]]) -> None:
         self.streams = streams
-        self._batches = Head(batches)
+        self._batches = PeekableStream(batches)
 
-    def listen(self, hear: Callable[[int, Sequence[Delta]], bool]) -> None:
+    def listen(self, hear: Callable[[int, Sequence[TokenDelta]], bool]) -> None:
         """See `core.ports.TokenStream.listen`; with the number of the prompt. Of several, nothing is heard."""
         if len(self.streams) == 1:
             ((prompt, stream),) = self.streams.items()
@@ -99,7 +99,7 @@ class Attempt:
         """Waits for the first news, and leaves it there."""
         await self._batches.begun()
 
-    def news(self) -> Awaitable[tuple[int, list[Delta]]]:
+    def news(self) -> Awaitable[tuple[int, list[TokenDelta]]]:
         """The number of a prompt, and what came of its answer.
 
         Raises:
@@ -112,8 +112,8 @@ class Attempt:
 
 @asynccontextmanager
 async def attempt(
-    replica: Replica, requests: dict[int, Request], submitted: Callable[[], None]
-) -> AsyncIterator[Attempt]:
+    replica: Replica, requests: dict[int, EngineRequest], submitted: Callable[[], None]
+) -> AsyncIterator[ReplicaAttempt]:
     """Submits requests; leaving cancels what has not ended.
 
     Args:
@@ -130,4 +130,4 @@ async def attempt(
             streams[prompt] = await running.enter_async_context(replica.generate(request))
             submitted()
         batches = await running.enter_async_context(merged(streams))
-        yield Attempt(streams, batches)
+        yield ReplicaAttempt(streams, batches)

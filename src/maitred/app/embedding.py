@@ -14,24 +14,24 @@ from dataclasses import dataclass
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
-from maitred.admission.work import Work
-from maitred.app.encoding_chapters import Encoding
+from maitred.admission.work import AdmissionRequest
+from maitred.app.encoding_chapters import EncodingSpans
 from maitred.app.flows import flow_of
 from maitred.app.limits import check_embeds, check_text
 from maitred.app.prompts import tokens_of
 from maitred.app.router import Router
-from maitred.core.answer import Ask, Outcome, Tally
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.clock import Clock
 from maitred.core.embedding import Vector
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
 from maitred.core.flow import Flow
-from maitred.core.ports import ModelCard, TokenStream
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams
-from maitred.core.story import ChapterName
+from maitred.core.replica import ModelCard, TokenStream
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.timeline import SpanName
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Errand
-from maitred.dispatch.seat import Seat
+from maitred.dispatch.request import DispatchRequest
+from maitred.dispatch.seat import DispatchEntry
 from maitred.routing.catalog import AnyModel, ServedModel
 
 SLICE_TEXTS = 32
@@ -45,8 +45,8 @@ _NOTHING_GENERATED = SamplingParams(max_tokens=0, seed=0)
 class _Job:
     """One request on its way."""
 
-    ask: Ask
-    tally: Tally
+    ask: InferenceRequest
+    tally: RequestContext
     texts: Sequence[list[int]]
     slices: Sequence[range]
     """Of the texts, by index."""
@@ -56,11 +56,11 @@ class _Job:
     vectors: list[Vector]
     """Filled as they come."""
 
-    def errand(self, part: range) -> Errand:
+    def errand(self, part: range) -> DispatchRequest:
         """A slice as the queue sees it."""
         ask, tally, texts = self.ask, self.tally, [self.texts[index] for index in part]
         wishes = [wish_s for wish_s in (ask.ttft_in_s, ask.deadline_in_s) if wish_s is not None]
-        return Errand(
+        return DispatchRequest(
             id=tally.request_id,
             principal_org=self.principal_org,
             flow=self.flow,
@@ -73,10 +73,10 @@ class _Job:
             story=tally.story,
         )
 
-    def request(self, index: int, lease: str, now_s: float) -> Request:
+    def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
         """What the replica is asked for one text, under an id that leads to the line in the ledger."""
         deadline_in_s = self.ask.deadline_in_s
-        return Request(
+        return EngineRequest(
             id=f"{lease}-{index}",
             prompt=self.texts[index],
             sampling=_NOTHING_GENERATED,
@@ -88,7 +88,7 @@ class _Job:
 
 
 class Embedder:
-    """Takes requests for embeddings through the stages. Implements `maitred.core.embedding.Embedding`.
+    """Takes requests for embeddings through the stages. Implements `maitred.core.embedding.EmbeddingService`.
 
     Args:
         router: What is served, under which names.
@@ -105,7 +105,7 @@ class Embedder:
         self._admission = admission
         self._clock = clock
 
-    async def embed(self, ask: Ask, tally: Tally, dimensions: int | None) -> Sequence[Vector]:
+    async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
         """See `Embedding.embed`."""
         principal = tally.principal or ANONYMOUS
         tally.ask = ask
@@ -116,7 +116,7 @@ class Embedder:
         job = await self._planned(model, card, ask, principal, tally)
         # May the caller have it? Then wait in line, slice by slice, and settle before anybody sees the end.
         async with AsyncExitStack() as running:
-            with tally.story.telling(ChapterName.ADMISSION, self._clock.monotonic_s) as chapter:
+            with tally.story.telling(SpanName.ADMISSION, self._clock.monotonic_s) as chapter:
                 work = _work(principal, tally, ask, job.texts)
                 grant = await running.enter_async_context(self._admission.admit(work))
                 chapter.facts["lease"] = grant.lease
@@ -126,16 +126,18 @@ class Embedder:
             return job.vectors
         return [shortened(vector, dimensions) for vector in job.vectors]
 
-    def _resolved(self, ask: Ask, principal: Principal, tally: Tally) -> AnyModel:
+    def _resolved(self, ask: InferenceRequest, principal: Principal, tally: RequestContext) -> AnyModel:
         """Who serves it."""
-        with tally.story.telling(ChapterName.RESOLVE, self._clock.monotonic_s, asked=ask.model):
+        with tally.story.telling(SpanName.RESOLVE, self._clock.monotonic_s, asked=ask.model):
             model = self._router.named(ask.model, principal)
         tally.model = model.name
         return model
 
-    async def _planned(self, model: ServedModel, card: ModelCard, ask: Ask, principal: Principal, tally: Tally) -> _Job:
+    async def _planned(
+        self, model: ServedModel, card: ModelCard, ask: InferenceRequest, principal: Principal, tally: RequestContext
+    ) -> _Job:
         """Reads the texts, and predicts when their turn will come: who would be served too late is told so now."""
-        with tally.story.telling(ChapterName.PLAN, self._clock.monotonic_s, model=model.name) as chapter:
+        with tally.story.telling(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as chapter:
             texts = [
                 model.tokenizer.closed(tokens) if isinstance(prompt, str) else tokens
                 for prompt, tokens in zip(ask.prompts, await tokens_of(model, ask.prompts), strict=True)
@@ -198,14 +200,14 @@ class Embedder:
             streams = []
             chapter = running.enter_context(
                 tally.story.telling(
-                    ChapterName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
+                    SpanName.ATTEMPT, self._clock.monotonic_s, replica=post.name, first=part.start, texts=len(part)
                 )
             )
             for index in part:
                 request = job.request(index, grant.lease, now_s)
                 streams.append(await running.enter_async_context(post.replica.generate(request)))
                 seat.submitted()
-            encoding = Encoding()
+            encoding = EncodingSpans()
             for index, stream in zip(part, streams, strict=True):
                 delta = await self._encoded(stream, seat, tally)
                 job.vectors[index] = delta.embedding or b""
@@ -213,7 +215,7 @@ class Embedder:
                 seat.took(prompt_tokens=len(job.texts[index]))
             encoding.tell(chapter, self._clock.monotonic_s())
 
-    async def _encoded(self, stream: TokenStream, seat: Seat, tally: Tally) -> Delta:
+    async def _encoded(self, stream: TokenStream, seat: DispatchEntry, tally: RequestContext) -> TokenDelta:
         """What has a text's vector."""
         async for deltas in stream:
             for delta in deltas:
@@ -224,7 +226,7 @@ class Embedder:
                     return delta
         raise ReplicaLost
 
-    def _note(self, engine_waits: Mapping[str, float], seat: Seat, tally: Tally) -> None:
+    def _note(self, engine_waits: Mapping[str, float], seat: DispatchEntry, tally: RequestContext) -> None:
         """Something came: for the caller's account the longest waits count, for they overlap."""
         if tally.first_token_s is None:
             tally.first_token_s = self._clock.monotonic_s()
@@ -257,9 +259,11 @@ def shortened(vector: Vector, dimensions: int) -> Vector:
     return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
 
 
-def _work(principal: Principal, tally: Tally, ask: Ask, texts: Sequence[list[int]]) -> Work:
+def _work(
+    principal: Principal, tally: RequestContext, ask: InferenceRequest, texts: Sequence[list[int]]
+) -> AdmissionRequest:
     """The request as admission sees it."""
-    return Work(
+    return AdmissionRequest(
         principal=principal,
         request_id=tally.request_id,
         route=tally.route,

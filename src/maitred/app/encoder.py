@@ -11,14 +11,14 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.engine.encoder.shape import is_bert
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine, attached
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.same_model import SameModel
+from maitred.fleet.remote import RemoteEngine, attached
+from maitred.fleet.same_model import FingerprintCheck
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
 
@@ -28,11 +28,11 @@ class ServedEncoder:
     """What the rest of the gateway needs of it."""
 
     model: ServedModel
-    engine: LocalEngine | AttachedEngine
+    engine: LocalEngine | RemoteEngine
     dispatcher: Dispatcher
 
 
-class Encoders:
+class EncoderModels:
     """Those that are served, by name; empty without one.
 
     Attributes:
@@ -43,7 +43,7 @@ class Encoders:
 
     def __init__(self, served: Sequence[ServedEncoder]) -> None:
         self.models = [encoder.model for encoder in served]
-        self.engines: Mapping[str, LocalEngine | AttachedEngine] = {e.model.name: e.engine for e in served}
+        self.engines: Mapping[str, LocalEngine | RemoteEngine] = {e.model.name: e.engine for e in served}
         self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
 
     async def started(self) -> None:
@@ -57,7 +57,7 @@ class Encoders:
 
 
 @asynccontextmanager
-async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncIterator[Encoders]:
+async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncIterator[EncoderModels]:
     """Starts the encoder that the configuration names, if it names one; leaving stops it.
 
     Args:
@@ -70,7 +70,7 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     """
     settings = config.encoder
     if not settings.path:
-        yield Encoders([])
+        yield EncoderModels([])
         return
     folder = find_model(settings.path)
     _check_reads(folder)
@@ -78,18 +78,20 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     if name == taken_name:
         raise ConfigInvalid(f"encoder.served_name: both models are called {name}. Give one another name.")
     tokenizer = Tokenizer.load(folder)
-    engine: LocalEngine | AttachedEngine
+    engine: LocalEngine | RemoteEngine
     if settings.engine_address is not None:
-        same = SameModel(await asyncio.to_thread(digest_of, folder))
+        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
         engine = attached(settings.engine_address, config.engine_link, same)
     else:
         silence_timeout_s = config.engine_link.silence_timeout_s
         command = engine_command(folder, settings.engine(), log=config.log)
         engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
     async with engine:
-        dispatcher = Dispatcher(name, [Post(settings.engine_address or "local", engine.link)], config.dispatch, clock)
+        dispatcher = Dispatcher(
+            name, [Endpoint(settings.engine_address or "local", engine.link)], config.dispatch, clock
+        )
         async with running(dispatcher.run(), "encoder dispatch"):
-            yield Encoders([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])
+            yield EncoderModels([ServedEncoder(ServedModel(name, engine.link, tokenizer), engine, dispatcher)])
 
 
 def _check_reads(folder: Path) -> None:

@@ -5,11 +5,11 @@ was begun, and the time from then until the last was computed, with other caller
 `engine_chapters`, what the engine has timed is put into the middle of the time between our sending and our hearing.
 """
 
-from maitred.core.request import Delta
-from maitred.core.story import Chapter, ChapterName
+from maitred.core.request import TokenDelta
+from maitred.core.timeline import SpanName, TimelineSpan
 
 
-class Encoding:
+class EncodingSpans:
     """The texts of one attempt."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Encoding:
         self._waited_ms: dict[str, float] = {}
         """By cause, the longest."""
 
-    def heard(self, delta: Delta, tokens: int) -> None:
+    def heard(self, delta: TokenDelta, tokens: int) -> None:
         """A text has its vector.
 
         Args:
@@ -38,7 +38,7 @@ class Encoding:
         for cause, waited_ms in (delta.waited_ms or {}).items():
             self._waited_ms[cause] = max(self._waited_ms.get(cause, 0.0), waited_ms)
 
-    def tell(self, attempt: Chapter, now_s: float) -> None:
+    def tell(self, attempt: TimelineSpan, now_s: float) -> None:
         """Writes into the attempt what was heard; nothing, of an engine that does not tell.
 
         Args:
@@ -48,10 +48,10 @@ class Encoding:
         if self._begun_s is None:
             return
         began_s = attempt.began_s + max(0.0, now_s - attempt.began_s - self._done_s) / 2
-        engine = Chapter(ChapterName.ENGINE, began_s, {"replica": attempt.facts["replica"], "texts": self._texts})
-        waited = Chapter(ChapterName.ENGINE_QUEUE, began_s, {"waited_ms": self._waited_ms})
-        encode = Chapter(
-            ChapterName.ENCODE,
+        engine = TimelineSpan(SpanName.ENGINE, began_s, {"replica": attempt.facts["replica"], "texts": self._texts})
+        waited = TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": self._waited_ms})
+        encode = TimelineSpan(
+            SpanName.ENCODE,
             began_s + self._begun_s,
             {"prompt_tokens": self._tokens, "batch": round(self._batches / self._texts, 2)},
         )

@@ -1,7 +1,7 @@
 """The engines of the `model` section: started here, or found where they run.
 
-A gateway of several processes has one that keeps them (see `maitred.app.workers.keeper`), and the others find them in
-its house.
+A gateway of several processes has one that keeps them (see `maitred.app.workers.engine_host`), and the others find them
+in its house.
 """
 
 import asyncio
@@ -9,18 +9,20 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from maitred.app.workers.house import House
+from maitred.app.workers.ipc import IpcDirectory
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine, attached
-from maitred.fleet.engines import Engines
+from maitred.fleet.engines import LocalEngines
 from maitred.fleet.local import Command, LocalEngine, engine_command, listens_at
-from maitred.fleet.same_model import SameModel
+from maitred.fleet.remote import RemoteEngine, attached
+from maitred.fleet.same_model import FingerprintCheck
 
 
-async def make_engines(config: Config, command: Command | None, clock: Clock, house: House | None = None) -> Engines:
+async def make_engines(
+    config: Config, command: Command | None, clock: Clock, house: IpcDirectory | None = None
+) -> LocalEngines:
     """All of them; enter what comes back to start them.
 
     Args:
@@ -34,8 +36,8 @@ async def make_engines(config: Config, command: Command | None, clock: Clock, ho
     """
     folder = find_model(config.model.folder)
     if config.model.attached:
-        same = SameModel(await asyncio.to_thread(digest_of, folder))
-        engines = Engines(
+        same = FingerprintCheck(await asyncio.to_thread(digest_of, folder))
+        engines = LocalEngines(
             {address: attached(address, config.engine_link, same) for address in config.model.attached},
         )
     else:
@@ -43,17 +45,17 @@ async def make_engines(config: Config, command: Command | None, clock: Clock, ho
     return _bounded(engines, config)
 
 
-def engines_in(house: House, config: Config) -> Engines:
+def engines_in(house: IpcDirectory, config: Config) -> LocalEngines:
     """Those that another process of this gateway keeps."""
     silence_timeout_s = config.engine_link.silence_timeout_s
     engines = {
-        name: AttachedEngine(listens_at(house.engine(name)), silence_timeout_s=silence_timeout_s)
+        name: RemoteEngine(listens_at(house.engine(name)), silence_timeout_s=silence_timeout_s)
         for name in _names(config)
     }
-    return _bounded(Engines(engines), config)
+    return _bounded(LocalEngines(engines), config)
 
 
-def _bounded(engines: Engines, config: Config) -> Engines:
+def _bounded(engines: LocalEngines, config: Config) -> LocalEngines:
     for engine in engines.values():
         engine.link.unread_tokens = config.server.unread_tokens
     return engines
@@ -69,9 +71,9 @@ def _command(config: Config, folder: Path) -> Command:
     return engine_command(folder, each, config.dispatch.service.weights, config.log)
 
 
-def _started_here(config: Config, command: Command, clock: Clock, house: House | None) -> Engines:
+def _started_here(config: Config, command: Command, clock: Clock, house: IpcDirectory | None) -> LocalEngines:
     silence_timeout_s = config.engine_link.silence_timeout_s
-    engines: Engines = Engines(
+    engines: LocalEngines = LocalEngines(
         {
             name: LocalEngine(
                 command,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from maitred.admission.grammars.desk import GrammarDesk
-from maitred.core.answer import Ask, Conversation
+from maitred.admission.grammars.validator import GrammarValidator
+from maitred.core.answer import Conversation, InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.tools import Tool, ToolRules
@@ -19,13 +19,13 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 async def in_form(
-    desk: GrammarDesk,
+    desk: GrammarValidator,
     organisation: str,
     model: ServedModel,
-    ask: Ask,
+    ask: InferenceRequest,
     rules: ToolRules | None,
     prompts: Sequence[list[int]],
-) -> Ask:
+) -> InferenceRequest:
     """The request with the grammar that its answers are held to, if there is one.
 
     Args:
@@ -58,7 +58,7 @@ def _callable(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[Tool]:
     return () if rules is None or answers.calls is None else rules.callable
 
 
-async def _arguments(desk: GrammarDesk, organisation: str, tool: Tool) -> Grammar:
+async def _arguments(desk: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
     """What a tool's arguments have to be."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema that says nothing of a type would take anything; arguments are an object.

@@ -15,7 +15,8 @@ RequestLog, Traces, Digest <- one Tally per request
 Metrics, Stories, Recent <- Digest, some at a time, and before anybody reads them
                               LiveState <- consoles and `maitred top`, every second
 
-What is drawn between clients and queues is made anew with every configuration (`Regime`); all else stays (`Parts`).
+What is drawn between clients and queues is made anew with every configuration (`ConfigGeneration`); all else stays
+(`GatewayServices`).
 """
 
 import asyncio
@@ -25,39 +26,39 @@ from functools import partial
 
 from maitred.admission.admission import Admission
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.gate import Gate
-from maitred.app.accounts import AccountsView, SoftBudgetAlarm
-from maitred.app.assembly import draft_of, regime_of
-from maitred.app.garbage import Sweep
-from maitred.app.ground import Ground
+from maitred.api.in_flight import InFlightLimiter
+from maitred.app.admin.sleep import SleepableModelAdmin
+from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
+from maitred.app.assembly.build import draft_of, regime_of
+from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
+from maitred.app.assembly.services import GatewayServices
+from maitred.app.ground import GatewayResources
 from maitred.app.live import LiveState
-from maitred.app.parts import Parts
-from maitred.app.pins import Pins
+from maitred.app.models.registry import roster_of
+from maitred.app.pins import PinAdmin
 from maitred.app.queues import open_queues
-from maitred.app.regime import Reception, Regime
 from maitred.app.reload import Reloader
-from maitred.app.replicas import Replicas
-from maitred.app.rollouts import Rollouts
-from maitred.app.roster import roster_of
-from maitred.app.sleepers import Sleepers
+from maitred.app.replicas import ReplicaAdmin
+from maitred.app.rollouts import RolloutAdmin
+from maitred.app.runtime.gc import GcSweep
 from maitred.app.stores import recall_rates, running
-from maitred.app.trials import Trials
-from maitred.app.workers.desk import Desk
-from maitred.app.workers.house import House
-from maitred.app.workers.staff import Staff
-from maitred.cache.memory import MemoryAnswers
+from maitred.app.trials import RolloutObserver
+from maitred.app.workers.admin import WorkerAdmin
+from maitred.app.workers.controller import ControllerServer
+from maitred.app.workers.ipc import IpcDirectory
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
-from maitred.console.sessions import Sessions
+from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
 from maitred.fleet.engines import Engine
-from maitred.observe.digest import Digest
+from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics import Metrics
-from maitred.observe.recent import Recent
-from maitred.observe.rounds import Rounds
-from maitred.observe.stories import Stories
+from maitred.observe.observer_batch import ObserverBatch
+from maitred.observe.recent import RecentTraffic
+from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.rollout.live import LiveRollouts
-from maitred.wire.desk import Welcome
+from maitred.wire.worker_protocol import ControllerSnapshot
 
 
 class Gateway:
@@ -74,14 +75,14 @@ class Gateway:
         desk: Where API workers ask, if there are any.
     """
 
-    def __init__(self, parts: Parts, first: Regime) -> None:
-        self.application = Reception(first, self._retire)
+    def __init__(self, parts: GatewayServices, first: ConfigGeneration) -> None:
+        self.application = GenerationSwitch(first, self._retire)
         self.gate = parts.gate
         self.roster = parts.roster
         self.desk = parts.desk
         self.desk.adopt(first.control, first.observers)
         self._parts = parts
-        self._sweep = Sweep()
+        self._sweep = GcSweep()
         self._listeners: list[Callable[[Config], None]] = []
 
     def watch(self, listener: Callable[[Config], None]) -> None:
@@ -125,7 +126,7 @@ class Gateway:
             await self._parts.ground.access.declare(config)
         return states
 
-    def _retire(self, living: Sequence[Regime]) -> None:
+    def _retire(self, living: Sequence[ConfigGeneration]) -> None:
         self._sweep.later()
         self._parts.queues.retire(name for regime in living for name in regime.models)
         self._parts.ground.upstreams.retire(regime.served for regime in living)
@@ -133,7 +134,7 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(
-    config: Config, ground: Ground, reloader: Reloader, clock: Clock, house: House | None = None
+    config: Config, ground: GatewayResources, reloader: Reloader, clock: Clock, house: IpcDirectory | None = None
 ) -> AsyncIterator[Gateway]:
     """Makes every part and wires it to the others; what goes on by itself runs until the context is left.
 
@@ -149,15 +150,15 @@ async def open_gateway(
     """
     stores, access, local, on_demand = ground.stores, ground.access, ground.local, ground.on_demand
     alarm = SoftBudgetAlarm()
-    digest = Digest()
-    recent = Recent(clock, digest)
+    digest = ObserverBatch()
+    recent = RecentTraffic(clock, digest)
     await recall_rates(stores, clock)
     admission = Admission(
         access.directory, stores.counters, stores.ledger, config.admission, clock, on_soft_budget=alarm
     )
     roster = roster_of(config, local, on_demand, ground.encoders)
-    gate = Gate(config.server.max_in_flight)
-    accounts = AccountsView(stores, access, admission, alarm, roster.links())
+    gate = InFlightLimiter(config.server.max_in_flight)
+    accounts = StoreHealth(stores, access, admission, alarm, roster.links())
 
     def wanted(name: str) -> None:
         on_demand.wanted(name)
@@ -167,13 +168,13 @@ async def open_gateway(
         queues = await background.enter_async_context(
             open_queues(ground.encoders.dispatchers, clock, recent.first_token, wanted)
         )
-        replicas = Replicas(queues.all, clock)
+        replicas = ReplicaAdmin(queues.all, clock)
         live = LiveRollouts()
-        desk = Desk(
+        desk = ControllerServer(
             gate,
             stores.directory,
             access.refresher,
-            lambda: Welcome(
+            lambda: ControllerSnapshot(
                 access.directory.version, frozenset(live), ground.upstreams.windows(), roster.addresses(local)
             ),
             clock,
@@ -197,19 +198,19 @@ async def open_gateway(
         )
         draft = draft_of(config, ground.upstreams.served, roster, local, live, metrics.requests)
         queues.adopt(config, draft.posts, draft.ladders)
-        rollouts = Rollouts(stores.rollouts, live, draft.router.names, clock)
+        rollouts = RolloutAdmin(stores.rollouts, live, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
-        trials = Trials(live, rollouts, clock)
+        trials = RolloutObserver(live, rollouts, clock)
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
-        sleepers = Sleepers(on_demand.loadables(clock), always)
+        sleepers = SleepableModelAdmin(on_demand.loadables(clock), always)
         for where, engine in roster.engines.items():
             engine.link.watch(partial(_report_steps, metrics, where, engine))
         live_state = LiveState(
             *(gate, queues.all, roster.states, replicas, recent, admission, accounts.stores_up),
-            *(Rounds(metrics.samples, clock), clock),
+            *(LiveDiagnosis(metrics.samples, clock), clock),
             config.console.viewers,
         )
-        parts = Parts(
+        parts = GatewayServices(
             ground=ground,
             clock=clock,
             roster=roster,
@@ -222,18 +223,18 @@ async def open_gateway(
             trials=trials,
             digest=digest,
             metrics=metrics,
-            stories=Stories(config.explain.requests, clock, digest),
+            stories=TimelineBuffer(config.explain.requests, clock, digest),
             recent=recent,
             live_state=live_state,
             accounts=accounts,
             replicas=replicas,
             sleepers=sleepers,
-            pins=Pins(roster.pinnable, clock),
-            answers=MemoryAnswers(config.idempotency, clock),
-            sessions=Sessions(clock, config.console.session_s, config.console.sessions),
+            pins=PinAdmin(roster.pinnable, clock),
+            answers=MemoryIdempotencyStore(config.idempotency, clock),
+            sessions=ConsoleSessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
             desk=desk,
-            staff=Staff(lambda: desk.clerks, house),
+            staff=WorkerAdmin(lambda: desk.clerks, house),
         )
         gateway = Gateway(parts, regime_of(draft, parts))
         access.refresher.watch(lambda: gate.recheck(access.identity.holds))

@@ -4,25 +4,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from maitred.admission.grammars.desk import GrammarDesk
-from maitred.app.access import Access, open_access
-from maitred.app.encoder import Encoders, open_encoders
-from maitred.app.escalation import open_schemas
+from maitred.admission.grammars.validator import GrammarValidator
+from maitred.app.access import AccessServices, open_access
+from maitred.app.encoder import EncoderModels, open_encoders
 from maitred.app.local import LocalModel, local_model
-from maitred.app.residents import LocalModels, open_local_models
-from maitred.app.stores import Stores, open_stores
+from maitred.app.models.on_demand import OnDemandModelSet, open_local_models
+from maitred.app.request.escalation import open_schemas
+from maitred.app.stores import GatewayStores, open_stores
 from maitred.app.tracing import open_traces
 from maitred.app.upstreams import Upstreams, open_upstreams
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
-from maitred.fleet.engines import Engines
-from maitred.observe.traces import Traces
+from maitred.fleet.engines import LocalEngines
+from maitred.observe.traces import TraceObserver
 from maitred.routing.escalation.schemas import Schemas
-from maitred.store.orphan import NOTHING, Outlived
+from maitred.store.orphan_journal import NOTHING, SurvivingWork
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class GatewayResources:
     """Made by `open_ground`.
 
     Attributes:
@@ -37,25 +37,25 @@ class Ground:
         grammars: Compiles what answers have to look like.
     """
 
-    traces: Traces | None
-    stores: Stores
-    access: Access
+    traces: TraceObserver | None
+    stores: GatewayStores
+    access: AccessServices
     upstreams: Upstreams
     local: LocalModel | None
-    on_demand: LocalModels
-    encoders: Encoders
+    on_demand: OnDemandModelSet
+    encoders: EncoderModels
     schemas: Schemas
-    grammars: GrammarDesk
+    grammars: GrammarValidator
 
 
 @asynccontextmanager
 async def open_ground(
     config: Config,
-    engines: Engines | None,
+    engines: LocalEngines | None,
     clock: Clock,
     show_key: Callable[[str], None],
-    outlived: Outlived = NOTHING,
-) -> AsyncIterator[Ground]:
+    outlived: SurvivingWork = NOTHING,
+) -> AsyncIterator[GatewayResources]:
     """Opens all of it. Engines begin to start, those of the `model` section have begun, and none is waited for.
 
     Args:
@@ -77,6 +77,6 @@ async def open_ground(
         open_upstreams(config.models, config.health) as upstreams,
         open_encoders(config, local.name if local else "", clock) as encoders,
         open_schemas(config.routing.auto) as schemas,
-        GrammarDesk(config.admission.grammars) as grammars,
+        GrammarValidator(config.admission.grammars) as grammars,
     ):
-        yield Ground(traces, stores, access, upstreams, local, on_demand, encoders, schemas, grammars)
+        yield GatewayResources(traces, stores, access, upstreams, local, on_demand, encoders, schemas, grammars)

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Generic, Protocol, Self, TypeVar
 
-from maitred.app.control import AnySeat
+from maitred.app.request.flow_control import DispatchHandle
 from maitred.app.slot import Slot
-from maitred.core.answer import Tally
-from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.spare import Spare
+from maitred.core.answer import RequestContext
+from maitred.dispatch.request import AnyEndpoint
+from maitred.dispatch.spare import HedgeAllocation
 
 T = TypeVar("T")
 
 
-class Beginning(Protocol):
+class FirstItemAwaitable(Protocol):
     """An answer whose first part can be waited for without being taken."""
 
     async def begun(self) -> None:
@@ -26,21 +26,21 @@ class Beginning(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Beginning)
-Open = Callable[[AnyPost, Callable[[], None]], AbstractAsyncContextManager[B]]
+B = TypeVar("B", bound=FirstItemAwaitable)
+Open = Callable[[AnyEndpoint, Callable[[], None]], AbstractAsyncContextManager[B]]
 """Sends the request to a replica, and says so after each submission; leaving the context ends the work there."""
 _Runner = asyncio.Task[tuple[B, AsyncExitStack]]
 
 
-class Head(Generic[T]):
-    """An iterator that implements `Beginning`."""
+class PeekableStream(Generic[T]):
+    """An iterator that implements `FirstItemAwaitable`."""
 
     def __init__(self, items: AsyncIterator[T]) -> None:
         self._items = items
         self._first: list[T] = []
 
     async def begun(self) -> None:
-        """See `Beginning`. Also returns where there is nothing at all."""
+        """See `FirstItemAwaitable`. Also returns where there is nothing at all."""
         async for item in self._items:
             self._first.append(item)
             return
@@ -56,7 +56,9 @@ async def _there(item: T) -> T:
     return item
 
 
-async def opened(seat: AnySeat, post: AnyPost, open_at: Open[B], at_replica: Slot, tally: Tally) -> tuple[AnyPost, B]:
+async def opened(
+    seat: DispatchHandle, post: AnyEndpoint, open_at: Open[B], at_replica: Slot, tally: RequestContext
+) -> tuple[AnyEndpoint, B]:
     """Sends a request to the replica that it was granted, and to another one if that is late.
 
     Args:
@@ -72,7 +74,7 @@ async def opened(seat: AnySeat, post: AnyPost, open_at: Open[B], at_replica: Slo
     after_s = seat.hedge_after_s()
     if after_s is None:
         return post, await at_replica.enter(open_at(post, seat.submitted))
-    spare: Spare | None = None
+    spare: HedgeAllocation | None = None
     won: _Runner[B] | None = None
     runners = [first := asyncio.create_task(_run(open_at, post, seat.submitted), name="first replica")]
     try:
@@ -92,7 +94,7 @@ async def opened(seat: AnySeat, post: AnyPost, open_at: Open[B], at_replica: Slo
     return (spare.post if spare is not None and won is runners[-1] else post), answer
 
 
-async def _run(open_at: Open[B], post: AnyPost, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
+async def _run(open_at: Open[B], post: AnyEndpoint, submitted: Callable[[], None]) -> tuple[B, AsyncExitStack]:
     async with AsyncExitStack() as stack:
         answer = await stack.enter_async_context(open_at(post, submitted))
         await answer.begun()

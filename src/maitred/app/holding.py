@@ -22,7 +22,7 @@ class Holder(Protocol):
         ...
 
 
-class Holding(Generic[T_Begun]):
+class ResourceStack(Generic[T_Begun]):
     """A context with what was begun, such as an answer, and the `Holder` of all that was taken for it.
 
     Every request has one and two or three things in it, so this is what of an `AsyncExitStack` it takes, at a few

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 
 from maitred.app.prompts import text_characters
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
-from maitred.core.ports import ModelCard
+from maitred.core.replica import ModelCard
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.openai.structured import FIELDS as STRUCTURED_FIELDS
 
@@ -13,14 +13,14 @@ _MOST_CHOICES = 2_048
 """In one request, so that none can fill the engine's queue alone."""
 
 
-def check_needs(ask: Ask) -> None:
+def check_needs(ask: InferenceRequest) -> None:
     """Raises InvalidRequest if it asks for more than our engine can: an answer without it would be a broken promise."""
     field = next((field for field in ask.needs if field not in STRUCTURED_FIELDS), None)
     if field is not None:
         raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
 
-def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
+def check_sampling(card: ModelCard, ask: InferenceRequest, max_choices: int) -> None:
     """Raises InvalidRequest if the sampling parameters ask for more choices or other tokens than there are."""
     sampling = ask.sampling
     max_choices = min(card.max_choices, max_choices)
@@ -36,7 +36,7 @@ def check_sampling(card: ModelCard, ask: Ask, max_choices: int) -> None:
     _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
 
 
-def check_size(card: ModelCard, tokenizer: Tokenizer, ask: Ask) -> None:
+def check_size(card: ModelCard, tokenizer: Tokenizer, ask: InferenceRequest) -> None:
     """Refuses text that is too long whatever it says, before seconds are spent on tokenising it.
 
     Raises:
@@ -96,7 +96,7 @@ def check_text(card: ModelCard, text: list[int], param: str) -> None:
         )
 
 
-def check_fits(card: ModelCard, prompt: list[int], ask: Ask) -> int:
+def check_fits(card: ModelCard, prompt: list[int], ask: InferenceRequest) -> int:
     """How many tokens may be generated for this prompt.
 
     Raises:

@@ -9,19 +9,19 @@ from msgspec.structs import asdict
 
 from maitred import __version__
 from maitred.admission.admission import Admission
-from maitred.api.gate import Gate
-from maitred.app.own_use import limit_use
-from maitred.app.replicas import Replicas
-from maitred.console.pulse import Pulse
+from maitred.api.in_flight import InFlightLimiter
+from maitred.app.admin.caller_usage import limit_use
+from maitred.app.replicas import ReplicaAdmin
+from maitred.console.pulse import LiveFeed
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
-from maitred.dispatch.crowd import Crowd
+from maitred.dispatch.crowd import TenantActivity
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.state import DispatchState
-from maitred.observe.diagnosis.finding import Finding
+from maitred.dispatch.metrics import DispatchSnapshot
+from maitred.observe.diagnosis.finding import DiagnosisFinding
 from maitred.observe.engines import Engines, EngineState
-from maitred.observe.recent import Recent, Traffic
-from maitred.observe.rounds import Rounds
+from maitred.observe.live_diagnosis import LiveDiagnosis
+from maitred.observe.recent import RecentTraffic, TenantTraffic
 from maitred.wire.admin.live import (
     CreditBody,
     EngineBody,
@@ -44,7 +44,7 @@ _EVERYBODY = "*"
 
 
 class LiveState:
-    """Composes it. Implements `maitred.api.admin.live.Live`.
+    """Composes it. Implements `maitred.api.admin.live.LiveService`.
 
     Args:
         gate: Who is inside.
@@ -64,14 +64,14 @@ class LiveState:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: InFlightLimiter,
         dispatchers: Mapping[str, Dispatcher],
         engines: Callable[[], Engines],
-        replicas: Replicas,
-        recent: Recent,
+        replicas: ReplicaAdmin,
+        recent: RecentTraffic,
         admission: Admission,
         stores_up: Callable[[], Mapping[str, bool]],
-        rounds: Rounds,
+        rounds: LiveDiagnosis,
         clock: Clock,
         most_viewers: int,
     ) -> None:
@@ -85,7 +85,7 @@ class LiveState:
         self._rounds = rounds
         self._clock = clock
         self._started_s = clock.wall_s()
-        self.pulse = Pulse(self._beat, self._compose, clock, most_viewers)
+        self.pulse = LiveFeed(self._beat, self._compose, clock, most_viewers)
 
     async def now(self) -> LiveBody:
         """See `Live.now`."""
@@ -140,7 +140,7 @@ class LiveState:
             findings=None if findings is None else [_finding(finding) for finding in findings],
         )
 
-    def _with_credits(self, states: Mapping[str, DispatchState]) -> list[LiveReplicaBody]:
+    def _with_credits(self, states: Mapping[str, DispatchSnapshot]) -> list[LiveReplicaBody]:
         shown = []
         for body in self._replicas.all():
             if body.model not in states:
@@ -168,15 +168,17 @@ class LiveState:
         for use in uses:
             of.setdefault(use.subject, []).append(limit_use(use))
         rows = [
-            _tenant(name, self._recent.tenants.get(name, Traffic()), waiting[name], running[name], of.get(subject, []))
+            _tenant(
+                name, self._recent.tenants.get(name, TenantTraffic()), waiting[name], running[name], of.get(subject, [])
+            )
             for name, subject in zip(names, subjects[1:], strict=True)
         ]
         if _EVERYBODY in of:
-            rows.insert(0, _tenant(_EVERYBODY, Traffic(), waiting.total(), running.total(), of[_EVERYBODY]))
+            rows.insert(0, _tenant(_EVERYBODY, TenantTraffic(), waiting.total(), running.total(), of[_EVERYBODY]))
         return rows, known
 
 
-def _finding(finding: Finding) -> FindingBody:
+def _finding(finding: DiagnosisFinding) -> FindingBody:
     return FindingBody(**{**asdict(finding), "evidence": list(finding.evidence)})
 
 
@@ -187,7 +189,7 @@ def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
     return total
 
 
-def _queue(model: str, state: DispatchState, crowd: Crowd) -> QueueBody:
+def _queue(model: str, state: DispatchSnapshot, crowd: TenantActivity) -> QueueBody:
     running = Counter(crowd.prefilling)
     running.update(crowd.decoding)
     here = Counter(crowd.waiting)
@@ -232,7 +234,7 @@ def _engine(model: str, replica: str, state: EngineState, held: Mapping[str, int
     )
 
 
-def _tenant(name: str, traffic: Traffic, waiting: int, running: int, limits: list[UseBody]) -> TenantUseBody:
+def _tenant(name: str, traffic: TenantTraffic, waiting: int, running: int, limits: list[UseBody]) -> TenantUseBody:
     return TenantUseBody(
         tenant=name,
         waiting=waiting,

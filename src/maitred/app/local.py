@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from maitred.app.pins import Pinnable
+from maitred.app.pins import PinnableModel
 from maitred.config.tree import Config
-from maitred.dispatch.errand import AnyPost, Post
+from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import Engines
-from maitred.fleet.sleeper import Sleeper
+from maitred.fleet.engines import LocalEngines
+from maitred.fleet.sleepable import SleepableReplica
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.generation_defaults import GenerationDefaults
@@ -24,24 +24,24 @@ class LocalModel:
     """
 
     model: ServedModel
-    engines: Engines
+    engines: LocalEngines
 
     @property
     def name(self) -> str:
         """Of the model."""
         return self.model.name
 
-    def posts(self) -> list[AnyPost]:
+    def posts(self) -> list[AnyEndpoint]:
         """For dispatch; each can sleep."""
-        return [Post(name, Sleeper(engine.link)) for name, engine in self.engines.items()]
+        return [Endpoint(name, SleepableReplica(engine.link)) for name, engine in self.engines.items()]
 
     @property
-    def pinnable(self) -> Pinnable:
+    def pinnable(self) -> PinnableModel:
         """For prefixes that stay."""
-        return Pinnable(self.model.tokenizer, {name: engine.link for name, engine in self.engines.items()})
+        return PinnableModel(self.model.tokenizer, {name: engine.link for name, engine in self.engines.items()})
 
 
-def local_model(config: Config, engines: Engines) -> LocalModel:
+def local_model(config: Config, engines: LocalEngines) -> LocalModel:
     """What requests need to know of the model that these engines run.
 
     Raises:

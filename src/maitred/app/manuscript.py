@@ -14,8 +14,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.core.answer import Part
-from maitred.core.relay import TextRequest
+from maitred.core.answer import TextDelta
+from maitred.core.text_replica import TextRequest
 
 
 def _however(value: object) -> bool:
@@ -43,7 +43,7 @@ _SAFE: Mapping[str, Callable[[Any], bool]] = {
 """Fields of a request with which an answer can be gone on with -> for which of their values."""
 
 
-class Manuscript:
+class TextContinuation:
     """Of one stream.
 
     Args:
@@ -56,7 +56,7 @@ class Manuscript:
         self._text: list[str] = []
         self._plain = prompts == 1 == request.choices and _is_safe(request.fields)
 
-    def heard(self, parts: Iterable[Part]) -> None:
+    def heard(self, parts: Iterable[TextDelta]) -> None:
         """More of the answer, on its way to the caller."""
         for part in parts:
             self._text.append(part.text)

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
-from maitred.core.ports import TokenStream
-from maitred.core.request import Delta
+from maitred.core.replica import TokenStream
+from maitred.core.request import TokenDelta
 
-Batch = tuple[int, list[Delta]]
+Batch = tuple[int, list[TokenDelta]]
 """The number of a stream, and what came of it."""
 
 
@@ -27,9 +27,9 @@ async def merged(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncItera
     if len(streams) == 1:
         # By far the most common case needs neither task nor queue.
         ((number, stream),) = streams.items()
-        yield _Single(number, stream)
+        yield _SingleStream(number, stream)
         return
-    news = _News(unfinished=len(streams))
+    news = _MergedStream(unfinished=len(streams))
     pumps = [asyncio.create_task(news.pump(number, stream)) for number, stream in streams.items()]
     try:
         yield news
@@ -39,7 +39,7 @@ async def merged(streams: Mapping[int, TokenStream]) -> AsyncIterator[AsyncItera
         await asyncio.wait(pumps)
 
 
-class _Single:
+class _SingleStream:
     def __init__(self, number: int, stream: TokenStream) -> None:
         self._number = number
         self._stream = aiter(stream)
@@ -51,7 +51,7 @@ class _Single:
         return self._number, await anext(self._stream)
 
 
-class _News:
+class _MergedStream:
     """What the pumps bring, in order of arrival."""
 
     def __init__(self, unfinished: int) -> None:

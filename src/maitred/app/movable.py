@@ -11,16 +11,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from maitred.core.answer import Answer, Part, Tally
+from maitred.core.answer import RequestContext, ResponseStream, TextDelta
 from maitred.core.errors import DeadlineUnmeetable, MaitredError
-from maitred.dispatch.seat import AskedToLeave, Seat
+from maitred.dispatch.seat import DispatchEntry, OverflowRequested
 
-Work = Callable[[], AbstractAsyncContextManager[Answer]]
+Work = Callable[[], AbstractAsyncContextManager[ResponseStream]]
 """Takes what a request needs at a model, and waits there; leaving the context gives everything back."""
 
 
-class Movable:
-    """Implements `maitred.core.answer.Answer`. A context; leaving it ends what is unfinished.
+class OverflowStream:
+    """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
 
     Args:
         here: Where it waits first.
@@ -28,12 +28,12 @@ class Movable:
         tally: What is known of the request; as it was, when it stays.
     """
 
-    def __init__(self, here: Work, elsewhere: Work, tally: Tally) -> None:
+    def __init__(self, here: Work, elsewhere: Work, tally: RequestContext) -> None:
         self._here = here
         self._elsewhere = elsewhere
         self._tally = tally
         self._running = AsyncExitStack()
-        self._batches: AsyncIterator[list[Part]] | None = None
+        self._batches: AsyncIterator[list[TextDelta]] | None = None
 
     async def __aenter__(self) -> Self:
         self._batches = aiter(await self._running.enter_async_context(self._here()))
@@ -47,15 +47,15 @@ class Movable:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Part]:
+    async def __anext__(self) -> list[TextDelta]:
         assert self._batches is not None
         while True:
             try:
                 return await anext(self._batches)
-            except AskedToLeave as asked:
+            except OverflowRequested as asked:
                 await self._move(asked.seat)
 
-    async def _move(self, seat: Seat) -> None:
+    async def _move(self, seat: DispatchEntry) -> None:
         """Leaves for elsewhere, if it is taken there and has not got its turn here meanwhile."""
         before, there = copy.copy(self._tally), AsyncExitStack()
         try:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from maitred.app.prompts import Vocabulary, tokens_of
+from maitred.app.prompts import NamedTokenizer, tokens_of
 from maitred.core.answer import Conversation, Prompt
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, Conflict, InvalidRequest, ReplicaLost, ReplicaUnavailable, ResourceNotFound
-from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.ids import new_object_id
-from maitred.core.request import Pin, Request, SamplingParams
-from maitred.replica.engine_link import EngineLink
+from maitred.core.request import EngineRequest, PinRequest, SamplingParams
+from maitred.replica.engine.client import EngineClient
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.admin.requests import PinPrefix
 from maitred.wire.admin.responses import PinBody
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pinnable:
+class PinnableModel:
     """A model whose engines can keep prefixes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Pinnable:
     """
 
     tokenizer: Tokenizer
-    links: Mapping[str, EngineLink]
+    links: Mapping[str, EngineClient]
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class _Pinned:
     """Replica -> which life of its engine holds it."""
 
 
-class Pins:
-    """Implements `maitred.api.admin.pins.Pins`.
+class PinAdmin:
+    """Implements `maitred.api.admin.pins.PinService`.
 
     Args:
         models: By their names.
         clock: The time.
     """
 
-    def __init__(self, models: Mapping[str, Pinnable], clock: Clock) -> None:
+    def __init__(self, models: Mapping[str, PinnableModel], clock: Clock) -> None:
         self._models = models
         self._clock = clock
         self._pins: dict[str, _Pinned] = {}
@@ -94,13 +94,13 @@ class Pins:
         if not there:
             raise Conflict(f"No engine runs {wish.model} now, so there is no cache to pin in. Load the model first.")
         id_ = new_object_id("pin")
-        request = Request(
+        request = EngineRequest(
             id_,
             tokens,
             SamplingParams(max_tokens=1, seed=0, temperature=0.0),
             cache_scope=tenant,
-            flow=Flow((Share(tenant),), PriorityClass.STANDARD),
-            pin=Pin(wish.name or id_, wish.ttl_s),
+            flow=Flow((FlowLevel(tenant),), PriorityClass.STANDARD),
+            pin=PinRequest(wish.name or id_, wish.ttl_s),
         )
         pinned = _Pinned(id_, wish.model, tenant, wish.name or id_, len(tokens), self._clock.wall_s() + wish.ttl_s)
         for old in [one for one in self._pins.values() if _same(one, pinned)]:
@@ -129,7 +129,7 @@ class Pins:
         for link in self._models[pin.model].links.values():
             link.unpin(pin.tenant, pin.name)
 
-    async def _compute(self, link: EngineLink, request: Request) -> Exception | None:
+    async def _compute(self, link: EngineClient, request: EngineRequest) -> Exception | None:
         """Why it could not be; None: it was."""
         try:
             async with asyncio.timeout(_COMPUTED_S), link.generate(request) as stream:
@@ -143,7 +143,7 @@ class Pins:
             return Conflict(f"The prefix was not computed within {_COMPUTED_S:g} s. Pin it when less is going on.")
         return None
 
-    def _heard(self, model: str, replica: str, link: EngineLink) -> None:
+    def _heard(self, model: str, replica: str, link: EngineClient) -> None:
         """An engine that sleeps, or is another one, holds nothing of ours."""
         if not self._pins:
             return
@@ -168,7 +168,7 @@ def _same(one: _Pinned, other: _Pinned) -> bool:
     return (one.model, one.tenant, one.name) == (other.model, other.tenant, other.name)
 
 
-async def _tokens(model: Pinnable, wish: PinPrefix) -> list[int]:
+async def _tokens(model: PinnableModel, wish: PinPrefix) -> list[int]:
     if (wish.prompt is None) == (wish.messages is None):
         raise InvalidRequest("Send either prompt or messages.", param="prompt")
     prompt: Prompt
@@ -182,7 +182,7 @@ async def _tokens(model: Pinnable, wish: PinPrefix) -> list[int]:
     else:
         assert wish.prompt is not None
         prompt = wish.prompt
-    (tokens,) = await tokens_of(Vocabulary(wish.model, model.tokenizer), [prompt])
+    (tokens,) = await tokens_of(NamedTokenizer(wish.model, model.tokenizer), [prompt])
     if isinstance(prompt, list) and not all(0 <= token < model.tokenizer.vocab_size for token in tokens):
         raise InvalidRequest(f"Token ids run from 0 to {model.tokenizer.vocab_size - 1}.", param="prompt")
     return tokens

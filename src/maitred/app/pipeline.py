@@ -12,44 +12,44 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.admission.grammars.desk import GrammarDesk
-from maitred.admission.policy.ladder import Ladder, Variant
+from maitred.admission.grammars.validator import GrammarValidator
+from maitred.admission.policy.ladder import DegradationLadder, DegradedRequest
 from maitred.admission.policy.retries import RetryBudget
-from maitred.admission.work import Work
-from maitred.app.control import AnyGrant, AnySeat, Control
-from maitred.app.escalation import Escalated, Judge, may_escalate
-from maitred.app.generation import Generation
-from maitred.app.holding import Holder, Holding
-from maitred.app.manuscript import Manuscript
-from maitred.app.meter import Meter
-from maitred.app.movable import Movable
-from maitred.app.planning import AnyReading, Plan, Planner
-from maitred.app.prompts import Vocabulary, tokens_of
-from maitred.app.reading import Reading
-from maitred.app.relay import Relay
-from maitred.app.retrying import Retrying
+from maitred.admission.work import AdmissionRequest
+from maitred.app.holding import Holder, ResourceStack
+from maitred.app.manuscript import TextContinuation
+from maitred.app.movable import OverflowStream
+from maitred.app.prompts import NamedTokenizer, tokens_of
+from maitred.app.request.engine_response import EngineResponse
+from maitred.app.request.escalation import AnswerChecker, EscalatingStream, may_escalate
+from maitred.app.request.fallback import FallbackStream
+from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
+from maitred.app.request.planner import AnyReading, RequestPlan, RequestPlanner
+from maitred.app.request.tokenized import TokenizedRequest
+from maitred.app.request.upstream_plan import UpstreamRequestPlan
+from maitred.app.request.upstream_response import UpstreamResponse
+from maitred.app.request.usage_counter import UpstreamUsageCounter
+from maitred.app.retrying import RetryPolicy
 from maitred.app.router import Router
-from maitred.app.succession import Succession
-from maitred.app.text_reading import TextReading
-from maitred.app.tracing import Overheard
-from maitred.app.trials import Trials
-from maitred.core.answer import Answer, Ask, Listener, Prompt, Standing, Tally
+from maitred.app.tracing import TappedStream
+from maitred.app.trials import RolloutObserver
+from maitred.core.answer import DeltaListener, InferenceRequest, Prompt, RateLimitStatus, RequestContext, ResponseStream
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.cohort import COHORT, Halt
+from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
     ResourceNotFound,
 )
-from maitred.core.place import Place
-from maitred.core.ports import ModelCard
-from maitred.core.relay import TextRequest
-from maitred.core.request import Request
-from maitred.core.story import ChapterName
+from maitred.core.queue_position import QueuePosition
+from maitred.core.replica import ModelCard
+from maitred.core.request import EngineRequest
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.dispatch.errand import Errand
+from maitred.core.text_replica import TextRequest
+from maitred.core.timeline import SpanName
+from maitred.dispatch.request import DispatchRequest
 from maitred.routing.escalation.schemas import Schemas
-from maitred.routing.pools.routes import Target, Way
+from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 from maitred.text.tokenizer import Tokenizer
 
 
@@ -59,7 +59,7 @@ def draw_seed() -> int:
 
 
 class Pipeline:
-    """Takes requests through the stages. Implements `maitred.core.answer.Answering`.
+    """Takes requests through the stages. Implements `maitred.core.answer.InferenceService`.
 
     Args:
         router: What is served, under which names.
@@ -78,35 +78,35 @@ class Pipeline:
     def __init__(
         self,
         router: Router,
-        control: Control,
-        ladders: Mapping[str, Ladder] | None = None,
+        control: FlowController,
+        ladders: Mapping[str, DegradationLadder] | None = None,
         clock: Clock | None = None,
         *,
         draw_seed: Callable[[], int] = draw_seed,
         max_choices: int = 128,
         least_itl_s: float = 0.0,
-        retries: Retrying | None = None,
+        retries: RetryPolicy | None = None,
         schemas: Schemas | None = None,
-        trials: Trials | None = None,
-        grammars: GrammarDesk | None = None,
+        trials: RolloutObserver | None = None,
+        grammars: GrammarValidator | None = None,
     ) -> None:
         self._router = router
         self._control = control
-        self._planner = Planner(router, control, ladders or {}, max_choices, grammars or GrammarDesk())
+        self._planner = RequestPlanner(router, control, ladders or {}, max_choices, grammars or GrammarValidator())
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
         self._least_itl_s = least_itl_s
         self._schemas = schemas
-        self._retries = retries or Retrying(0, RetryBudget(0.0, 0), self._clock)
+        self._retries = retries or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
         self._trials = trials
 
-    def answer(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
+    def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
         """See `Answering.answer`."""
         answers = self._answers(ask, tally)
         # Somebody may hear it beside its caller.
         return answers if tally.listener is None else _overheard(answers, tally.listener)
 
-    def _answers(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
+    def _answers(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
         """Where it may go, and who watches it there. Nothing has begun before the context is entered."""
         principal = tally.principal or ANONYMOUS
         tally.ask = ask
@@ -116,15 +116,15 @@ class Pipeline:
             # Nobody sees anything before the answer has stood its checks, or that of a larger model has.
             upward = partial(self._router.way_upward, ask, principal)
             begin = partial(self._begin, principal, tally)
-            escalated = Escalated(
-                *(begin, ask, way, upward, Judge(escalation, self._schemas), tally, self._control.price_of)
+            escalated = EscalatingStream(
+                *(begin, ask, way, upward, AnswerChecker(escalation, self._schemas), tally, self._control.price_of)
             )
             return nullcontext(escalated)
         answers = self._begin(principal, tally, ask, way)
         # Where a new version is tried behind the name, the trial wants to know how it went.
         return answers if self._trials is None else self._trials.watched(answers, way, ask, tally, self._serve)
 
-    def _way(self, ask: Ask, principal: Principal, tally: Tally) -> Way:
+    def _way(self, ask: InferenceRequest, principal: Principal, tally: RequestContext) -> RoutePlan:
         """Where it may go; raises where its name leads nowhere."""
         now_s = self._clock.monotonic_s
         facts: dict[str, Any] = {"asked": ask.model}
@@ -132,23 +132,25 @@ class Pipeline:
         try:
             way = self._router.way(ask, principal, tally.request_id)
         except BaseException as failure:
-            tally.story.fail(ChapterName.RESOLVE, began_s, now_s(), facts, failure)
+            tally.story.fail(SpanName.RESOLVE, began_s, now_s(), facts, failure)
             raise
         chosen = tally.chosen = way.chosen
         if chosen is not None:
             facts |= {"reason": chosen.reason, "score": chosen.score, "chosen": chosen.model}
-        tally.story.tell(ChapterName.RESOLVE, began_s, now_s(), facts)
+        tally.story.tell(SpanName.RESOLVE, began_s, now_s(), facts)
         return way
 
-    def _begin(self, principal: Principal, tally: Tally, ask: Ask, way: Way) -> Succession:
+    def _begin(
+        self, principal: Principal, tally: RequestContext, ask: InferenceRequest, way: RoutePlan
+    ) -> FallbackStream:
         """One model after the other, until one begins to answer."""
-        return Succession(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
+        return FallbackStream(partial(self._serve, ask, principal, tally), way, tally, whole=ask.whole)
 
     async def _serve(
-        self, ask: Ask, principal: Principal, tally: Tally, target: Target
-    ) -> AbstractAsyncContextManager[Answer]:
+        self, ask: InferenceRequest, principal: Principal, tally: RequestContext, target: RouteTarget
+    ) -> AbstractAsyncContextManager[ResponseStream]:
         """The answer of one model, not begun. Who is refused by the plan has held nothing, and leaves no context."""
-        await COHORT.regroup(Halt.READ)
+        await COHORT.regroup(CohortStage.READ)
         # Can it do what is asked, and when would its turn come? Who would be served too late may get less, or is told
         # so now.
         now_s, story = self._clock.monotonic_s, tally.story
@@ -156,25 +158,27 @@ class Pipeline:
         try:
             plan = await self._planner.plan(target, ask, principal, tally)
         except BaseException as failure:
-            story.fail(ChapterName.PLAN, began_s, now_s(), {"model": target.name}, failure)
+            story.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
-        story.tell(ChapterName.PLAN, began_s, now_s(), _facts_of(plan, tally))
+        story.tell(SpanName.PLAN, began_s, now_s(), _facts_of(plan, tally))
         # Where it may still be sent elsewhere while it waits, it gives up its place here only for one there.
         leaving = self._planner.leaving(target, ask, principal) if plan.target is target else None
         if leaving is None:
             return self._work(plan, principal, tally)
         plan = replace(plan, errand=replace(plan.errand, movable=True))
         here, there = partial(self._work, plan), partial(self._elsewhere, leaving)
-        return Movable(partial(here, principal, tally), partial(there, principal, tally), tally)
+        return OverflowStream(partial(here, principal, tally), partial(there, principal, tally), tally)
 
-    def _work(self, plan: Plan, principal: Principal, tally: Tally) -> Holding[Answer]:
+    def _work(self, plan: RequestPlan, principal: Principal, tally: RequestContext) -> ResourceStack[ResponseStream]:
         """What is planned.
 
         Leaving it cancels what has not finished and gives up its place; only then is settled what has not been settled.
         """
-        return Holding(partial(self._begun, plan, principal, tally))
+        return ResourceStack(partial(self._begun, plan, principal, tally))
 
-    async def _begun(self, plan: Plan, principal: Principal, tally: Tally, running: Holder) -> Answer:
+    async def _begun(
+        self, plan: RequestPlan, principal: Principal, tally: RequestContext, running: Holder
+    ) -> ResponseStream:
         """What is planned: admitted, queued, answered."""
         tally.forecast = plan.place
         # May the caller have it, and how long may it be?
@@ -186,12 +190,12 @@ class Pipeline:
                 raise
             # The caller has no claim to another model: what it asked for cannot be served in time.
             raise plan.instead_of from None
-        await COHORT.regroup(Halt.ADMITTED)
+        await COHORT.regroup(CohortStage.ADMITTED)
         # It waits in line, and runs where there is room, when the answer is read.
         tally.place = seat.place
-        if isinstance(plan.reading, TextReading):
+        if isinstance(plan.reading, UpstreamRequestPlan):
             return self._relayed(plan.reading, plan.target, principal, tally, grant, seat, running)
-        return Generation(
+        return EngineResponse(
             seat,
             running,
             partial(self._requests, plan.reading, tally, plan.errand, grant, seat),
@@ -203,7 +207,9 @@ class Pipeline:
         )
 
     @asynccontextmanager
-    async def _elsewhere(self, variant: Variant, principal: Principal, tally: Tally) -> AsyncIterator[Answer]:
+    async def _elsewhere(
+        self, variant: DegradedRequest, principal: Principal, tally: RequestContext
+    ) -> AsyncIterator[ResponseStream]:
         """The work at the model that a waiting request is sent to; raises what stands against it there."""
         plan = await self._planner.elsewhere(variant, principal, tally)
         async with self._work(plan, principal, tally) as answer:
@@ -212,25 +218,25 @@ class Pipeline:
 
     def _relayed(
         self,
-        reading: TextReading,
-        target: Target,
+        reading: UpstreamRequestPlan,
+        target: RouteTarget,
         principal: Principal,
-        tally: Tally,
-        grant: AnyGrant,
-        seat: AnySeat,
+        tally: RequestContext,
+        grant: GrantHandle,
+        seat: DispatchHandle,
         running: Holder,
-    ) -> Relay:
+    ) -> UpstreamResponse:
         """The answer of a server of somebody else's."""
         ask = reading.ask
         deadline_s = None if ask.deadline_in_s is None else tally.started_s + ask.deadline_in_s
         scored = ask.scored and self._router.tells_logprobs(target)
         request = _text_request(reading, target, grant, scored=scored)
-        return Relay(
+        return UpstreamResponse(
             seat,
             running,
             request,
             len(reading.prompts),
-            Meter(reading.model, tally, reading.estimated),
+            UpstreamUsageCounter(reading.model, tally, reading.estimated),
             tally,
             self._clock,
             grant,
@@ -238,16 +244,22 @@ class Pipeline:
             deadline_s=deadline_s,
             partial=ask.partial,
             whole=ask.whole,
-            manuscript=Manuscript(request, len(reading.prompts)) if reading.model.reprompts else None,
+            manuscript=TextContinuation(request, len(reading.prompts)) if reading.model.reprompts else None,
         )
 
     def _requests(
-        self, reading: Reading, tally: Tally, errand: Errand, grant: AnyGrant, seat: AnySeat, now_s: float
-    ) -> list[Request]:
+        self,
+        reading: TokenizedRequest,
+        tally: RequestContext,
+        errand: DispatchRequest,
+        grant: GrantHandle,
+        seat: DispatchHandle,
+        now_s: float,
+    ) -> list[EngineRequest]:
         """What the replica is asked to generate, one for each prompt, under ids that lead to the line in the ledger."""
         ask = reading.ask
         return [
-            Request(
+            EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
                 prompt=prompt,
                 sampling=replace(
@@ -271,7 +283,7 @@ class Pipeline:
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
         """See `Answering.tokenize`."""
-        served = Vocabulary(model, self._tokenizer(principal, model))
+        served = NamedTokenizer(model, self._tokenizer(principal, model))
         (tokens,) = await tokens_of(served, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
@@ -298,13 +310,13 @@ class Pipeline:
         """See `Answering.card`."""
         return self._router.named(model, principal).card()
 
-    async def standing(self, tally: Tally) -> Standing | None:
+    async def standing(self, tally: RequestContext) -> RateLimitStatus | None:
         """See `Answering.standing`."""
         if tally.principal is None:
             return None
         return await self._control.peek(tally.principal, tally.model)
 
-    def place(self, principal: Principal, request_id: str) -> Place:
+    def place(self, principal: Principal, request_id: str) -> QueuePosition:
         """See `Answering.place`."""
         place = self._control.place_of(request_id, principal.tenants[-1])
         if place is None:
@@ -318,13 +330,15 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def _overheard(answers: AbstractAsyncContextManager[Answer], listener: Listener) -> AsyncIterator[Answer]:
+async def _overheard(
+    answers: AbstractAsyncContextManager[ResponseStream], listener: DeltaListener
+) -> AsyncIterator[ResponseStream]:
     """The same answer, which somebody hears beside its caller."""
     async with answers as answer:
-        yield Overheard(answer, listener)
+        yield TappedStream(answer, listener)
 
 
-def _facts_of(plan: Plan, tally: Tally) -> dict[str, Any]:
+def _facts_of(plan: RequestPlan, tally: RequestContext) -> dict[str, Any]:
     """What a plan was decided by."""
     facts: dict[str, Any] = {"model": plan.target.name, "prompt_tokens": plan.reading.prompt_tokens}
     if plan.place is not None:
@@ -333,7 +347,9 @@ def _facts_of(plan: Plan, tally: Tally) -> dict[str, Any]:
     return facts
 
 
-def _text_request(reading: TextReading, target: Target, grant: AnyGrant, *, scored: bool) -> TextRequest:
+def _text_request(
+    reading: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
+) -> TextRequest:
     """What a replica that takes text is asked."""
     named = reading.ask.max_tokens is not None
     # Where nobody has limited the length, the server knows better than an estimate how much room there is.
@@ -349,10 +365,10 @@ def _text_request(reading: TextReading, target: Target, grant: AnyGrant, *, scor
     )
 
 
-def _work(principal: Principal, tally: Tally, reading: AnyReading) -> Work:
+def _work(principal: Principal, tally: RequestContext, reading: AnyReading) -> AdmissionRequest:
     """The request as admission sees it."""
     ask = reading.ask
-    return Work(
+    return AdmissionRequest(
         principal=principal,
         request_id=tally.request_id,
         route=tally.route,

@@ -20,7 +20,7 @@ NO_TOOLS = (
 )
 
 
-class Tokenised(Protocol):
+class HasTokenizer(Protocol):
     """A model whose tokenizer is here."""
 
     @property
@@ -34,7 +34,7 @@ class Tokenised(Protocol):
         ...
 
 
-class Vocabulary(NamedTuple):
+class NamedTokenizer(NamedTuple):
     """A tokenizer under the name of the model whose it is."""
 
     name: str
@@ -65,7 +65,7 @@ def _takes_long(prompts: Sequence[Prompt]) -> bool:
 
 
 async def tokens_of(
-    model: Tokenised, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
+    model: HasTokenizer, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
 ) -> list[list[int]]:
     """The prompts as token ids.
 
@@ -92,7 +92,7 @@ async def tokens_of(
         wanted = False
 
 
-def _encode(model: Tokenised, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
+def _encode(model: HasTokenizer, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
     match prompt:
         case list():
             return prompt

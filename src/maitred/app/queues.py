@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from maitred.admission.policy.ladder import Ladder
-from maitred.app.chores import Chores
+from maitred.admission.policy.ladder import DegradationLadder
+from maitred.app.runtime.tasks import KeyedTasks
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import AnyPost
-from maitred.fleet.residency.lodger import Lodger
-from maitred.fleet.sleeper import Sleeper
-from maitred.replica.engine_link import EngineLink
+from maitred.dispatch.request import AnyEndpoint
+from maitred.fleet.residency.on_demand_replica import OnDemandReplica
+from maitred.fleet.sleepable import SleepableReplica
+from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer
-from maitred.routing.placement import Placement
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
 
-Posts = Mapping[str, Sequence[AnyPost]]
+Posts = Mapping[str, Sequence[AnyEndpoint]]
 """Model -> where requests for it can go."""
 
 
@@ -43,7 +43,7 @@ class Queues:
         self,
         encoders: Mapping[str, Dispatcher],
         clock: Clock,
-        chores: Chores[Dispatcher],
+        chores: KeyedTasks[Dispatcher],
         answered: Callable[[float], None],
         wanted: Callable[[str], None],
     ) -> None:
@@ -55,9 +55,9 @@ class Queues:
         self._wanted = wanted
         self._living: dict[str, Dispatcher] = {}
         """Also of models that are not served any more, while somebody asks for them."""
-        self._placements: dict[str, Placement] = {}
+        self._placements: dict[str, PrefixCacheBalancer] = {}
 
-    def adopt(self, config: Config, posts: Posts, ladders: Mapping[str, Ladder]) -> None:
+    def adopt(self, config: Config, posts: Posts, ladders: Mapping[str, DegradationLadder]) -> None:
         """These models are served, by these settings, from now on. Who waits goes on waiting, and who runs running."""
         for dispatcher in self._encoders.values():
             dispatcher.adopt([station.post for station in dispatcher.floor.stations], config.dispatch, None)
@@ -87,7 +87,9 @@ class Queues:
             self._placements.pop(name, None)
         self._chores.only(self._living.values())
 
-    def _placement(self, name: str, config: Config, posts: Sequence[AnyPost], *, overflows: bool) -> Placement | None:
+    def _placement(
+        self, name: str, config: Config, posts: Sequence[AnyEndpoint], *, overflows: bool
+    ) -> PrefixCacheBalancer | None:
         """Which of several replicas takes a request, and what their caches hold.
 
         One alone is followed if it tells: what it holds of a prompt need not be foreseen to take time.
@@ -100,18 +102,18 @@ class Queues:
         links = {post.name: link for post in posts if (link := _link_of(post)) is not None}
         if len(posts) == 1 and not overflows and not links:
             return None
-        placement = self._placements[name] = Placement(balancer)
+        placement = self._placements[name] = PrefixCacheBalancer(balancer)
         for name_of_post, link in links.items():
             link.follow_blocks(partial(placement.heard, name_of_post))
         return placement
 
 
-def _link_of(post: AnyPost) -> EngineLink | None:
+def _link_of(post: AnyEndpoint) -> EngineClient | None:
     """Of an engine of our own, which tells what its cache holds."""
     replica: object = post.replica
-    if isinstance(replica, Lodger):
+    if isinstance(replica, OnDemandReplica):
         return replica.engine.link
-    return replica.link if isinstance(replica, Sleeper) else None
+    return replica.link if isinstance(replica, SleepableReplica) else None
 
 
 @asynccontextmanager
@@ -122,5 +124,5 @@ async def open_queues(
     wanted: Callable[[str], None],
 ) -> AsyncIterator[Queues]:
     """None yet, but for those of encoders; leaving ends all of them."""
-    async with Chores(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
+    async with KeyedTasks(Dispatcher.run, lambda dispatcher: f"dispatch of {dispatcher.model}") as chores:
         yield Queues(encoders, clock, chores, answered, wanted)

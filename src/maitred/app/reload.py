@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from maitred.config.checks import conflicts
-from maitred.config.comparison import Change, Comparison, compare
+from maitred.config.comparison import ConfigComparison, SettingChange, compare
 from maitred.config.loader import LoadedConfig
 from maitred.config.render import yaml_of
 from maitred.config.tree import Config
@@ -29,7 +29,7 @@ Apply = Callable[[Config], Awaitable[None]]
 
 
 class Reloader:
-    """Knows what is in force. Implements `maitred.api.admin.config.Configuration`.
+    """Knows what is in force. Implements `maitred.api.admin.config.ConfigService`.
 
     Args:
         loaded: What the gateway was started with.
@@ -44,7 +44,7 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
         self._apply: Apply = _nothing
         self._since_s = clock.wall_s()
-        self._pending: tuple[Change, ...] = ()
+        self._pending: tuple[SettingChange, ...] = ()
         self._fault: str | None = None
         self._ends = {"applied": 0, "refused": 0}
         self._took_s = 0.0
@@ -128,7 +128,7 @@ class Reloader:
         except Exception:
             log.exception("The configuration could not be reloaded.")
 
-    def _compared(self) -> tuple[LoadedConfig, Comparison]:
+    def _compared(self) -> tuple[LoadedConfig, ConfigComparison]:
         """What was read, and what it comes to. Raises ConfigInvalid."""
         read = self._read()
         comparison = compare(self._loaded.config, read.config)
@@ -141,7 +141,7 @@ class Reloader:
                 )
         return read, comparison
 
-    def _applied(self, read: LoadedConfig, comparison: Comparison, took_s: float) -> None:
+    def _applied(self, read: LoadedConfig, comparison: ConfigComparison, took_s: float) -> None:
         self._loaded = LoadedConfig(comparison.config, {**self._loaded.origins, **read.origins})
         self._pending, self._fault = comparison.pending, None
         self._since_s, self._took_s = self._clock.wall_s(), took_s
@@ -160,9 +160,9 @@ async def _nothing(config: Config) -> None:
     raise ConfigInvalid("The gateway is still starting. Reload the configuration when it listens.")
 
 
-def _names(changes: Iterable[Change]) -> str:
+def _names(changes: Iterable[SettingChange]) -> str:
     return ", ".join(change.setting for change in changes) or "nothing"
 
 
-def _bodies(changes: Iterable[Change]) -> list[ChangeBody]:
+def _bodies(changes: Iterable[SettingChange]) -> list[ChangeBody]:
     return [ChangeBody(setting=one.setting, before=one.before, after=one.after, restart=one.restart) for one in changes]

@@ -7,18 +7,18 @@ sends to the same engine or server is told by itself.
 import logging
 from collections.abc import Callable, Mapping
 
+from maitred.core.admin_state import AdminState
 from maitred.core.clock import Clock
-from maitred.core.duty import Duty
 from maitred.core.errors import InvalidRequest, ResourceNotFound
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.station import Station
+from maitred.dispatch.endpoint import EndpointState
 from maitred.wire.admin.responses import ReplicaBody
 
 _log = logging.getLogger(__name__)
 
 
-class Replicas:
-    """Implements `maitred.api.admin.replicas.Replicas`.
+class ReplicaAdmin:
+    """Implements `maitred.api.admin.replicas.ReplicaService`.
 
     Args:
         dispatchers: Each model's queue, which knows its replicas.
@@ -42,18 +42,18 @@ class Replicas:
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:
         """Nothing new; what runs ends, and then the replica is in maintenance."""
-        return self._tell(replica, model, Duty.drain, "is drained")
+        return self._tell(replica, model, AdminState.drain, "is drained")
 
     def maintain(self, replica: str, model: str | None) -> ReplicaBody:
         """Nothing new, and nobody waits for what runs."""
-        return self._tell(replica, model, Duty.maintain, "is in maintenance")
+        return self._tell(replica, model, AdminState.maintain, "is in maintenance")
 
     def resume(self, replica: str, model: str | None) -> ReplicaBody:
         """It serves again."""
         now_s = self._clock.monotonic_s()
         return self._tell(replica, model, lambda duty: duty.serve(now_s), "serves again")
 
-    def _tell(self, replica: str, model: str | None, order: Callable[[Duty], None], what: str) -> ReplicaBody:
+    def _tell(self, replica: str, model: str | None, order: Callable[[AdminState], None], what: str) -> ReplicaBody:
         """Raises ResourceNotFound, or InvalidRequest where the name alone does not say which one is meant."""
         found = [
             (name, dispatcher, station)
@@ -77,7 +77,7 @@ class Replicas:
         return _body(name, station)
 
 
-def _body(model: str, station: Station) -> ReplicaBody:
+def _body(model: str, station: EndpointState) -> ReplicaBody:
     duty, load = station.post.duty, station.load
     reports = load.total_blocks > 0
     return ReplicaBody(

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.core.backoff import Attempts, Ceiling
+from maitred.core.backoff import BackoffCeiling, RetryState
 from maitred.core.clock import Clock
 
-_CEILING = Ceiling(first_s=0.25, most_s=8.0)
+_CEILING = BackoffCeiling(first_s=0.25, most_s=8.0)
 _PATIENCE_S = 5.0
 """A server that asks for a longer pause is not waited for: the caller can be told, and knows better what to do."""
 
 
-class Retrying:
+class RetryPolicy:
     """Makes the attempts of requests.
 
     Args:
@@ -32,14 +32,14 @@ class Retrying:
         self._clock = clock
         self._draw = draw
 
-    def attempts(self, tenant: str, deadline_s: float | None) -> Attempts:
+    def attempts(self, tenant: str, deadline_s: float | None) -> RetryState:
         """Those of one request.
 
         Args:
             tenant: Whose it is.
             deadline_s: When its answer must be there, monotonic; None: whenever.
         """
-        return Attempts(
+        return RetryState(
             self._retries + 1,
             _CEILING,
             draw=self._draw,

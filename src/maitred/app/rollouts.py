@@ -15,13 +15,13 @@ import msgspec
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound, StoreUnavailable
-from maitred.core.rollout import Phase, RolloutState
+from maitred.core.rollout import RolloutPhase, RolloutState
 from maitred.observe.rollouts import RolloutsState
-from maitred.routing.pools.names import Names
+from maitred.routing.pools.names import ModelNames
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 from maitred.routing.rollout.faults import rollout_faults
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
-from maitred.routing.rollout.trial import Decision
+from maitred.routing.rollout.trial import TrialDecision
 from maitred.store.rollouts import Change
 from maitred.wire.admin.requests import StartRollout, WeighRollout
 from maitred.wire.admin.responses import RolloutBody
@@ -30,10 +30,10 @@ from maitred.wire.admin.times import iso_of
 log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
-_PHASES = {Decision.ABORT: Phase.ABORTED, Decision.PROMOTE: Phase.PROMOTED}
+_PHASES = {TrialDecision.ABORT: RolloutPhase.ABORTED, TrialDecision.PROMOTE: RolloutPhase.PROMOTED}
 
 
-class Store(Protocol):
+class RolloutPersistence(Protocol):
     """Keeps them; `maitred.store.rollouts` is the one that serves. Every method may raise StoreUnavailable."""
 
     async def all(self) -> list[RolloutState]:
@@ -49,8 +49,8 @@ class Store(Protocol):
         ...
 
 
-class Rollouts:
-    """Implements `maitred.api.admin.rollouts.Rollouts`. Its `run` must be running.
+class RolloutAdmin:
+    """Implements `maitred.api.admin.rollouts.RolloutService`. Its `run` must be running.
 
     Args:
         store: Where decisions are kept.
@@ -61,7 +61,13 @@ class Rollouts:
     """
 
     def __init__(
-        self, store: Store, live: LiveRollouts, names: Names, clock: Clock, *, every_s: float = _EVERY_S
+        self,
+        store: RolloutPersistence,
+        live: LiveRollouts,
+        names: ModelNames,
+        clock: Clock,
+        *,
+        every_s: float = _EVERY_S,
     ) -> None:
         self._store = store
         self._live = live
@@ -91,7 +97,7 @@ class Rollouts:
         await self._store.declare({name: config.as_json() for name, config in declared.items()})
         return await self._store.all()
 
-    def adopt(self, names: Names, states: Sequence[RolloutState] | None = None) -> None:
+    def adopt(self, names: ModelNames, states: Sequence[RolloutState] | None = None) -> None:
         """Goes by another table of names from now on.
 
         Args:
@@ -131,11 +137,11 @@ class Rollouts:
             self._decided.pop(name, None)
         self._become(await self._store.all())
 
-    def follow(self, rollout: LiveRollout, decision: Decision) -> None:
+    def follow(self, rollout: LiveRollout, decision: TrialDecision) -> None:
         """Does what the trial says, as far as it may."""
         state, automatic = rollout.state, rollout.config.automatic
         phase = _PHASES.get(decision)
-        if phase is None or automatic == "none" or (phase is Phase.PROMOTED and automatic != "promote"):
+        if phase is None or automatic == "none" or (phase is RolloutPhase.PROMOTED and automatic != "promote"):
             return
         verdict = rollout.verdict()
         why = ", ".join(verdict.faults) or f"as good as {rollout.config.stable}"
@@ -195,7 +201,7 @@ class Rollouts:
         """Gives the canary another share; raises Conflict where it is not on trial or switched to."""
 
         def change(now: RolloutState) -> RolloutState:
-            if now.phase not in (Phase.RUNNING, Phase.SWITCHED):
+            if now.phase not in (RolloutPhase.RUNNING, RolloutPhase.SWITCHED):
                 raise Conflict(
                     f"The rollout {name} is {now.phase.replace('_', ' ')}. Start it again to try the canary."
                 )
@@ -206,15 +212,15 @@ class Rollouts:
 
     async def switch(self, name: str) -> RolloutBody:
         """Everybody to the canary, at once."""
-        return await self._move(name, Phase.SWITCHED)
+        return await self._move(name, RolloutPhase.SWITCHED)
 
     async def promote(self, name: str) -> RolloutBody:
         """The same for good."""
-        return await self._move(name, Phase.PROMOTED)
+        return await self._move(name, RolloutPhase.PROMOTED)
 
     async def rollback(self, name: str) -> RolloutBody:
         """Everybody to the stable version, at once."""
-        return await self._move(name, Phase.ROLLED_BACK)
+        return await self._move(name, RolloutPhase.ROLLED_BACK)
 
     async def end(self, name: str) -> RolloutBody:
         """No rollout any more; raises Conflict where the name leads nowhere without it."""
@@ -224,14 +230,14 @@ class Rollouts:
                 "routing.rollouts."
             )
         body = self.get(name)
-        await self._store.change(name, lambda now: self._moved(name, now, Phase.ENDED))
-        await self._followed(name, Phase.ENDED)
-        return msgspec.structs.replace(body, phase=Phase.ENDED, weight=0.0, shadow=0.0)
+        await self._store.change(name, lambda now: self._moved(name, now, RolloutPhase.ENDED))
+        await self._followed(name, RolloutPhase.ENDED)
+        return msgspec.structs.replace(body, phase=RolloutPhase.ENDED, weight=0.0, shadow=0.0)
 
-    async def _move(self, name: str, phase: Phase) -> RolloutBody:
+    async def _move(self, name: str, phase: RolloutPhase) -> RolloutBody:
         return await self._change(name, lambda now: self._moved(name, now, phase))
 
-    def _moved(self, name: str, now: RolloutState | None, phase: Phase) -> RolloutState:
+    def _moved(self, name: str, now: RolloutState | None, phase: RolloutPhase) -> RolloutState:
         return _known(name, now).moved(phase, self._clock.wall_s(), "an operator decided so")
 
     async def _change(self, name: str, change: Change) -> RolloutBody:
@@ -239,7 +245,7 @@ class Rollouts:
         await self._followed(name, state.phase)
         return self.get(name)
 
-    async def _followed(self, name: str, phase: Phase) -> None:
+    async def _followed(self, name: str, phase: RolloutPhase) -> None:
         """Applies a change that was stored, and says so."""
         self._decided.pop(name, None)
         await self.keep_up()
@@ -264,7 +270,7 @@ class Rollouts:
             if (decided := self._decided.get(state.name)) is not None:
                 state = _unless_overtaken(state, decided)
             config = msgspec.convert(state.settings, RolloutConfig)
-            if state.phase is not Phase.ENDED and any(
+            if state.phase is not RolloutPhase.ENDED and any(
                 self._names.model(model) is None for model in (config.stable, config.canary)
             ):
                 if state.name in self._live:
@@ -276,23 +282,23 @@ class Rollouts:
 
     def _say(self, state: RolloutState) -> None:
         self._count(state.name, state.phase)
-        level = logging.WARNING if state.phase is Phase.ABORTED else logging.INFO
+        level = logging.WARNING if state.phase is RolloutPhase.ABORTED else logging.INFO
         extra = {"rollout": state.name, "phase": str(state.phase), "why": state.why}
         log.log(level, "The rollout %s is %s: %s.", state.name, state.phase, state.why, extra=extra)
 
-    def _count(self, name: str, phase: Phase) -> None:
+    def _count(self, name: str, phase: RolloutPhase) -> None:
         self.decisions[name, phase] = self.decisions.get((name, phase), 0) + 1
 
 
 def _unless_overtaken(now: RolloutState | None, decided: RolloutState) -> RolloutState:
     """A verdict, unless its trial is over for another reason."""
-    if now is not None and (now.trial != decided.trial or now.phase is not Phase.RUNNING):
+    if now is not None and (now.trial != decided.trial or now.phase is not RolloutPhase.RUNNING):
         return now
     return decided
 
 
 def _known(name: str, now: RolloutState | None) -> RolloutState:
-    if now is None or now.phase is Phase.ENDED:
+    if now is None or now.phase is RolloutPhase.ENDED:
         raise _not_found(name)
     return now
 

@@ -4,18 +4,18 @@ import difflib
 from collections.abc import Mapping
 
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import ModelNotFound
-from maitred.core.rollout import Version
+from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.address import Address
-from maitred.routing.auto.choosing import Auto
+from maitred.routing.auto.tiers import AutoModel
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
-from maitred.routing.pools.names import Names
-from maitred.routing.pools.needs import Needs
-from maitred.routing.pools.routes import Fork, Road, Routes, Target, Way
+from maitred.routing.pools.names import ModelNames
+from maitred.routing.pools.requirements import RequestRequirements
+from maitred.routing.pools.route_table import CachedRoute, RoutePlan, Routes, RouteTarget, VersionSplit
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
 
 LOCAL_ONLY = "local-only"
@@ -52,18 +52,18 @@ class Router:
         routes = routes or routes_of(Config(), catalog)
         self._routes = Routes(routes)
         self._pools = routes.pools
-        self._auto = {name: Auto(auto) for name, auto in routes.auto.items()}
-        self._roads: dict[tuple[str, frozenset[str] | None], Road] = {}
+        self._auto = {name: AutoModel(auto) for name, auto in routes.auto.items()}
+        self._roads: dict[tuple[str, frozenset[str] | None], CachedRoute] = {}
         """Of requests that need nothing but a model: its name as they say it, and the models open to their caller."""
 
-    def way(self, ask: Ask, principal: Principal, request_id: str = "") -> Way:
+    def way(self, ask: InferenceRequest, principal: Principal, request_id: str = "") -> RoutePlan:
         """The models that may serve a request, one after the other.
 
         Raises:
             ModelNotFound: The name leads nowhere for this caller; the message has the names that would have worked.
         """
         if self._is_plain(ask, principal) and (road := self._plain_road(ask.model, principal)) is not None:
-            return Way(road)
+            return RoutePlan(road)
         rollout = self._rollout_of(ask.model)
         sticky = None if rollout is None else _sticky_key(rollout.config.sticky, ask, principal, request_id)
         way = self._way(_needs_of(ask, principal), ask, sticky)
@@ -76,17 +76,17 @@ class Router:
         auto = self._auto_of(name) if self._auto else None
         return None if auto is None else auto.escalation
 
-    def way_upward(self, ask: Ask, principal: Principal, way: Way) -> Way | None:
+    def way_upward(self, ask: InferenceRequest, principal: Principal, way: RoutePlan) -> RoutePlan | None:
         """The models that are larger than the one which has answered; None: there is none that it may go to."""
         auto, needs = self._auto_of(ask.model), _needs_of(ask, principal)
         return None if auto is None else self._routes.way_upward(needs, auto.preference(ask), way)
 
-    def tells_logprobs(self, target: Target) -> bool:
+    def tells_logprobs(self, target: RouteTarget) -> bool:
         """Whether log-probabilities may be asked of a model that nobody has asked for."""
         capabilities = self._pools[target.pool].capabilities
         return capabilities is None or "logprobs" in capabilities
 
-    def model(self, target: Target) -> AnyModel:
+    def model(self, target: RouteTarget) -> AnyModel:
         """What serves there."""
         return self._catalog[target.pool]
 
@@ -96,7 +96,7 @@ class Router:
         Raises:
             ModelNotFound: See `way`.
         """
-        way = self._way(Needs(name, allowed=principal.may_use))
+        way = self._way(RequestRequirements(name, allowed=principal.may_use))
         if way is None:
             raise ModelNotFound(_not_found(name, self.open_to(principal)), param="model")
         return self.model(way.first())
@@ -107,34 +107,43 @@ class Router:
             return list(self._catalog)
         if (auto := self._auto_of(name)) is not None:
             return [model for each in auto.names for model in self.behind(each)]
-        way = self._routes.way(Needs(name))
+        way = self._routes.way(RequestRequirements(name))
         return [] if way is None else [self.model(way.first())]
 
     def open_to(self, principal: Principal) -> list[str]:
         """The names that this caller may use and that can be listed."""
-        return [name for name in self._routes.names.listed if self._way(Needs(name, allowed=principal.may_use))]
+        return [
+            name
+            for name in self._routes.names.listed
+            if self._way(RequestRequirements(name, allowed=principal.may_use))
+        ]
 
     @property
-    def names(self) -> Names:
+    def names(self) -> ModelNames:
         """The table of names."""
         return self._routes.names
 
-    def _is_plain(self, ask: Ask, principal: Principal) -> bool:
+    def _is_plain(self, ask: InferenceRequest, principal: Principal) -> bool:
         """Whether it may go wherever the name leads, and the name is nobody's to choose behind."""
         free = not (ask.needs or ask.local_only or principal.tags) and ask.sampling.top_logprobs is None
         anywhere = ask.regions is None and principal.regions is None
         return free and anywhere and not (self._auto or self._routes.names.rollouts or self._rollouts)
 
-    def _plain_road(self, name: str, principal: Principal) -> Road | None:
+    def _plain_road(self, name: str, principal: Principal) -> CachedRoute | None:
         """What the table says to such requests; None: the name leads nowhere for this caller."""
         road = self._roads.get((name, principal.models))
-        if road is None and (road := self._routes.road(Needs(name, allowed=principal.may_use))) is not None:
+        if (
+            road is None
+            and (road := self._routes.road(RequestRequirements(name, allowed=principal.may_use))) is not None
+        ):
             if len(self._roads) >= _MOST_ROADS:
                 self._roads.clear()
             self._roads[name, principal.models] = road
         return road
 
-    def _way(self, needs: Needs, ask: Ask | None = None, sticky: str | None = None) -> Way | None:
+    def _way(
+        self, needs: RequestRequirements, ask: InferenceRequest | None = None, sticky: str | None = None
+    ) -> RoutePlan | None:
         """See `Routes`; without a request as for one of which nothing is known."""
         if (rollout := self._rollout_of(needs.model)) is not None:
             return self._routes.way_by_rollout(needs, _fork(rollout, sticky))
@@ -147,7 +156,7 @@ class Router:
         """What is tried behind a name; None: nothing."""
         return self._rollouts.get(self._routes.names.canonical(name))
 
-    def _auto_of(self, name: str) -> Auto | None:
+    def _auto_of(self, name: str) -> AutoModel | None:
         """The choice that is made behind a name; None: it is that of a model."""
         return self._auto.get(self._routes.names.canonical(name))
 
@@ -157,17 +166,17 @@ def routes_of(config: Config, catalog: Catalog) -> RoutesConfig:
     return config.routing.table({model.name: _pool_of(config.models.get(model.name), config) for model in catalog})
 
 
-def _fork(rollout: LiveRollout, sticky: str | None) -> Fork:
+def _fork(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
     """The two versions behind a name, and which of them a request is to get; without a key, the main one."""
     config = rollout.config
     if sticky is None:
-        version = Version.CANARY if rollout.main == config.canary else Version.STABLE
+        version = RolloutVersion.CANARY if rollout.main == config.canary else RolloutVersion.STABLE
     else:
         version = rollout.split.version_for(sticky)
-    return Fork(rollout.state.name, config.stable, config.canary, version)
+    return VersionSplit(rollout.state.name, config.stable, config.canary, version)
 
 
-def _sticky_key(sticky: str, ask: Ask, principal: Principal, request_id: str) -> str:
+def _sticky_key(sticky: str, ask: InferenceRequest, principal: Principal, request_id: str) -> str:
     """What stays at one version."""
     if sticky == "request":
         return request_id
@@ -187,11 +196,11 @@ def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
     return PoolConfig(capabilities=model.capabilities, local=local, region=model.region)
 
 
-def _needs_of(ask: Ask, principal: Principal) -> Needs:
+def _needs_of(ask: InferenceRequest, principal: Principal) -> RequestRequirements:
     regions = principal.regions
     if ask.regions is not None:
         regions = ask.regions if regions is None else regions & ask.regions
-    return Needs(
+    return RequestRequirements(
         ask.model,
         _capabilities_of(ask, _CAPABILITIES),
         ask.local_only or LOCAL_ONLY in principal.tags,
@@ -200,7 +209,7 @@ def _needs_of(ask: Ask, principal: Principal) -> Needs:
     )
 
 
-def _capabilities_of(ask: Ask, known: Mapping[str, str]) -> frozenset[str]:
+def _capabilities_of(ask: InferenceRequest, known: Mapping[str, str]) -> frozenset[str]:
     needed = {known[field] for field in ask.needs if field in known}
     if ask.sampling.top_logprobs is not None:
         needed.add("logprobs")

@@ -16,29 +16,29 @@ from functools import partial
 from rich.console import Console
 from rich.markup import escape
 
+from maitred.api.http.server import HttpServer
 from maitred.app.address import url_of
 from maitred.app.banner import announce, announce_on_demand, announce_upstreams, show_key
-from maitred.app.encoder import Encoders
-from maitred.app.garbage import collect_seldom
+from maitred.app.encoder import EncoderModels
 from maitred.app.gateway import open_gateway
-from maitred.app.ground import Ground, open_ground
-from maitred.app.http_server import HttpServer
+from maitred.app.ground import GatewayResources, open_ground
 from maitred.app.reload import Read, Reloader
+from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.house import House
-from maitred.app.workers.lobby import Lobby, open_lobby
+from maitred.app.workers.ipc import IpcDirectory
+from maitred.app.workers.lobby import PendingWorkers, open_lobby
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
-from maitred.fleet.engines import Engines
+from maitred.fleet.engines import LocalEngines
 
 
 async def serve(
     loaded: LoadedConfig,
     read: Read,
     listener: socket.socket,
-    engines: Engines | None,
+    engines: LocalEngines | None,
     clock: Clock,
-    house: House | None = None,
+    house: IpcDirectory | None = None,
 ) -> int:
     """Serves until a signal comes; called by `maitred.app.start`.
 
@@ -97,17 +97,17 @@ async def serve(
 
 
 @asynccontextmanager
-async def _visited(house: House | None) -> AsyncIterator[Lobby]:
+async def _visited(house: IpcDirectory | None) -> AsyncIterator[PendingWorkers]:
     """Where API workers are, if there are any; those that had another controller before have come."""
     if house is None:
-        yield Lobby()
+        yield PendingWorkers()
         return
     async with open_lobby(house.desk) as lobby:
         await lobby.gathered(house.workers)
         yield lobby
 
 
-async def _tell_when_ready(console: Console, url: str, ground: Ground, shutdown: Shutdown) -> None:
+async def _tell_when_ready(console: Console, url: str, ground: GatewayResources, shutdown: Shutdown) -> None:
     """Says what is served, each sort of models as soon as it can be.
 
     Raises:
@@ -124,7 +124,7 @@ async def _tell_when_ready(console: Console, url: str, ground: Ground, shutdown:
             announce(console, url, local.name, local.model.card())
 
 
-async def _is_up(engines: Engines | None, encoders: Encoders, shutdown: Shutdown) -> bool:
+async def _is_up(engines: LocalEngines | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
     """Waits until an engine is ready, and the encoder; False if we are told to stop before that.
 
     Raises:

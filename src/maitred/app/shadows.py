@@ -15,23 +15,25 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from maitred.app.access import OPERATORS
-from maitred.core.answer import Answer, Ask, Part, Tally
+from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, MaitredError, Refused
-from maitred.core.flow import LOWEST_PRIORITY, Share
+from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
 from maitred.core.ids import new_object_id
-from maitred.core.rollout import Arm, Version
+from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.core.tenancy import Principal, Scope
-from maitred.routing.pools.routes import Target
+from maitred.routing.pools.route_table import RouteTarget
 from maitred.routing.rollout.agreement import agree, with_calls
 from maitred.routing.rollout.live import LiveRollout
-from maitred.routing.rollout.trial import Observation
+from maitred.routing.rollout.trial import TrialObservation
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[Ask, Principal, Tally, Target], Awaitable[AbstractAsyncContextManager[Answer]]]
+Serve = Callable[
+    [InferenceRequest, Principal, RequestContext, RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]
+]
 """Plans the work at one model. Entering the context begins it; leaving ends it."""
-Told = Callable[[LiveRollout, Observation], None]
+Told = Callable[[LiveRollout, TrialObservation], None]
 
 _LONGEST_S = 300.0
 """A copy that has not ended by then has failed."""
@@ -39,7 +41,7 @@ _MOST_WAIT_S = 1.0
 """If it would have to wait longer, there is none."""
 
 
-class _Nobody(Principal, frozen=True, kw_only=True):
+class _ShadowPrincipal(Principal, frozen=True, kw_only=True):
     """Whose copies are: of the operators, and of none of those whose requests are limited together."""
 
     @property
@@ -48,17 +50,17 @@ class _Nobody(Principal, frozen=True, kw_only=True):
         return super().subjects[:-1]
 
 
-SHADOW = _Nobody(
+SHADOW = _ShadowPrincipal(
     key="shadow",
     tenants=(OPERATORS,),
     scopes=frozenset({Scope.INFERENCE}),
     priority_ceiling=LOWEST_PRIORITY,
-    shares=(Share(OPERATORS), Share("shadow")),
+    shares=(FlowLevel(OPERATORS), FlowLevel("shadow")),
 )
 """The account of all copies."""
 
 
-class CopyEnd(StrEnum):
+class ShadowOutcome(StrEnum):
     """What became of a copy."""
 
     AGREED = "agreed"
@@ -72,15 +74,15 @@ class CopyEnd(StrEnum):
     """What it copies ended early, or this gateway did."""
 
 
-class Copy:
+class ShadowRequest:
     """One of them, as the request that it copies sees it."""
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[TextDelta] = []
         self._original: asyncio.Future[Sequence[str] | None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def heard(self, parts: Sequence[Part]) -> None:
+    def heard(self, parts: Sequence[TextDelta]) -> None:
         """What the caller got."""
         self._parts += parts
 
@@ -108,7 +110,7 @@ class Copy:
             self._original.set_result(texts)
 
 
-class Shadows:
+class ShadowTraffic:
     """Makes copies. A context that owns them; without it there are none.
 
     Args:
@@ -139,7 +141,9 @@ class Shadows:
         """Copies that have not ended."""
         return self._under_way.total()
 
-    def begin(self, rollout: LiveRollout, ask: Ask, tally: Tally, target: Target, serve: Serve) -> Copy | None:
+    def begin(
+        self, rollout: LiveRollout, ask: InferenceRequest, tally: RequestContext, target: RouteTarget, serve: Serve
+    ) -> ShadowRequest | None:
         """A copy of a request that begins now; None: there is no room for one.
 
         Args:
@@ -153,9 +157,9 @@ class Shadows:
         if self._group is None:
             return None
         if self._under_way[name] >= rollout.config.shadow_limit:
-            self.ends[name, CopyEnd.SKIPPED] += 1
+            self.ends[name, ShadowOutcome.SKIPPED] += 1
             return None
-        copy = Copy()
+        copy = ShadowRequest()
         self._under_way[name] += 1
         copy.task = self._group.create_task(
             self._run(copy, rollout, _quiet(ask), tally.route, target, serve), name="shadow copy"
@@ -166,12 +170,20 @@ class Shadows:
     def _ended(self, name: str) -> None:
         self._under_way[name] -= 1
 
-    async def _run(self, copy: Copy, rollout: LiveRollout, ask: Ask, route: str, target: Target, serve: Serve) -> None:
+    async def _run(
+        self,
+        copy: ShadowRequest,
+        rollout: LiveRollout,
+        ask: InferenceRequest,
+        route: str,
+        target: RouteTarget,
+        serve: Serve,
+    ) -> None:
         """Takes a copy to its end, whatever that is: no fault of it goes further."""
         name, trial = rollout.state.name, rollout.trial
-        tally = Tally(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
-        tally.arm = Arm(name, Version.CANARY)
-        end = CopyEnd.DROPPED
+        tally = RequestContext(new_object_id("copy"), self._clock.monotonic_s(), route, SHADOW)
+        tally.arm = RolloutArm(name, RolloutVersion.CANARY)
+        end = ShadowOutcome.DROPPED
         try:
             end, seen = await self._answered(copy, rollout, ask, tally, target, serve)
             if seen is not None and rollout.trial is trial:
@@ -182,34 +194,40 @@ class Shadows:
             self.ends[name, end] += 1
 
     async def _answered(
-        self, copy: Copy, rollout: LiveRollout, ask: Ask, tally: Tally, target: Target, serve: Serve
-    ) -> tuple[CopyEnd, Observation | None]:
+        self,
+        copy: ShadowRequest,
+        rollout: LiveRollout,
+        ask: InferenceRequest,
+        tally: RequestContext,
+        target: RouteTarget,
+        serve: Serve,
+    ) -> tuple[ShadowOutcome, TrialObservation | None]:
         """How it ended, and what that says of the canary."""
-        parts: list[Part] = []
-        failed = Observation(failed=True, copied=True)
+        parts: list[TextDelta] = []
+        failed = TrialObservation(failed=True, copied=True)
         try:
             async with asyncio.timeout(_LONGEST_S), await serve(ask, SHADOW, tally, target) as answer:
                 place = tally.forecast
                 if place is not None and (place.position > 0 or place.wait_s > _MOST_WAIT_S):
-                    return CopyEnd.SKIPPED, None
+                    return ShadowOutcome.SKIPPED, None
                 async for some in answer:
                     parts += some
         except (Refused, CallerError):
-            return CopyEnd.SKIPPED, None
+            return ShadowOutcome.SKIPPED, None
         except (TimeoutError, MaitredError):
             # What was never sent says nothing of the canary: it waited, or came while a failure was got over.
-            return (CopyEnd.SKIPPED, None) if tally.released_s is None else (CopyEnd.FAILED, failed)
-        seen = Observation(tokens=tally.completion_tokens, copied=True)
+            return (ShadowOutcome.SKIPPED, None) if tally.released_s is None else (ShadowOutcome.FAILED, failed)
+        seen = TrialObservation(tokens=tally.completion_tokens, copied=True)
         trial, greedy = rollout.config.trial, ask.sampling.temperature == 0
         similarity = trial.similarity if greedy else trial.sampled_similarity
         original = await copy.original()
         if original is None or similarity is None:
-            return CopyEnd.ANSWERED, seen
+            return ShadowOutcome.ANSWERED, seen
         agreed = agree(original, texts_of(parts), similarity, greedy=greedy)
-        return CopyEnd.AGREED if agreed else CopyEnd.DISAGREED, replace(seen, agreed=agreed)
+        return ShadowOutcome.AGREED if agreed else ShadowOutcome.DISAGREED, replace(seen, agreed=agreed)
 
 
-def texts_of(parts: Sequence[Part]) -> list[str]:
+def texts_of(parts: Sequence[TextDelta]) -> list[str]:
     """What each choice of an answer says, and what it calls."""
     count = 1 + max((part.index for part in parts), default=-1)
     return [
@@ -221,7 +239,7 @@ def texts_of(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def _quiet(ask: Ask) -> Ask:
+def _quiet(ask: InferenceRequest) -> InferenceRequest:
     """The same in no hurry, and for nobody."""
     return replace(
         ask,

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from maitred.api.gate import Gate
+from maitred.api.in_flight import InFlightLimiter
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Shutdown:
         insisted: Whether a second signal has come.
     """
 
-    def __init__(self, gate: Gate, grace_s: float) -> None:
+    def __init__(self, gate: InFlightLimiter, grace_s: float) -> None:
         self._gate = gate
         self._grace_s = grace_s
         self._requested = asyncio.Event()

@@ -22,14 +22,14 @@ import uvloop
 
 from maitred.app.address import bind
 from maitred.app.engines import engines_in, make_engines
-from maitred.app.workers.house import House, open_house
+from maitred.app.workers.ipc import IpcDirectory, open_house
 from maitred.app.workers.supervisor import CONTROLLER, KEEPER, Part, Supervisor
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import Config
 from maitred.core.clock import SystemClock
 from maitred.fleet.local import Command
 from maitred.observe.logs import set_up
-from maitred.store.tenure import tenures
+from maitred.store.data_lock import tenures
 
 Read = Callable[[], LoadedConfig]
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def _several(loaded: LoadedConfig, command: Command | None, read: Read, listener
         return _looped(_start(in_force, command, read, listener, replace(house, workers=workers)))
 
     def keep(_: Collection[int]) -> int:
-        from maitred.app.workers.keeper import keep
+        from maitred.app.workers.engine_host import keep
 
         return _looped(keep(loaded.config, command, house))
 
@@ -112,7 +112,11 @@ def _looped(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _start(
-    loaded: LoadedConfig, command: Command | None, read: Read, listener: socket.socket, house: House | None = None
+    loaded: LoadedConfig,
+    command: Command | None,
+    read: Read,
+    listener: socket.socket,
+    house: IpcDirectory | None = None,
 ) -> int:
     config = loaded.config
     clock = SystemClock()

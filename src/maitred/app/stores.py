@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from maitred.app.steady import SteadyClock
+from maitred.app.runtime.clock import PauseFreeClock
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters
@@ -28,8 +28,8 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
-from maitred.store.orphan import NOTHING, Outlived
-from maitred.store.place import database_url
+from maitred.store.location import database_url
+from maitred.store.orphan_journal import NOTHING, SurvivingWork
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 
@@ -41,7 +41,7 @@ _MOST_RECALLED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stores:
+class GatewayStores:
     """All stores of one gateway."""
 
     directory: DirectoryStore
@@ -54,7 +54,7 @@ class Stores:
 
 
 @asynccontextmanager
-async def open_stores(config: Config, clock: Clock, outlived: Outlived = NOTHING) -> AsyncIterator[Stores]:
+async def open_stores(config: Config, clock: Clock, outlived: SurvivingWork = NOTHING) -> AsyncIterator[GatewayStores]:
     """Opens everything; usage that dead gateways left behind is in the ledger before this returns.
 
     Whoever serves holds the `tenures` of the store before.
@@ -78,7 +78,7 @@ async def open_stores(config: Config, clock: Clock, outlived: Outlived = NOTHING
         # What a dead gateway journaled, and could not settle any more with counters that outlived it, is settled now.
         await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
-        yield Stores(
+        yield GatewayStores(
             DirectoryStore(database, clock),
             journal,
             ledger,
@@ -89,7 +89,7 @@ async def open_stores(config: Config, clock: Clock, outlived: Outlived = NOTHING
         )
 
 
-async def recall_rates(stores: Stores, clock: Clock) -> None:
+async def recall_rates(stores: GatewayStores, clock: Clock) -> None:
     """Lets rates begin where the gateway before this one left them; call it when all limits are known.
 
     Counters in Redis outlive gateways and need none of this. Those in memory are told what the ledger says was taken:
@@ -114,7 +114,7 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
                 "lets as much through: set counters.url to a Redis that they share."
             )
         # Its leases are renewed three times before they end; to miss one renewal takes a pause.
-        steady = SteadyClock(clock, config.admission.lease_s / 3)
+        steady = PauseFreeClock(clock, config.admission.lease_s / 3)
         await stack.enter_async_context(running(steady.run(), "steady clock"))
         return MemoryCounters(steady, ledger.spent)
     from maitred.store.counters.redis import RedisCounters

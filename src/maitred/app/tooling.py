@@ -3,14 +3,14 @@
 from msgspec.structs import replace
 
 from maitred.app.prompts import NO_TOOLS
-from maitred.core.answer import Ask, Conversation
+from maitred.core.answer import Conversation, InferenceRequest
 from maitred.core.errors import Unsupported
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
 from maitred.wire.openai.tools import TOOL_FIELDS
 
 
-def rules_for(model: ServedModel, ask: Ask) -> ToolRules | None:
+def rules_for(model: ServedModel, ask: InferenceRequest) -> ToolRules | None:
     """What a model of our own may call; None: the request brings no tools.
 
     Raises:
@@ -23,7 +23,7 @@ def rules_for(model: ServedModel, ask: Ask) -> ToolRules | None:
     return rules
 
 
-def with_tools(ask: Ask, rules: ToolRules | None) -> Ask:
+def with_tools(ask: InferenceRequest, rules: ToolRules | None) -> InferenceRequest:
     """The request with its tools in the prompt, which leaves less that is asked beyond text."""
     if rules is None:
         return ask

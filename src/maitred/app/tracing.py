@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
-from maitred.core.answer import Answer, Listener, Part
+from maitred.core.answer import DeltaListener, ResponseStream, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.observe.config import TracesConfig
-from maitred.observe.traces import Traces
+from maitred.observe.traces import TraceObserver
 
 
 @asynccontextmanager
-async def open_traces(config: TracesConfig, clock: Clock) -> AsyncIterator[Traces | None]:
+async def open_traces(config: TracesConfig, clock: Clock) -> AsyncIterator[TraceObserver | None]:
     """Traces, until the context is left; None where nothing is traced.
 
     Raises:
@@ -32,27 +32,29 @@ async def open_traces(config: TracesConfig, clock: Clock) -> AsyncIterator[Trace
         ) from error
     exporter = Exporter(config)
     try:
-        yield Traces(config, exporter, clock)
+        yield TraceObserver(config, exporter, clock)
     finally:
         await asyncio.to_thread(exporter.close)
 
 
-class Overheard:
-    """An answer of which a listener hears every part before its caller does. Implements `maitred.core.answer.Answer`.
+class TappedStream:
+    """A response stream whose every delta a listener sees before its caller.
+
+    Implements `maitred.core.answer.ResponseStream`.
 
     Args:
         answer: The answer.
         listener: Hears it.
     """
 
-    def __init__(self, answer: Answer, listener: Listener) -> None:
+    def __init__(self, answer: ResponseStream, listener: DeltaListener) -> None:
         self._batches = aiter(answer)
         self._listener = listener
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Part]:
+    async def __anext__(self) -> list[TextDelta]:
         parts = await anext(self._batches)
         self._listener.heard(parts)
         return parts

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from maitred.app.rollouts import Rollouts
-from maitred.app.shadows import Copy, Serve, Shadows
-from maitred.app.succession import Succession
-from maitred.core.answer import Answer, Ask, Part, Tally
+from maitred.app.request.fallback import FallbackStream
+from maitred.app.rollouts import RolloutAdmin
+from maitred.app.shadows import Serve, ShadowRequest, ShadowTraffic
+from maitred.core.answer import InferenceRequest, RequestContext, ResponseStream, TextDelta
 from maitred.core.clock import Clock
 from maitred.core.errors import (
     CallerError,
@@ -24,11 +24,11 @@ from maitred.core.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
-from maitred.core.rollout import Arm
-from maitred.routing.pools.routes import Way
-from maitred.routing.rollout.lane import Entry
+from maitred.core.rollout import RolloutArm
+from maitred.routing.pools.route_table import RoutePlan
 from maitred.routing.rollout.live import LiveRollout, LiveRollouts
-from maitred.routing.rollout.trial import Observation
+from maitred.routing.rollout.observations import PendingObservation
+from maitred.routing.rollout.trial import TrialObservation
 
 _ABOUT_OTHERS = (LimitReached, Unauthenticated, Forbidden, ModelNotFound, StoreUnavailable, Draining)
 """Failures that say nothing of the version: the caller's own limits and keys, or ours."""
@@ -36,7 +36,7 @@ _SAME_MODEL = "max_tokens="
 """How a step of a degradation ladder begins that stays at the model."""
 
 
-class Trials:
+class RolloutObserver:
     """Watches requests for the trials of their rollouts.
 
     Args:
@@ -48,15 +48,15 @@ class Trials:
         shadows: The copies. Its `run` must be running, or there are none.
     """
 
-    def __init__(self, live: LiveRollouts, rollouts: Rollouts, clock: Clock) -> None:
+    def __init__(self, live: LiveRollouts, rollouts: RolloutAdmin, clock: Clock) -> None:
         self._live = live
         self._rollouts = rollouts
         self._clock = clock
-        self.shadows = Shadows(clock, self._compared)
+        self.shadows = ShadowTraffic(clock, self._compared)
 
     def watched(
-        self, answers: Succession, way: Way, ask: Ask, tally: Tally, serve: Serve
-    ) -> AbstractAsyncContextManager[Answer]:
+        self, answers: FallbackStream, way: RoutePlan, ask: InferenceRequest, tally: RequestContext, serve: Serve
+    ) -> AbstractAsyncContextManager[ResponseStream]:
         """The same answer; if a trial is on, it is told how it went.
 
         Args:
@@ -74,14 +74,21 @@ class Trials:
 
     @asynccontextmanager
     async def _on_trial(
-        self, rollout: LiveRollout, arm: Arm, answers: Succession, way: Way, ask: Ask, tally: Tally, serve: Serve
-    ) -> AsyncIterator[Answer]:
-        def so_far(now_s: float) -> Observation:
+        self,
+        rollout: LiveRollout,
+        arm: RolloutArm,
+        answers: FallbackStream,
+        way: RoutePlan,
+        ask: InferenceRequest,
+        tally: RequestContext,
+        serve: Serve,
+    ) -> AsyncIterator[ResponseStream]:
+        def so_far(now_s: float) -> TrialObservation:
             return seen_of(arm, answers, tally, now_s)
 
-        entry = Entry(arm.version, tally.started_s, so_far)
+        entry = PendingObservation(arm.version, tally.started_s, so_far)
         rollout.enter(entry)
-        copy: Copy | None = None
+        copy: ShadowRequest | None = None
         try:
             async with answers as answer:
                 # Only what was taken is copied, whatever becomes of it: so that says nothing of how the copy will fare.
@@ -108,44 +115,46 @@ class Trials:
         finally:
             self._rollouts.follow(rollout, rollout.advance(self._clock.monotonic_s()))
 
-    def _compared(self, rollout: LiveRollout, seen: Observation) -> None:
+    def _compared(self, rollout: LiveRollout, seen: TrialObservation) -> None:
         self._rollouts.follow(rollout, rollout.compared(seen))
 
 
-async def _overheard(answer: Answer, heard: Callable[[list[Part]], None]) -> AsyncIterator[list[Part]]:
+async def _overheard(
+    answer: ResponseStream, heard: Callable[[list[TextDelta]], None]
+) -> AsyncIterator[list[TextDelta]]:
     """The same answer, of which somebody else hears."""
     async for parts in answer:
         heard(parts)
         yield parts
 
 
-def seen_of(arm: Arm, answers: Succession, tally: Tally, now_s: float) -> Observation:
+def seen_of(arm: RolloutArm, answers: FallbackStream, tally: RequestContext, now_s: float) -> TrialObservation:
     """What is seen of a request at a time: who waits for its first token has waited so long at least.
 
     The wait in the queue here is left out. How much room there is at a version depends on who came to which when, and
     of servers of others it is learnt; a version that is slow is so from the moment that it has the request.
     """
     if tally.arm != arm:
-        return _judged(answers.first_failure) or Observation(failed=True)
+        return _judged(answers.first_failure) or TrialObservation(failed=True)
     if any(not step.startswith(_SAME_MODEL) for step in tally.degraded):
-        return Observation(refused=True)  # another model answers, for want of room at this one
+        return TrialObservation(refused=True)  # another model answers, for want of room at this one
     # A replica that lost the request has cost its caller the time until then.
     begun_s = tally.started_s if tally.recoveries else tally.released_s
     first_s = now_s if tally.first_token_s is None else tally.first_token_s
     between = tally.completion_tokens - 1
     itl_s = sum(tally.gaps_s) / between if tally.gaps_s and between > 0 else None
-    return Observation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
+    return TrialObservation(ttft_s=None if begun_s is None else first_s - begun_s, itl_s=itl_s)
 
 
-def _judged(failure: BaseException | None) -> Observation | None:
+def _judged(failure: BaseException | None) -> TrialObservation | None:
     """What a failure says of the version; None: nothing."""
     if isinstance(failure, _ABOUT_OTHERS):
         return None
     if isinstance(failure, CallerError | Refused):
         # Bad requests meet both sides alike; of a version that takes fewer of them there are more.
-        return Observation(refused=True)
-    return Observation(failed=True)
+        return TrialObservation(refused=True)
+    return TrialObservation(failed=True)
 
 
-def _with_tokens(seen: Observation, tokens: int) -> Observation:
-    return Observation(ttft_s=seen.ttft_s, itl_s=seen.itl_s, tokens=tokens)
+def _with_tokens(seen: TrialObservation, tokens: int) -> TrialObservation:
+    return TrialObservation(ttft_s=seen.ttft_s, itl_s=seen.itl_s, tokens=tokens)

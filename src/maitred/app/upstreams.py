@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maitred.app.chores import Chores
+from maitred.app.runtime.tasks import KeyedTasks
 from maitred.config.tree import TextModelConfig
 from maitred.core.errors import ConfigInvalid
-from maitred.dispatch.errand import AnyPost, Post
+from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.observe.upstreams import UpstreamState
 from maitred.replica.health.config import HealthConfig
-from maitred.replica.health.peers import Peers
+from maitred.replica.health.peers import PoolHealth
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.catalog import TextModel
 from maitred.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from maitred.replica.http.line import Connections
-    from maitred.replica.upstream.server import Upstream
-    from maitred.replica.upstream.standing import Standing
+    from maitred.replica.http.pool import OpenConnections
+    from maitred.replica.upstream.replica import UpstreamReplica
+    from maitred.replica.upstream.status import UpstreamStatus
 
 _FIRST_LOOK_S = 0.5
 """A server that is new must not keep the others' settings waiting for longer; it counts as away until it is seen."""
@@ -30,7 +30,7 @@ _HEALTH = HealthConfig()
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class UpstreamModels:
     """What servers of others run under one configuration.
 
     Attributes:
@@ -39,13 +39,13 @@ class Served:
     """
 
     models: Sequence[TextModel]
-    servers: "Mapping[str, Sequence[Upstream]]"
+    servers: "Mapping[str, Sequence[UpstreamReplica]]"
 
-    def posts(self) -> dict[str, list[AnyPost]]:
+    def posts(self) -> dict[str, list[AnyEndpoint]]:
         """For dispatch. Nobody knows what such servers have left: their windows are learnt."""
         return {
             name: [
-                Post(
+                Endpoint(
                     server.name,
                     server,
                     exact=False,
@@ -57,7 +57,7 @@ class Served:
             for name, servers in self.servers.items()
         }
 
-    def all(self) -> "Iterable[Upstream]":
+    def all(self) -> "Iterable[UpstreamReplica]":
         """Every server, once for each model that it runs."""
         return (server for servers in self.servers.values() for server in servers)
 
@@ -77,12 +77,12 @@ class Upstreams:
         served: What they run now.
     """
 
-    def __init__(self, probes: "Chores[Upstream]", stack: AsyncExitStack) -> None:
-        self.served = Served([], {})
-        self._connections: Connections | None = None
+    def __init__(self, probes: "KeyedTasks[UpstreamReplica]", stack: AsyncExitStack) -> None:
+        self.served = UpstreamModels([], {})
+        self._connections: OpenConnections | None = None
         self._probes = probes
         self._stack = stack
-        self._peers: dict[str, Peers] = {}
+        self._peers: dict[str, PoolHealth] = {}
         self._tokenizers: dict[str, str | None] = {}
 
     @property
@@ -90,7 +90,7 @@ class Upstreams:
         """For the catalog."""
         return self.served.models
 
-    def posts(self) -> dict[str, list[AnyPost]]:
+    def posts(self) -> dict[str, list[AnyEndpoint]]:
         """For dispatch."""
         return self.served.posts()
 
@@ -103,7 +103,7 @@ class Upstreams:
             if server.window_tokens is not None
         }
 
-    async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> Served:
+    async def prepare(self, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> UpstreamModels:
         """What they would run.
 
         Raises:
@@ -111,26 +111,28 @@ class Upstreams:
         """
         configs = {name: config for name, config in configs.items() if config.upstreams}
         if not configs:
-            return Served([], {})
+            return UpstreamModels([], {})
         if self._connections is None:
             # A gateway with engines of its own alone starts sooner without an HTTP client.
-            from maitred.replica.http.line import Connections
+            from maitred.replica.http.pool import OpenConnections
 
-            self._connections = await self._stack.enter_async_context(Connections())
+            self._connections = await self._stack.enter_async_context(OpenConnections())
         return await asyncio.to_thread(self._prepared, configs, self._connections, health)
 
     def _prepared(
-        self, configs: Mapping[str, TextModelConfig], connections: "Connections", health: HealthConfig
-    ) -> Served:
+        self, configs: Mapping[str, TextModelConfig], connections: "OpenConnections", health: HealthConfig
+    ) -> UpstreamModels:
         """Reads files, so it is for a thread."""
         servers = {
             name: [self._server(upstream, name, config, connections, health) for upstream in config.upstreams]
             for name, config in configs.items()
         }
         before = {model.name: model for model in self.served.models}
-        return Served([self._model(name, config, servers[name], before) for name, config in configs.items()], servers)
+        return UpstreamModels(
+            [self._model(name, config, servers[name], before) for name, config in configs.items()], servers
+        )
 
-    async def look(self, served: Served) -> None:
+    async def look(self, served: UpstreamModels) -> None:
         """Takes a first look at those that are new, so that they need not begin as if they were away."""
         from maitred.replica.upstream.probe import Probe
 
@@ -144,22 +146,22 @@ class Upstreams:
             if late:
                 await asyncio.wait(late)
 
-    def adopt(self, served: Served, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
+    def adopt(self, served: UpstreamModels, configs: Mapping[str, TextModelConfig], health: HealthConfig) -> None:
         """They run this from now on."""
         staying = {server.standing for server in served.all()}
         for server in self.served.all():
             if server.standing not in staying:
-                server.standing.join(Peers(health.outliers, []))  # what runs there is compared with nobody
+                server.standing.join(PoolHealth(health.outliers, []))  # what runs there is compared with nobody
         self.served = served
         self._tokenizers = {name: config.tokenizer for name, config in configs.items()}
-        self._peers = {name: self._peers.get(name) or Peers(health.outliers, []) for name in served.servers}
+        self._peers = {name: self._peers.get(name) or PoolHealth(health.outliers, []) for name in served.servers}
         for name, servers in served.servers.items():
             for server in servers:
                 server.standing.join(self._peers[name])
                 server.standing.adopt(server.config.probe_every_s, health)
         self._probes.begin(served.all())
 
-    def retire(self, in_use: Iterable[Served]) -> None:
+    def retire(self, in_use: Iterable[UpstreamModels]) -> None:
         """Looks no more at servers that nobody serves from any more."""
         self._probes.only(server for served in in_use for server in served.all())
 
@@ -184,9 +186,9 @@ class Upstreams:
         config: UpstreamConfig,
         name: str,
         model: TextModelConfig,
-        connections: "Connections",
+        connections: "OpenConnections",
         health: HealthConfig,
-    ) -> "Upstream":
+    ) -> "UpstreamReplica":
         here = self.served.servers.get(name, ())
         before = next((server for server in here if server.is_at(config)), None)
         if before is not None and before.settings == (config, model.context_tokens, model.max_choices):
@@ -194,7 +196,7 @@ class Upstreams:
         return _upstream(config, name, model, connections, health, before)
 
     def _model(
-        self, name: str, config: TextModelConfig, servers: "Sequence[Upstream]", before: Mapping[str, TextModel]
+        self, name: str, config: TextModelConfig, servers: "Sequence[UpstreamReplica]", before: Mapping[str, TextModel]
     ) -> TextModel:
         known = before.get(name)
         if known is None:
@@ -208,7 +210,7 @@ async def open_upstreams(
     models: Mapping[str, TextModelConfig],
     health: HealthConfig = _HEALTH,
     *,
-    standing: "Callable[[Upstream], Standing] | None" = None,
+    standing: "Callable[[UpstreamReplica], UpstreamStatus] | None" = None,
 ) -> AsyncIterator[Upstreams]:
     """The models of the configuration. Somebody begins to look at their servers.
 
@@ -222,7 +224,7 @@ async def open_upstreams(
     """
     async with (
         AsyncExitStack() as stack,
-        Chores(_probing, lambda server: f"probe of {server.name}") as probes,
+        KeyedTasks(_probing, lambda server: f"probe of {server.name}") as probes,
     ):
         upstreams = Upstreams(probes, stack)
         served = await upstreams.prepare(models, health)
@@ -235,7 +237,7 @@ async def open_upstreams(
         yield upstreams
 
 
-async def _probing(server: "Upstream") -> None:
+async def _probing(server: "UpstreamReplica") -> None:
     from maitred.replica.upstream.probe import Probe
 
     await Probe(server).run()
@@ -245,14 +247,14 @@ def _upstream(
     config: UpstreamConfig,
     name: str,
     model: TextModelConfig,
-    connections: "Connections",
+    connections: "OpenConnections",
     health: HealthConfig,
-    before: "Upstream | None",
-) -> "Upstream":
-    from maitred.replica.upstream.server import Upstream
+    before: "UpstreamReplica | None",
+) -> "UpstreamReplica":
+    from maitred.replica.upstream.replica import UpstreamReplica
 
     try:
-        return Upstream(
+        return UpstreamReplica(
             config,
             name,
             connections,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 
-class RepeatKey(NamedTuple):
+class IdempotencyKey(NamedTuple):
     """What two requests must have in common for one to be a repeat of the other."""
 
     caller: str
@@ -27,7 +27,7 @@ class RepeatKey(NamedTuple):
     """The ``Idempotency-Key``."""
 
 
-class Head(NamedTuple):
+class RecordedHead(NamedTuple):
     """How an answer begins."""
 
     status: int
@@ -42,7 +42,7 @@ class Head(NamedTuple):
     """What was taken from it because of the load."""
 
 
-class Reader(Protocol):
+class RecordedResponseReader(Protocol):
     """One who reads a recording from its beginning. Leaving the block ends the reading."""
 
     def __enter__(self) -> Self: ...
@@ -51,7 +51,7 @@ class Reader(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    async def head(self) -> Head:
+    async def head(self) -> RecordedHead:
         """Waits for the beginning.
 
         Raises:
@@ -74,7 +74,7 @@ class Reader(Protocol):
         ...
 
 
-class Recording(Protocol):
+class RecordedResponse(Protocol):
     """What the work for one key has said so far. One writes, any number read."""
 
     @property
@@ -87,11 +87,11 @@ class Recording(Protocol):
         """Whether going on is pointless: the answer is too large to keep, and nobody reads it."""
         ...
 
-    def reader(self) -> Reader:
+    def reader(self) -> RecordedResponseReader:
         """Someone new who reads from the beginning."""
         ...
 
-    async def begin(self, head: Head) -> None:
+    async def begin(self, head: RecordedHead) -> None:
         """The answer begins; once."""
         ...
 
@@ -108,10 +108,10 @@ class Recording(Protocol):
         ...
 
 
-class Claim(NamedTuple):
+class IdempotencyClaim(NamedTuple):
     """What a request with a key has to do."""
 
-    recording: Recording
+    recording: RecordedResponse
     fresh: bool
     """The work is its own to do, and to record; exactly one of `finish` and `fail` must follow. Else: only read."""
 
@@ -119,7 +119,7 @@ class Claim(NamedTuple):
 class AnswerStore(Protocol):
     """Keeps recordings."""
 
-    async def claim(self, key: RepeatKey, body_hash: bytes, request_id: str) -> Claim:
+    async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
         """Takes the key for a new recording, or finds the one that it has.
 
         Raises:

@@ -11,13 +11,13 @@ Everything is one event loop's; nothing here suspends between looking and acting
 from collections import OrderedDict
 
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.idempotency import Claim, RepeatKey
+from maitred.cache.idempotency import IdempotencyClaim, IdempotencyKey
 from maitred.cache.recording import ENTRY_BYTES, MemoryRecording
 from maitred.core.clock import Clock
 from maitred.core.errors import IdempotencyConflict
 
 
-class MemoryAnswers:
+class MemoryIdempotencyStore:
     """Keeps recordings in memory. Implements `maitred.cache.idempotency.AnswerStore`, and `Shelf` for recordings.
 
     Args:
@@ -31,8 +31,8 @@ class MemoryAnswers:
     def __init__(self, config: IdempotencyConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._listed: dict[RepeatKey, MemoryRecording] = {}
-        self._ended: OrderedDict[RepeatKey, float] = OrderedDict()
+        self._listed: dict[IdempotencyKey, MemoryRecording] = {}
+        self._ended: OrderedDict[IdempotencyKey, float] = OrderedDict()
         """When each kept recording ended, in that order."""
         self.held_bytes = 0
 
@@ -44,7 +44,7 @@ class MemoryAnswers:
         """Keys that are taken."""
         return len(self._listed)
 
-    async def claim(self, key: RepeatKey, body_hash: bytes, request_id: str) -> Claim:
+    async def claim(self, key: IdempotencyKey, body_hash: bytes, request_id: str) -> IdempotencyClaim:
         """See `AnswerStore.claim`."""
         self._expire()
         known = self._listed.get(key)
@@ -53,7 +53,7 @@ class MemoryAnswers:
             self._listed[key] = recording
             self._make_room(ENTRY_BYTES)
             self.held_bytes += ENTRY_BYTES
-            return Claim(recording, fresh=True)
+            return IdempotencyClaim(recording, fresh=True)
         if known.body_hash != body_hash:
             raise IdempotencyConflict(
                 f"This Idempotency-Key was used with another body, by request {known.request_id}. Take a new key for "
@@ -64,7 +64,7 @@ class MemoryAnswers:
                 f"The answer to this Idempotency-Key, by request {known.request_id}, was too large to keep, so it "
                 "cannot be sent again; nor is it generated again. Take a new key to ask anew."
             )
-        return Claim(known, fresh=False)
+        return IdempotencyClaim(known, fresh=False)
 
     def take(self, size: int) -> bool:
         """See `Shelf.take`."""

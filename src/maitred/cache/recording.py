@@ -10,7 +10,7 @@ import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
-from maitred.cache.idempotency import Head, RepeatKey
+from maitred.cache.idempotency import IdempotencyKey, RecordedHead
 from maitred.core.errors import IdempotencyConflict
 
 ENTRY_BYTES = 1024
@@ -19,7 +19,7 @@ PIECE_BYTES = 64 * 1024
 """Given to a reader at once; and how far the work runs ahead of the fastest reader of an answer that is not kept."""
 
 
-class Shelf(Protocol):
+class RecordingStore(Protocol):
     """Where recordings are."""
 
     def take(self, size: int) -> bool:
@@ -40,7 +40,7 @@ class Shelf(Protocol):
 
 
 class MemoryRecording:
-    """One recording. Implements `maitred.cache.idempotency.Recording`.
+    """One recording. Implements `maitred.cache.idempotency.RecordedResponse`.
 
     Attributes:
         kept: Whether all of it is held, so that it can be read from the beginning.
@@ -50,11 +50,13 @@ class MemoryRecording:
         readers: Who reads.
     """
 
-    def __init__(self, shelf: Shelf, key: RepeatKey, body_hash: bytes, request_id: str, largest_bytes: int) -> None:
+    def __init__(
+        self, shelf: RecordingStore, key: IdempotencyKey, body_hash: bytes, request_id: str, largest_bytes: int
+    ) -> None:
         self.key = key
         self.body_hash = body_hash
         self.request_id = request_id
-        self.head: Head | None = None
+        self.head: RecordedHead | None = None
         self.kept = True
         self.ended = False
         self.failure: Exception | None = None
@@ -91,7 +93,7 @@ class MemoryRecording:
         self.readers.add(reader)
         return reader
 
-    async def begin(self, head: Head) -> None:
+    async def begin(self, head: RecordedHead) -> None:
         """See `Recording.begin`."""
         self.head = head
         self.tell()
@@ -159,7 +161,7 @@ class MemoryRecording:
 
 
 class MemoryReader:
-    """One reader. Implements `maitred.cache.idempotency.Reader`."""
+    """One reader. Implements `maitred.cache.idempotency.RecordedResponseReader`."""
 
     def __init__(self, recording: MemoryRecording) -> None:
         self.position = 0
@@ -173,7 +175,7 @@ class MemoryReader:
     ) -> None:
         self.close()
 
-    async def head(self) -> Head:
+    async def head(self) -> RecordedHead:
         """See `Reader.head`."""
         recording = self._recording
         while recording.head is None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Entry = TypeVar("Entry")
 
 
-class Page(Protocol[Entry]):
+class ListPage(Protocol[Entry]):
     """What every list answers."""
 
     @property
@@ -85,7 +85,7 @@ class AdminClient:
             return msgspec.json.decode(await self.raw(method, path, body=body), type=answer)
 
     async def every(
-        self, path: str, page: type[Page[Entry]], query: Mapping[str, str | None] | None = None
+        self, path: str, page: type[ListPage[Entry]], query: Mapping[str, str | None] | None = None
     ) -> AsyncIterator[Entry]:
         """All entries of a list, page by page."""
         after: str | None = None

@@ -10,7 +10,7 @@ from maitred.cli.options import DEFAULT_URL, KeyOption, ModelOption, Temperature
 from maitred.core.errors import MaitredError
 
 if TYPE_CHECKING:
-    from maitred.cli.client import Message, Options
+    from maitred.cli.client import ChatOptions, ConversationTurn
 
 EXAMPLES = """
 Examples:
@@ -40,16 +40,16 @@ def chat(
     """
     import asyncio
 
-    from maitred.cli.client import Client, Message, Options
+    from maitred.cli.client import ChatOptions, ConversationTurn, GatewayClient
     from maitred.cli.terminal import given_lines
 
     async def choose() -> str:
-        async with Client(url, key) as client:
+        async with GatewayClient(url, key) as client:
             return await client.first_model()
 
     name = model or asyncio.run(choose())
-    conversation = [Message("system", system)] if system else []
-    options = Options(temperature, max_tokens)
+    conversation = [ConversationTurn("system", system)] if system else []
+    options = ChatOptions(temperature, max_tokens)
     if sys.stdin.isatty():
         _converse(url, key, name, conversation, options)
         return
@@ -58,7 +58,9 @@ def chat(
             _turn(url, key, name, conversation, line.strip(), options)
 
 
-def _converse(url: str, key: str | None, model: str, conversation: "list[Message]", options: "Options") -> None:
+def _converse(
+    url: str, key: str | None, model: str, conversation: "list[ConversationTurn]", options: "ChatOptions"
+) -> None:
     """Turns until Ctrl-D; a failed one is explained and can be sent again."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() line editing and history
@@ -79,7 +81,9 @@ def _converse(url: str, key: str | None, model: str, conversation: "list[Message
                 typer.echo(error.message, err=True)
 
 
-def _turn(url: str, key: str | None, model: str, conversation: "list[Message]", line: str, options: "Options") -> None:
+def _turn(
+    url: str, key: str | None, model: str, conversation: "list[ConversationTurn]", line: str, options: "ChatOptions"
+) -> None:
     """One question and its answer; both join the conversation, the answer as far as it came before Ctrl-C.
 
     Raises:
@@ -87,14 +91,14 @@ def _turn(url: str, key: str | None, model: str, conversation: "list[Message]", 
     """
     import asyncio
 
-    from maitred.cli.client import Client, Message
+    from maitred.cli.client import ConversationTurn, GatewayClient
     from maitred.cli.terminal import write_answer
 
-    question = Message("user", line)
+    question = ConversationTurn("user", line)
     answer: list[str] = []
 
     async def stream() -> None:
-        async with Client(url, key) as client:
+        async with GatewayClient(url, key) as client:
             await write_answer(client.chat(model, [*conversation, question], options), answer)
 
     try:
@@ -103,4 +107,4 @@ def _turn(url: str, key: str | None, model: str, conversation: "list[Message]", 
         if not sys.stdin.isatty():
             raise
         typer.echo("(stopped)", err=True)
-    conversation += [question, Message("assistant", "".join(answer))]
+    conversation += [question, ConversationTurn("assistant", "".join(answer))]

@@ -21,21 +21,21 @@ _LONGEST_QUOTE = 300
 _OPENAI = "does not speak OpenAI's API"
 
 
-class Message(msgspec.Struct, frozen=True):
+class ConversationTurn(msgspec.Struct, frozen=True):
     """One turn of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Options(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the caller chose; the server decides the rest."""
 
     temperature: float | None = None
     max_tokens: int | None = None
 
 
-class Piece(msgspec.Struct, frozen=True):
+class AnswerDelta(msgspec.Struct, frozen=True):
     """Some more of an answer; the last piece says why it ended."""
 
     text: str
@@ -80,7 +80,7 @@ class _Failure(msgspec.Struct, frozen=True):
     error: _ErrorBody
 
 
-class Client:
+class GatewayClient:
     """Talks to one server; an async context manager that owns the connections.
 
     Args:
@@ -131,15 +131,19 @@ class Client:
             raise Unavailable(f"{self._url} serves no model yet. Try again shortly.")
         return models[0].id
 
-    def chat(self, model: str, messages: Sequence[Message], options: Options) -> AsyncIterator[Piece]:
+    def chat(
+        self, model: str, messages: Sequence[ConversationTurn], options: ChatOptions
+    ) -> AsyncIterator[AnswerDelta]:
         """Streams the next turn of a conversation."""
         return self._stream("/v1/chat/completions", {"model": model, "messages": messages}, options)
 
-    def complete(self, model: str, prompt: str, options: Options) -> AsyncIterator[Piece]:
+    def complete(self, model: str, prompt: str, options: ChatOptions) -> AsyncIterator[AnswerDelta]:
         """Streams how a text goes on."""
         return self._stream("/v1/completions", {"model": model, "prompt": prompt}, options)
 
-    async def _stream(self, path: str, request: Mapping[str, object], options: Options) -> AsyncIterator[Piece]:
+    async def _stream(
+        self, path: str, request: Mapping[str, object], options: ChatOptions
+    ) -> AsyncIterator[AnswerDelta]:
         try:
             body = msgspec.json.encode({**request, **msgspec.to_builtins(options), "stream": True})
         except UnicodeEncodeError as error:  # what Python makes of arguments, and of some pipes, that are not UTF-8
@@ -237,7 +241,7 @@ def not_text() -> InvalidRequest:
     return InvalidRequest("The input is not UTF-8 text. Convert it first, for example with iconv.")
 
 
-def _pieces(data: str) -> list[Piece]:
+def _pieces(data: str) -> list[AnswerDelta]:
     """The text in one event.
 
     Raises:
@@ -249,7 +253,7 @@ def _pieces(data: str) -> list[Piece]:
         raise Unavailable("The answer was cut: the server sent something that is no part of one.") from error
     if chunk.error is not None:
         raise Unavailable(f"The answer was cut: {quoted(chunk.error.message) or 'the server failed.'}")
-    return [Piece(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
+    return [AnswerDelta(choice.text or choice.delta.content or "", choice.finish_reason) for choice in chunk.choices]
 
 
 def _cut() -> Unavailable:

@@ -31,14 +31,14 @@ def complete(
     """
     import asyncio
 
-    from maitred.cli.client import Client, Options
+    from maitred.cli.client import ChatOptions, GatewayClient
     from maitred.cli.terminal import given_lines, write_answer
 
     text = "".join(given_lines()) if prompt == "-" else prompt
 
     async def stream() -> None:
-        async with Client(url, key) as client:
+        async with GatewayClient(url, key) as client:
             name = model or await client.first_model()
-            await write_answer(client.complete(name, text, Options(temperature, max_tokens)), [])
+            await write_answer(client.complete(name, text, ChatOptions(temperature, max_tokens)), [])
 
     asyncio.run(stream())

@@ -11,8 +11,8 @@ from maitred.cli.tables import print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from maitred.observe.diagnosis.finding import Finding
-    from maitred.observe.diagnosis.vitals import Vitals
+    from maitred.observe.diagnosis.finding import DiagnosisFinding
+    from maitred.observe.diagnosis.snapshot import HealthSnapshot
 
 EXAMPLES = """
 Examples:
@@ -59,7 +59,7 @@ def doctor(
     if config is not None:
         import os
 
-        from maitred.config.traps import traps
+        from maitred.config.suspicious import traps
 
         findings = traps(load_settings(config, None, {}).config, cores=os.cpu_count() or 1)
         healthy = f"No trap in {config}."
@@ -77,19 +77,19 @@ def doctor(
         raise typer.Exit(_FOUND)
 
 
-async def _watch(url: str, key: str | None, seconds: float) -> "Vitals":
+async def _watch(url: str, key: str | None, seconds: float) -> "HealthSnapshot":
     import asyncio
     import time
 
     import aiohttp
 
     from maitred.cli.client import CONNECT_TIMEOUT_S, bearer, refusal, root_of, stranger, talking_to
-    from maitred.observe.diagnosis.watch import Watch
-    from maitred.observe.samples import Samples, parse_metrics
+    from maitred.observe.diagnosis.watch import ScrapeWatcher
+    from maitred.observe.samples import MetricSamples, parse_metrics
 
     address = f"{root_of(url)}/metrics"
     fault = "shows no metrics of maitred"
-    looks: list[Samples] = []
+    looks: list[MetricSamples] = []
     times_s: list[float] = []
     timeout = aiohttp.ClientTimeout(total=60.0, sock_connect=CONNECT_TIMEOUT_S)
     headers = bearer(key, "MAITRED_API_KEY") if key else {}
@@ -104,15 +104,15 @@ async def _watch(url: str, key: str | None, seconds: float) -> "Vitals":
                     if response.status != 200:
                         raise refusal(response.status, body)
                 try:
-                    looks.append(Samples(parse_metrics(body.decode())))
+                    looks.append(MetricSamples(parse_metrics(body.decode())))
                 except ValueError as error:
                     raise stranger(url, fault) from error
     if "maitred_in_flight" not in looks[0]:
         raise stranger(url, fault)
-    return Watch(looks, times_s[-1] - times_s[0]).vitals()
+    return ScrapeWatcher(looks, times_s[-1] - times_s[0]).vitals()
 
 
-def _print(findings: "Sequence[Finding]", healthy: str) -> None:
+def _print(findings: "Sequence[DiagnosisFinding]", healthy: str) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text

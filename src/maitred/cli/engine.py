@@ -16,7 +16,7 @@ from maitred.cli.options import (
     load_settings,
     require_model,
 )
-from maitred.core.lifeline import follow_parent
+from maitred.core.parent_watch import follow_parent
 
 EXAMPLES = """
 Examples:

@@ -9,7 +9,7 @@ from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOpti
 from maitred.cli.tables import amount, print_json, print_table
 
 if TYPE_CHECKING:
-    from maitred.wire.admin.responses import ChapterBody, StoryBody, StoryList
+    from maitred.wire.admin.responses import SpanBody, TimelineBody, TimelineList
 
 EXAMPLES = """
 Examples:
@@ -36,13 +36,13 @@ def explain(
 ) -> None:
     """Tell what happened to a request: what it waited for, what was decided, and what it cost."""
     from maitred.cli.admin_client import administer, in_path
-    from maitred.wire.admin.responses import StoryBody, StoryList
+    from maitred.wire.admin.responses import TimelineBody, TimelineList
 
     if request_id is None:
-        _list(administer(url, key, lambda client: client.get("requests", StoryList)), as_json=as_json)
+        _list(administer(url, key, lambda client: client.get("requests", TimelineList)), as_json=as_json)
         return
     path = f"requests/{in_path(request_id)}"
-    story = administer(url, key, lambda client: client.get(path, StoryBody))
+    story = administer(url, key, lambda client: client.get(path, TimelineBody))
     if as_json:
         print_json(story)
         return
@@ -55,7 +55,7 @@ def explain(
     )
 
 
-def _list(stories: "StoryList", *, as_json: bool) -> None:
+def _list(stories: "TimelineList", *, as_json: bool) -> None:
     if as_json:
         print_json(stories)
         return
@@ -72,7 +72,7 @@ def _list(stories: "StoryList", *, as_json: bool) -> None:
     )
 
 
-def _heading(story: "StoryBody") -> Iterator[tuple[str, object]]:
+def _heading(story: "TimelineBody") -> Iterator[tuple[str, object]]:
     """What is said of the whole; nothing of what there is nothing to say."""
     end = f"{story.outcome}, status {story.status}" + "".join(
         f", {word}" for word in (story.error, story.refused_by) if word
@@ -106,7 +106,7 @@ def _heading(story: "StoryBody") -> Iterator[tuple[str, object]]:
             yield title, value
 
 
-def _rows(chapter: "ChapterBody", depth: int) -> Iterator[tuple[object, ...]]:
+def _rows(chapter: "SpanBody", depth: int) -> Iterator[tuple[object, ...]]:
     """A line for the chapter, and below it lines for what it holds."""
     candidates = chapter.facts.get("candidates", [])
     facts = {name: value for name, value in chapter.facts.items() if name != "candidates"}

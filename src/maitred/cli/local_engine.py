@@ -13,12 +13,12 @@ import msgspec
 
 from maitred.cli.extras import needing
 from maitred.core.errors import CallerError, ConfigInvalid, MaitredError
-from maitred.core.lifeline import follow_parent
-from maitred.core.service import ServiceWeights
+from maitred.core.parent_watch import follow_parent
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.engine.lean_torch import import_lean_torch
 from maitred.engine.threads import wait_briefly_at_barriers
-from maitred.fleet.passed import PassedSettings
+from maitred.fleet.passed import EngineArgs
 from maitred.observe.config import LogConfig
 from maitred.observe.logs import set_up
 from maitred.wire.link.config import LinkConfig
@@ -70,14 +70,14 @@ def run(
         gc.enable()
 
 
-def _decoded(settings: str) -> PassedSettings:
+def _decoded(settings: str) -> EngineArgs:
     """The settings as a gateway passes them: whole, and sound already.
 
     Raises:
         ConfigInvalid: They are not.
     """
     try:
-        return msgspec.json.decode(settings, type=PassedSettings)
+        return msgspec.json.decode(settings, type=EngineArgs)
     except msgspec.MsgspecError as error:
         raise ConfigInvalid(f"The settings that were passed: {error}. Start your own with `maitred engine`.") from None
 

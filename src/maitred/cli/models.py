@@ -218,9 +218,9 @@ def _rest(
 
 
 async def _listed(url: str, key: str | None) -> "list[ListedModel]":
-    from maitred.cli.client import Client
+    from maitred.cli.client import GatewayClient
 
-    async with Client(url, key) as client:
+    async with GatewayClient(url, key) as client:
         return await client.models()
 
 

@@ -21,8 +21,8 @@ from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from maitred.engine.config import EngineConfig
-    from maitred.tune.growth import Size
-    from maitred.tune.session import Tuning, Wishes
+    from maitred.tune.growth import BatchSizeResult
+    from maitred.tune.session import TuningRequest, TuningResult
 
 EXAMPLES = """
 Examples:
@@ -112,9 +112,9 @@ def tune(
     folder = require_model(loaded)
     with needing("load", "Tuning"):
         from maitred.tune.report import verdict
-        from maitred.tune.session import Wishes
+        from maitred.tune.session import TuningRequest
 
-        wishes = Wishes(objective_s=objective_s, prompt_tokens=prompt_tokens, highest=highest, budget_s=budget_s)
+        wishes = TuningRequest(objective_s=objective_s, prompt_tokens=prompt_tokens, highest=highest, budget_s=budget_s)
         tuning = _measure(folder, loaded.config.engine, wishes)
         from rich.console import Console
 
@@ -141,7 +141,7 @@ def tune(
         raise typer.Exit(1)
 
 
-def _measure(folder: Path, config: "EngineConfig", wishes: "Wishes") -> "Tuning":
+def _measure(folder: Path, config: "EngineConfig", wishes: "TuningRequest") -> "TuningResult":
     """Starts an engine that is held back by nothing but the machine, and tunes on it."""
     import msgspec
     import uvloop
@@ -161,7 +161,7 @@ def _measure(folder: Path, config: "EngineConfig", wishes: "Wishes") -> "Tuning"
         batching_window_s={},
     )
 
-    async def main() -> "Tuning":
+    async def main() -> "TuningResult":
         async with LocalEngine(engine_command(folder, config)) as engine:
             await engine.started()
             return await run(engine.link, wishes, SystemClock(), step_tokens_limit=largest, watch=_tell)
@@ -170,7 +170,7 @@ def _measure(folder: Path, config: "EngineConfig", wishes: "Wishes") -> "Tuning"
     return uvloop.run(main())
 
 
-def _tell(size: "Size") -> None:
+def _tell(size: "BatchSizeResult") -> None:
     """One line for a trial that has ended."""
     from maitred.load.report.quantity import duration, plural, significant
 
@@ -181,7 +181,7 @@ def _tell(size: "Size") -> None:
     )
 
 
-def _write_reports(tuning: "Tuning", model: str, svg: Path | None, html: Path | None) -> None:
+def _write_reports(tuning: "TuningResult", model: str, svg: Path | None, html: Path | None) -> None:
     from maitred.cli.load.output import announce, write_text
     from maitred.cli.terminal import command_line
     from maitred.load.report import html as html_report

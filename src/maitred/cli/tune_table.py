@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from maitred.tune.session import Tuning
+    from maitred.tune.session import TuningResult
 
 WIDTH = 24
 """Characters of the longest bar."""
@@ -18,7 +18,7 @@ def bar(part: float, width: int = WIDTH) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def print_table(console: "Console", tuning: "Tuning") -> None:
+def print_table(console: "Console", tuning: "TuningResult") -> None:
     """The sizes, the smallest first; the chosen one stands out, and those beyond the objective are red."""
     from rich.table import Table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
-from maitred.config.tree import Config, ModelConfig, TextModelConfig
+from maitred.config.tree import Config, ServedModelConfig, TextModelConfig
 from maitred.dispatch.faults import dispatch_faults
 from maitred.engine.config import EngineConfig
 from maitred.engine.faults import engine_faults
@@ -19,24 +19,24 @@ from maitred.routing.pools.faults import route_faults
 from maitred.wire.link.credentials import link_faults
 
 
-class Conflict(Struct, frozen=True):
+class ConfigConflict(Struct, frozen=True):
     """Settings that are sound one by one but not together; the first key is the one to point at."""
 
     keys: tuple[str, ...]
     message: str
 
 
-def conflicts(config: Config) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[ConfigConflict]:
     """Everything that does not fit together."""
     engine = config.engine
     if engine.step_tokens < engine.max_sequences:
-        yield Conflict(
+        yield ConfigConflict(
             ("engine.step_tokens", "engine.max_sequences"),
             f"{engine.step_tokens} is less than engine.max_sequences, {engine.max_sequences}. Each running sequence "
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
     yield from _engine_conflicts(config.model)
-    yield from (Conflict((key,), message) for key, message in route_faults(_table_of(config)))
+    yield from (ConfigConflict((key,), message) for key, message in route_faults(_table_of(config)))
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
         *provider_faults(config.identity.oidc),
@@ -57,7 +57,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
             )
         ),
     ):
-        yield Conflict((key,), message)
+        yield ConfigConflict((key,), message)
 
 
 def _local_faults(model: TextModelConfig, place: str) -> Iterator[tuple[str, str]]:
@@ -95,17 +95,17 @@ def _table_of(config: Config) -> RoutesConfig:
     return config.routing.table(dict.fromkeys(known, PoolConfig()))
 
 
-def _engine_conflicts(model: ModelConfig) -> Iterator[Conflict]:
+def _engine_conflicts(model: ServedModelConfig) -> Iterator[ConfigConflict]:
     """Where the engines are."""
     if model.engines and model.engine_address is not None:
-        yield Conflict(
+        yield ConfigConflict(
             ("model.engine_address", "model.engines"),
             "Engines are named in model.engines too. Move this address there.",
         )
     if model.attached and model.replicas > 1:
-        yield Conflict(
+        yield ConfigConflict(
             ("model.replicas", "model.engines"),
             "Replicas are started here only where no engine is named that runs already. Leave out one of the two.",
         )
     if len(set(model.engines)) < len(model.engines):
-        yield Conflict(("model.engines",), "An engine is named twice. Name each once.")
+        yield ConfigConflict(("model.engines",), "An engine is named twice. Name each once.")

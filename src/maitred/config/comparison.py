@@ -70,7 +70,7 @@ LIVE: frozenset[str] = frozenset(
 """What a reload applies, but for what `RESTART` names more closely."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class SettingChange(Struct, frozen=True, kw_only=True):
     """One setting that is another one than before."""
 
     setting: str
@@ -81,7 +81,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """Why it needs a restart; None: it does not."""
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class ConfigComparison(Struct, frozen=True, kw_only=True):
     """What a reload makes of a configuration.
 
     Attributes:
@@ -91,20 +91,20 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """
 
     config: Config
-    changes: tuple[Change, ...]
-    pending: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
+    pending: tuple[SettingChange, ...]
 
 
-def compare(running: Config, read: Config) -> Comparison:
+def compare(running: Config, read: Config) -> ConfigComparison:
     """Puts a configuration that was read beside the one that is in force."""
     found = list(_changes(running, read, _ROOT))
     if running.has_engine != read.has_engine and not any(change.setting.startswith("model.") for change in found):
         texts = {True: "served", False: "not served"}
         before, after = texts[running.has_engine], texts[read.has_engine]
-        found.append(Change(setting="model", before=before, after=after, restart=RESTART["model"]))
+        found.append(SettingChange(setting="model", before=before, after=after, restart=RESTART["model"]))
     config = _settled(running, read, _ROOT)
     assert isinstance(config, Config)
-    return Comparison(
+    return ConfigComparison(
         config=config,
         changes=tuple(change for change in found if change.restart is None),
         pending=tuple(change for change in found if change.restart is not None),
@@ -154,7 +154,7 @@ def why_restart(pattern: str) -> str | None:
     raise LookupError(f"Nobody has said whether {pattern} needs a restart. Name it in LIVE or in RESTART.")
 
 
-def _changes(running: object, read: object, place: _Place, held: str | None = None) -> Iterator[Change]:
+def _changes(running: object, read: object, place: _Place, held: str | None = None) -> Iterator[SettingChange]:
     """Each setting that differs."""
     if running == read:
         return
@@ -170,13 +170,13 @@ def _changes(running: object, read: object, place: _Place, held: str | None = No
             else:
                 why = held or _held(one, other) or why_restart(there.pattern)
                 before, after = (None if each is None else _text(each) for each in (one, other))
-                yield Change(setting=there.name, before=before, after=after, restart=why)
+                yield SettingChange(setting=there.name, before=before, after=after, restart=why)
     elif isinstance(running, list) and isinstance(read, list) and _alike(running, read):
         for number, (one, other) in enumerate(zip(running, read, strict=True)):
             yield from _changes(one, other, place.number(number), held)
     else:
         why = held or why_restart(place.pattern)
-        yield Change(setting=place.name, before=_text(running), after=_text(read), restart=why)
+        yield SettingChange(setting=place.name, before=_text(running), after=_text(read), restart=why)
 
 
 def _settled(running: object, read: object, place: _Place) -> object:

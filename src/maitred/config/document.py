@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from maitred.config.checks import Conflict
+from maitred.config.checks import ConfigConflict
 from maitred.config.loader import build
-from maitred.config.node import Fault, Node, merge
+from maitred.config.nodes import ConfigFault, ConfigNode, merge
 from maitred.config.sources import read_yaml
 
 S = TypeVar("S", bound=Struct)
 
 
-def no_rules(document: Struct) -> Iterable[Conflict]:
+def no_rules(document: Struct) -> Iterable[ConfigConflict]:
     """For documents whose settings are free of each other."""
     return ()
 
@@ -29,9 +29,9 @@ def read_document(
     env: Mapping[str, str],
     *,
     subject: str,
-    flags: Node | None = None,
-    rules: Callable[[S], Iterable[Conflict]] = no_rules,
-    faults: Sequence[Fault] = (),
+    flags: ConfigNode | None = None,
+    rules: Callable[[S], Iterable[ConfigConflict]] = no_rules,
+    faults: Sequence[ConfigFault] = (),
 ) -> S:
     """The document from its file and the flags above it.
 
@@ -47,7 +47,7 @@ def read_document(
     Raises:
         ConfigInvalid: The message lists every fault with its origin.
     """
-    root, found = read_yaml(path) if path is not None else (Node({}, subject), [])
+    root, found = read_yaml(path) if path is not None else (ConfigNode({}, subject), [])
     if found and not root.value:
         rules = no_rules  # what a file that cannot be read might have said is no fault of the flags'
     if flags is not None:

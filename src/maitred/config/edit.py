@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from maitred.config.node import Node
+from maitred.config.nodes import ConfigNode
 from maitred.config.render import written
 from maitred.config.sources import parse_yaml
 from maitred.core.errors import InvalidRequest
@@ -100,16 +100,18 @@ def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
     return next((value for key, value in node.value if key.value == name), None)
 
 
-def _expected(before: Node, section: str, setting: str, value: str) -> Node:
+def _expected(before: ConfigNode, section: str, setting: str, value: str) -> ConfigNode:
     """The nodes of a text after the change."""
     assert isinstance(before.value, dict)
-    settings = before.value.get(section, Node(None, "")).value or {}
+    settings = before.value.get(section, ConfigNode(None, "")).value or {}
     if not isinstance(settings, dict):
-        return Node(None, before.origin)  # no section, so nothing is right
-    return Node({**before.value, section: Node({**settings, setting: Node(value, "")}, "")}, before.origin)
+        return ConfigNode(None, before.origin)  # no section, so nothing is right
+    return ConfigNode(
+        {**before.value, section: ConfigNode({**settings, setting: ConfigNode(value, "")}, "")}, before.origin
+    )
 
 
-def _plain(node: Node) -> object:
+def _plain(node: ConfigNode) -> object:
     """What a node says, without where."""
     if isinstance(node.value, dict):
         return {name: _plain(below) for name, below in node.value.items()}

@@ -1,9 +1,9 @@
 """Settings that stand in one place and hold in others too, unless these say otherwise."""
 
-from maitred.config.node import Node, merge
+from maitred.config.nodes import ConfigNode, merge
 
 
-def with_inherited(root: Node) -> Node:
+def with_inherited(root: ConfigNode) -> ConfigNode:
     """The merged layers, with the settings of `engine` in every `models.NAME.engine` that does not say otherwise.
 
     Each keeps the origin that it was written at. Only models with a `path` have an engine; what is not well-formed is
@@ -16,11 +16,11 @@ def with_inherited(root: Node) -> Node:
     if engine is None or models is None or not isinstance(models.value, dict):
         return root
     named = {name: _inheriting(model, engine) for name, model in models.value.items()}
-    return Node({**sections, "models": Node(named, models.origin)}, root.origin)
+    return ConfigNode({**sections, "models": ConfigNode(named, models.origin)}, root.origin)
 
 
-def _inheriting(model: Node, engine: Node) -> Node:
+def _inheriting(model: ConfigNode, engine: ConfigNode) -> ConfigNode:
     if not isinstance(model.value, dict) or "path" not in model.value:
         return model
     own = model.value.get("engine")
-    return Node({**model.value, "engine": engine if own is None else merge(engine, own)}, model.origin)
+    return ConfigNode({**model.value, "engine": engine if own is None else merge(engine, own)}, model.origin)

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from maitred.config.checks import Conflict, conflicts
+from maitred.config.checks import ConfigConflict, conflicts
 from maitred.config.inheritance import with_inherited
-from maitred.config.node import DEFAULT_ORIGIN, Fault, Node, merge
+from maitred.config.nodes import DEFAULT_ORIGIN, ConfigFault, ConfigNode, merge
 from maitred.config.profiles import profile_layer
 from maitred.config.sources import read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
@@ -56,7 +56,7 @@ def load(
         ConfigInvalid: The message lists every fault with its origin.
     """
     env = env or {}
-    faults: list[Fault] = []
+    faults: list[ConfigFault] = []
     root, found = read_environment(env)
     faults += found
     if path is not None or DEFAULT_FILE.is_file():
@@ -68,17 +68,19 @@ def load(
     root = merge(root, above)
     root = merge(profile_layer(root), root)
     if sections is not None and isinstance(root.value, dict):
-        root = Node({name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin)
+        root = ConfigNode(
+            {name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin
+        )
     config, origins = build(Config, with_inherited(root), env, conflicts, faults)
     return LoadedConfig(config, origins)
 
 
 def build(
     kind: type[S],
-    root: Node,
+    root: ConfigNode,
     env: Mapping[str, str],
-    rules: Callable[[S], Iterable[Conflict]],
-    faults: Sequence[Fault] = (),
+    rules: Callable[[S], Iterable[ConfigConflict]],
+    faults: Sequence[ConfigFault] = (),
     subject: str = "The configuration",
 ) -> tuple[S, Mapping[str, str]]:
     """The struct that the merged layers describe, and where each of its settings came from.
@@ -101,7 +103,7 @@ def build(
         # A setting that is wrong by itself holds its default now; what this default conflicts with is no fault.
         wrong = {fault.key for fault in faults}
         faults += [
-            Fault(_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
+            ConfigFault(_origin(conflict.keys, walker.origins), conflict.keys[0], conflict.message)
             for conflict in rules(built)
             if wrong.isdisjoint(conflict.keys)
         ]
@@ -110,7 +112,7 @@ def build(
     return built, walker.origins
 
 
-def listing(faults: Sequence[Fault], subject: str) -> str:
+def listing(faults: Sequence[ConfigFault], subject: str) -> str:
     """All faults, one a line, below a line that counts them."""
     count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
     return "\n".join([f"{subject} has {count}:", *(f"  {fault}" for fault in faults)])

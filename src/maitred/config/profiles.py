@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from maitred.config.node import Node
+from maitred.config.nodes import ConfigNode
 
 ProfileName = Literal["single-user", "team", "product"]
 
@@ -18,7 +18,7 @@ Settings = Mapping[str, "Settings | str | int | float | bool | None"]
 """Names to values, and names of sections to what is below them."""
 
 
-class Profile(Struct, frozen=True):
+class ConfigProfile(Struct, frozen=True):
     """One of them.
 
     Attributes:
@@ -30,8 +30,8 @@ class Profile(Struct, frozen=True):
     settings: Settings
 
 
-PROFILES: Mapping[ProfileName, Profile] = {
-    "single-user": Profile(
+PROFILES: Mapping[ProfileName, ConfigProfile] = {
+    "single-user": ConfigProfile(
         "One person at a time: first come, first served, a small batch, and no limits on the queue.",
         {
             "server": {"retry_share": 1.0},
@@ -44,7 +44,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
             },
         },
     ),
-    "team": Profile(
+    "team": ConfigProfile(
         "5 to 20 people who know each other: urgent requests first, and a queue that says when it is full.",
         {
             "engine": {"max_sequences": 32, "line": {"policy": "priority"}},
@@ -55,7 +55,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
             },
         },
     ),
-    "product": Profile(
+    "product": ConfigProfile(
         "Hundreds of callers who do not: fair shares between tenants, room kept for light ones, deadlines, batches "
         "that adapt, and retries kept in bounds.",
         {
@@ -80,7 +80,7 @@ PROFILES: Mapping[ProfileName, Profile] = {
 }
 
 
-def profile_layer(root: Node) -> Node:
+def profile_layer(root: ConfigNode) -> ConfigNode:
     """The settings of the profile that the layers above name, each with ``profile team`` as its origin.
 
     Args:
@@ -90,10 +90,10 @@ def profile_layer(root: Node) -> Node:
     for name, profile in PROFILES.items():
         if named is not None and named.value == name:
             return _node(profile.settings, f"profile {name}")
-    return Node({}, root.origin)
+    return ConfigNode({}, root.origin)
 
 
-def _node(value: "Settings | str | int | float | bool | None", origin: str) -> Node:
+def _node(value: "Settings | str | int | float | bool | None", origin: str) -> ConfigNode:
     if isinstance(value, Mapping):
-        return Node({name: _node(below, origin) for name, below in value.items()}, origin)
-    return Node(value, origin)
+        return ConfigNode({name: _node(below, origin) for name, below in value.items()}, origin)
+    return ConfigNode(value, origin)

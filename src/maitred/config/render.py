@@ -7,7 +7,7 @@ import yaml
 from msgspec import inspect
 
 from maitred.config.loader import LoadedConfig
-from maitred.config.node import DEFAULT_ORIGIN
+from maitred.config.nodes import DEFAULT_ORIGIN
 from maitred.config.scalars import bounds
 from maitred.config.size import format_bytes
 from maitred.config.sources import ENVIRONMENT_PREFIX

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import UNSET, inspect
 
 from maitred.config.duration import parse_seconds
-from maitred.config.node import Node
+from maitred.config.nodes import ConfigNode
 from maitred.config.size import format_bytes, parse_bytes
 
 NULL_WORDS = frozenset({"", "~", "null"})
@@ -43,7 +43,7 @@ def _within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
     )
 
 
-def _read_bool(kind: inspect.Type, node: Node, unit: str) -> Reading:
+def _read_bool(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     if isinstance(node.value, bool):
         return node.value, ""
     if node.is_text and isinstance(node.value, str):
@@ -53,7 +53,7 @@ def _read_bool(kind: inspect.Type, node: Node, unit: str) -> Reading:
     return UNSET, "true or false"
 
 
-def _read_int(kind: inspect.Type, node: Node, unit: str) -> Reading:
+def _read_int(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     assert isinstance(kind, inspect.IntType)
     value: object = node.value
     if unit == "bytes" and isinstance(value, str):
@@ -69,7 +69,7 @@ def _read_int(kind: inspect.Type, node: Node, unit: str) -> Reading:
     return UNSET, f"{form} {bounds(kind, unit)}".rstrip(" ,")
 
 
-def _read_float(kind: inspect.Type, node: Node, unit: str) -> Reading:
+def _read_float(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     assert isinstance(kind, inspect.FloatType)
     value: object = node.value
     if unit == "seconds" and isinstance(value, str):
@@ -85,7 +85,7 @@ def _read_float(kind: inspect.Type, node: Node, unit: str) -> Reading:
     return UNSET, f"{form} {bounds(kind)}".rstrip(" ,")
 
 
-def _read_str(kind: inspect.Type, node: Node, unit: str) -> Reading:
+def _read_str(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     assert isinstance(kind, inspect.StrType)
     if isinstance(node.value, str):
         longest = math.inf if kind.max_length is None else kind.max_length
@@ -96,7 +96,7 @@ def _read_str(kind: inspect.Type, node: Node, unit: str) -> Reading:
     return UNSET, "text that is not empty" if kind.min_length else "text ('' for none)"
 
 
-def _read_literal(kind: inspect.Type, node: Node, unit: str) -> Reading:
+def _read_literal(kind: inspect.Type, node: ConfigNode, unit: str) -> Reading:
     assert isinstance(kind, inspect.LiteralType)
     for choice in kind.values:
         if node.value == choice:
@@ -107,7 +107,7 @@ def _read_literal(kind: inspect.Type, node: Node, unit: str) -> Reading:
     return UNSET, expected + (f" (did you mean {close[0]}?)" if close else "")
 
 
-def shown(node: Node) -> str:
+def shown(node: ConfigNode) -> str:
     """The wrong value, short and printable; text that was quoted is called so, for that may be the fault."""
     value = node.value
     if value is None:
@@ -130,7 +130,7 @@ def _looks_typed(text: str) -> bool:
     return text.lower() in _TRUE | _FALSE | NULL_WORDS or text[:1].isdigit()
 
 
-READERS: dict[type[inspect.Type], Callable[[inspect.Type, Node, str], Reading]] = {
+READERS: dict[type[inspect.Type], Callable[[inspect.Type, ConfigNode, str], Reading]] = {
     inspect.BoolType: _read_bool,
     inspect.IntType: _read_int,
     inspect.FloatType: _read_float,

@@ -64,7 +64,7 @@ _Degradation = Annotated[
 ]
 
 
-class ModelConfig(Struct, frozen=True, kw_only=True):
+class ServedModelConfig(Struct, frozen=True, kw_only=True):
     """Which model is served, and under which name."""
 
     path: Annotated[
@@ -207,7 +207,7 @@ class Config(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     server: ServerConfig = ServerConfig()
-    model: ModelConfig = ModelConfig()
+    model: ServedModelConfig = ServedModelConfig()
     models: Annotated[
         dict[str, TextModelConfig],
         Meta(

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from msgspec import UNSET, inspect
 
-from maitred.config.node import DEFAULT_ORIGIN, SECRET_SOURCES, Fault, Node
+from maitred.config.nodes import DEFAULT_ORIGIN, SECRET_SOURCES, ConfigFault, ConfigNode
 from maitred.config.scalars import NULL_WORDS, READERS, shown
 from maitred.core.secret import Secret
 
@@ -33,12 +33,12 @@ class Walker:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[ConfigFault] = []
         self.origins: dict[str, str] = {}
         self._env = env
         self._all_keys: list[str] = []
 
-    def build(self, kind: type[S], root: Node) -> S | None:
+    def build(self, kind: type[S], root: ConfigNode) -> S | None:
         """The struct with faulty settings at their defaults; None if one of these has no default."""
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
@@ -46,8 +46,8 @@ class Walker:
         built = self._struct(info, root, "")
         return built if isinstance(built, kind) else None
 
-    def _struct(self, info: inspect.StructType, node: Node | None, key: str) -> object:
-        entries: dict[str, Node] = {}
+    def _struct(self, info: inspect.StructType, node: ConfigNode | None, key: str) -> object:
+        entries: dict[str, ConfigNode] = {}
         if node is not None and node.value is not None:  # `server:` with nothing below it is an empty section
             if isinstance(node.value, dict):
                 entries = node.value
@@ -66,7 +66,7 @@ class Walker:
         missing = any(field.required and field.name not in values for field in info.fields)
         return UNSET if missing else info.cls(**values)
 
-    def _field(self, field: inspect.Field, node: Node | None, key: str, parent: str) -> object:
+    def _field(self, field: inspect.Field, node: ConfigNode | None, key: str, parent: str) -> object:
         """The field's value; UNSET where its default must do. `parent` is where its section was written."""
         kind, unit = unwrap(field.type)
         if isinstance(kind, inspect.StructType):
@@ -74,12 +74,12 @@ class Walker:
         if node is None:
             self.origins[key] = DEFAULT_ORIGIN
             if field.required:
-                self.faults.append(Fault(parent, key, "Must be set; it has no default."))
+                self.faults.append(ConfigFault(parent, key, "Must be set; it has no default."))
             return UNSET
         self.origins[key] = node.origin
         return self._value(kind, node, key, unit)
 
-    def _value(self, kind: inspect.Type, node: Node, key: str, unit: str) -> object:
+    def _value(self, kind: inspect.Type, node: ConfigNode, key: str, unit: str) -> object:
         if isinstance(kind, inspect.UnionType):
             if node.value is None or (node.is_text and node.value in NULL_WORDS):
                 return None
@@ -103,7 +103,7 @@ class Walker:
             self._fault(node, key, f"Must be {expected}, not {shown(node)}.")
         return value
 
-    def _mapping(self, info: inspect.DictType, node: Node, key: str, unit: str) -> object:
+    def _mapping(self, info: inspect.DictType, node: ConfigNode, key: str, unit: str) -> object:
         """Entries under names of the writer's choice, or of an enumeration; those that are wrong are left out."""
         if node.value is None:
             return {}
@@ -123,7 +123,7 @@ class Walker:
             built[known(name) if known else name] = self._value(kind, child, place, unit or inner_unit)
         return {name: value for name, value in built.items() if value is not UNSET}
 
-    def _sequence(self, info: inspect.ListType | inspect.VarTupleType, node: Node, key: str) -> object:
+    def _sequence(self, info: inspect.ListType | inspect.VarTupleType, node: ConfigNode, key: str) -> object:
         """Entries in order; those that are wrong are left out."""
         entries = node.value if isinstance(node.value, list) else _listed(node)
         if entries is None:
@@ -134,7 +134,7 @@ class Walker:
         collect = tuple if isinstance(info, inspect.VarTupleType) else list
         return collect(value for value in built if value is not UNSET)
 
-    def _secret(self, node: Node, key: str) -> object:
+    def _secret(self, node: ConfigNode, key: str) -> object:
         """Reads what the reference points at. Says nothing of the node's value: it may be the secret itself."""
         entries = node.value if isinstance(node.value, dict) else {}
         if len(entries) != 1 or not entries.keys() <= SECRET_SOURCES:
@@ -166,12 +166,12 @@ class Walker:
         elsewhere = [key for key in self._all_keys if key.rpartition(".")[2] == name]
         return f" Did you mean {elsewhere[0]}?" if elsewhere else f" There are: {', '.join(names)}."
 
-    def _fault(self, node: Node, key: str, message: str) -> None:
+    def _fault(self, node: ConfigNode, key: str, message: str) -> None:
         readable = key if key.isprintable() and len(key) <= 120 else repr(key[:120])
-        self.faults.append(Fault(node.origin, readable, message))
+        self.faults.append(ConfigFault(node.origin, readable, message))
 
 
-def plain(node: Node) -> object:
+def plain(node: ConfigNode) -> object:
     """What stands there, whatever it is."""
     match node.value:
         case dict() as entries:
@@ -219,7 +219,7 @@ def leaf_keys(info: inspect.StructType, parent: str = "", seen: set[type] | None
     return keys
 
 
-def _listed(node: Node) -> list[Node] | None:
+def _listed(node: ConfigNode) -> list[ConfigNode] | None:
     """The words of ``[a, b]``, which is how an environment variable or a flag writes a list; None for anything else."""
     if not (node.is_text and isinstance(node.value, str)):
         return None
@@ -227,7 +227,7 @@ def _listed(node: Node) -> list[Node] | None:
     if not (text.startswith("[") and text.endswith("]")):
         return None
     words = [word.strip() for word in text[1:-1].split(",")] if text[1:-1].strip() else []
-    return [Node(word, node.origin, is_text=True) for word in words]
+    return [ConfigNode(word, node.origin, is_text=True) for word in words]
 
 
 def _join(parent: str, name: str) -> str:

@@ -15,7 +15,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ConsolePage:
     """One file."""
 
     body: bytes
@@ -24,12 +24,12 @@ class Page:
     """Another one when the file changes."""
 
 
-def pages(folder: Path = _FOLDER) -> dict[str, Page]:
+def pages(folder: Path = _FOLDER) -> dict[str, ConsolePage]:
     """Every file by its name below ``/console/``."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix in _TYPES:
             body = path.read_bytes()
             tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
-            found[path.relative_to(folder).as_posix()] = Page(body, _TYPES[path.suffix], tag)
+            found[path.relative_to(folder).as_posix()] = ConsolePage(body, _TYPES[path.suffix], tag)
     return found

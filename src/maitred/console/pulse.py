@@ -21,7 +21,7 @@ _FULL = "As many watch the live state as this server lets. Close a console, or r
 _FULL_RETRY_S = 10.0
 
 
-class Pulse(Generic[T]):
+class LiveFeed(Generic[T]):
     """Makes states, and hands them to viewers.
 
     Args:

@@ -29,15 +29,15 @@ Header = Callable[[bytes], str | None]
 """The value of a request's header, by its name in lower case."""
 
 
-class Known(Protocol):
+class IdentityLookup(Protocol):
     """Tells who calls, and who has called; `maitred.identity.identity.Identity` does."""
 
     async def identify(self, header: Header) -> Principal:
-        """See `maitred.core.tenancy.Identifying`."""
+        """See `maitred.core.tenancy.Authenticator`."""
         ...
 
     def stands(self, principal: Principal, header: Header) -> bool:
-        """See `maitred.core.tenancy.Identifying`."""
+        """See `maitred.core.tenancy.Authenticator`."""
         ...
 
     def again(self, principal: Principal) -> Principal | None:
@@ -46,7 +46,7 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ConsoleSession:
     """One login."""
 
     principal: Principal
@@ -56,7 +56,7 @@ class Session:
     """Monotonic."""
 
 
-class Sessions:
+class ConsoleSessions:
     """All sessions of this gateway.
 
     Args:
@@ -69,7 +69,7 @@ class Sessions:
         self._clock = clock
         self._lasting_s = lasting_s
         self._most = most
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ConsoleSession] = {}
         """By the hash of the cookie, oldest first, which is also the order of their ends."""
 
     def adopt(self, lasting_s: float, most: int) -> None:
@@ -80,7 +80,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, principal: Principal) -> tuple[str, Session]:
+    def open(self, principal: Principal) -> tuple[str, ConsoleSession]:
         """Begins one. Returns what goes into the cookie, which is kept nowhere, and the session."""
         now_s = self._clock.monotonic_s()
         for name in [name for name, session in self._sessions.items() if session.ends_s <= now_s]:
@@ -91,11 +91,11 @@ class Sessions:
         while len(self._sessions) >= self._most:
             del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
-        session = Session(principal, secrets.token_urlsafe(32), now_s + self._lasting_s)
+        session = ConsoleSession(principal, secrets.token_urlsafe(32), now_s + self._lasting_s)
         self._sessions[_hash_of(cookie)] = session
         return cookie, session
 
-    def of(self, header: Header) -> Session | None:
+    def of(self, header: Header) -> ConsoleSession | None:
         """The session that a request's cookie names; None if there is none."""
         cookie = _cookie_in(header(b"cookie") or "")
         session = self._sessions.get(_hash_of(cookie)) if cookie else None
@@ -107,14 +107,14 @@ class Sessions:
 
 
 class SessionIdentity:
-    """Knows who calls by a session, too. Implements `maitred.core.tenancy.Identifying`.
+    """Knows who calls by a session, too. Implements `maitred.core.tenancy.Authenticator`.
 
     Args:
         known: Knows by keys, and whom sessions stand for.
         sessions: Those that are open.
     """
 
-    def __init__(self, known: Known, sessions: Sessions) -> None:
+    def __init__(self, known: IdentityLookup, sessions: ConsoleSessions) -> None:
         self._known = known
         self._sessions = sessions
 

@@ -1,8 +1,8 @@
 """What a caller asks and what it gets, free of any API's shape; and the record that every request leaves behind.
 
-An API turns its own request into an `Ask` and maps the `Part` objects of an `Answer` back to its own chunks.
-Whatever stands in between never learns which API was called. A `Tally` goes along: the stages write down what they
-see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
+An API turns its own request into an `InferenceRequest` and maps the `TextDelta` objects of an `ResponseStream` back to
+its own chunks. Whatever stands in between never learns which API was called. A `RequestContext` goes along: the stages
+write down what they see (tokens, times), and the edge closes it exactly once with the request's one `Outcome`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.counters import Reading
+from maitred.core.counters import CounterState
 from maitred.core.errors import MaitredError
 from maitred.core.flow import PriorityClass
 from maitred.core.grammar import Constraint
-from maitred.core.place import Place
-from maitred.core.ports import ModelCard
+from maitred.core.queue_position import QueuePosition
+from maitred.core.replica import ModelCard
 from maitred.core.request import FinishReason, SamplingParams, Usage
-from maitred.core.rollout import Arm
-from maitred.core.story import Story
+from maitred.core.rollout import RolloutArm
 from maitred.core.tenancy import Principal
+from maitred.core.timeline import RequestTimeline
 from maitred.core.tools import ToolRules
 
 
@@ -43,7 +43,7 @@ Prompt = str | list[int] | Conversation
 """Text, token ids, or a conversation."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class InferenceRequest(msgspec.Struct, frozen=True):
     """One request, read and checked, not yet tokenised."""
 
     model: str
@@ -108,7 +108,7 @@ class Ask(msgspec.Struct, frozen=True):
     sent. Raises `InvalidRequest` if it is not said as it has to be."""
 
 
-class Score(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True):
     """A token and its log-probability, in text."""
 
     text: str
@@ -120,13 +120,13 @@ class Score(msgspec.Struct, frozen=True):
 class TokenScore(msgspec.Struct, frozen=True):
     """The chosen token at one position, and the most probable ones there, best first."""
 
-    chosen: Score
-    top: list[Score]
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
     offset: int
     """Characters of the choice's text before this token."""
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What was added to one choice since its last part; exactly the last part of a choice has `finish`."""
 
     index: int
@@ -149,14 +149,14 @@ class Part(msgspec.Struct, frozen=True, gc=False):
         return bare and bool(self.text)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RateLimitStatus(msgspec.Struct, frozen=True):
     """How much of its rate limits a caller has left: of each sort the tightest, None where there is none."""
 
-    requests: Reading | None = None
-    tokens: Reading | None = None
+    requests: CounterState | None = None
+    tokens: CounterState | None = None
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ModelSelection(msgspec.Struct, frozen=True):
     """Which model was chosen for a request whose caller had left that open."""
 
     name: str
@@ -169,7 +169,7 @@ class Chosen(msgspec.Struct, frozen=True):
     """How hard it looked, from 0 to 1; None: it could not be told."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class RejectedAnswer(msgspec.Struct, frozen=True):
     """A whole answer that failed a check (see `maitred.routing.escalation`). It is billed."""
 
     model: str
@@ -193,7 +193,7 @@ class Outcome(StrEnum):
     """The caller left."""
 
 
-class Tally(msgspec.Struct):
+class RequestContext(msgspec.Struct):
     """What is known of one request; observers read it once, when the request has ended."""
 
     request_id: str
@@ -204,11 +204,11 @@ class Tally(msgspec.Struct):
     """Who calls; None before that is known, and on routes that everybody may use."""
     model: str = ""
     """As resolved, so its values are bounded; empty until then."""
-    chosen: Chosen | None = None
+    chosen: ModelSelection | None = None
     """Why that model, where the caller had left it open; None: it named one."""
-    arm: Arm | None = None
+    arm: RolloutArm | None = None
     """Which side of a rollout serves it; None: there is none behind its name, or neither does."""
-    standing: Standing | None = None
+    standing: RateLimitStatus | None = None
     """Where the caller stands with its limits after this request was reserved; None if nothing was counted."""
     refused_by: str = ""
     """The kind of limit that refused it, such as ``tokens_per_minute``."""
@@ -218,9 +218,9 @@ class Tally(msgspec.Struct):
     """What `max_tokens` was lowered to, because a limit had no room for more."""
     priority: PriorityClass | None = None
     """As granted; None until that is known."""
-    forecast: Place | None = None
+    forecast: QueuePosition | None = None
     """What was predicted when it joined the queue."""
-    place: Callable[[], Place | None] | None = None
+    place: Callable[[], QueuePosition | None] | None = None
     """Where it stands now; None, or returning None: it does not wait."""
     released_s: float | None = None
     """When it left the queue."""
@@ -242,7 +242,7 @@ class Tally(msgspec.Struct):
     """Why choices ended, one for each that has."""
     fallbacks: list[str] = []
     """The models that it went on to after others had failed it, such as ``general=big``."""
-    failed: list[Failed] = []
+    failed: list[RejectedAnswer] = []
     """Whole answers that failed a check, in their order; the last one may be the one that was given."""
     recoveries: int = 0
     """How often it went on at another replica because its own had failed."""
@@ -255,11 +255,11 @@ class Tally(msgspec.Struct):
     """Whether it was cancelled because its client had stopped reading."""
     status: int = 0
     ended_s: float = 0.0
-    ask: Ask | None = None
+    ask: InferenceRequest | None = None
     """What was asked; None until that is known."""
-    story: Story = msgspec.field(default_factory=Story)
+    story: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
     """What happened on its way."""
-    listener: "Listener | None" = None
+    listener: "DeltaListener | None" = None
     """Hears the answer beside its caller; None: nobody does."""
 
     @property
@@ -284,14 +284,14 @@ class Tally(msgspec.Struct):
         self.fallbacks.append(fallback)
         self._forget()
 
-    def escalate(self) -> "Tally":
+    def escalate(self) -> "RequestContext":
         """The whole answer that is there has failed a check: another model is asked. Returns what was known so far."""
         known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
         self._forget()
         self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
         return known
 
-    def go_back(self, known: "Tally") -> None:
+    def go_back(self, known: "RequestContext") -> None:
         """All is as it was known to be: the other model that was asked has given nothing."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(known, name))
@@ -308,10 +308,10 @@ class Tally(msgspec.Struct):
         self.outcome, self.status, self.ended_s = outcome, status, now_s
 
 
-class Answer(Protocol):
+class ResponseStream(Protocol):
     """An answer as it comes; iterate once."""
 
-    def __aiter__(self) -> AsyncIterator[list[Part]]:
+    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         """One list for every batch that the replica delivers, with the parts of each choice in their order.
 
         The list is empty while all new text is held back. The first one, empty or not, says that the replica has
@@ -320,7 +320,7 @@ class Answer(Protocol):
         ...
 
 
-class Outlet(Protocol):
+class StreamSink(Protocol):
     """Where text goes out to a client."""
 
     @property
@@ -328,19 +328,19 @@ class Outlet(Protocol):
         """Whether it can go out now."""
         ...
 
-    def send(self, parts: Sequence[Part]) -> None:
+    def send(self, parts: Sequence[TextDelta]) -> None:
         """Sends it; only while it is `open`."""
         ...
 
 
-class Pouring(ABC):
+class PushStream(ABC):
     """An answer of which most need not be read.
 
     No protocol: every stream asks whether its answer is one, and to look for a method by its name takes thirty calls.
     """
 
     @abstractmethod
-    def pour(self, outlet: Outlet) -> None:
+    def pour(self, outlet: StreamSink) -> None:
         """Lets what is nothing but text out here, from when it comes and while its reader waits for it.
 
         The reader is left to sleep then; it gets the rest, in the order in which it came: whatever is not text alone,
@@ -349,10 +349,10 @@ class Pouring(ABC):
         ...
 
 
-class Answering(Protocol):
+class InferenceService(Protocol):
     """What an API needs of the system behind it; `maitred.app.pipeline` is the one that serves."""
 
-    def answer(self, ask: Ask, tally: Tally) -> AbstractAsyncContextManager[Answer]:
+    def answer(self, ask: InferenceRequest, tally: RequestContext) -> AbstractAsyncContextManager[ResponseStream]:
         """Starts the work for a request; leaving the context ends whatever is unfinished.
 
         Raises:
@@ -366,7 +366,7 @@ class Answering(Protocol):
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
-        """The prompt as the model would get it; see `Answering.answer` for what it raises."""
+        """The prompt as the model would get it; see `InferenceService.answer` for what it raises."""
         ...
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
@@ -377,7 +377,7 @@ class Answering(Protocol):
         """What is served to this caller, by the names that requests use."""
         ...
 
-    async def standing(self, tally: Tally) -> Standing | None:
+    async def standing(self, tally: RequestContext) -> RateLimitStatus | None:
         """Where the caller stands with its limits, for a request that was refused before anything was reserved."""
         ...
 
@@ -390,7 +390,7 @@ class Answering(Protocol):
         """
         ...
 
-    def place(self, principal: Principal, request_id: str) -> Place:
+    def place(self, principal: Principal, request_id: str) -> QueuePosition:
         """Where a request of this caller's organisation stands in the queue.
 
         Raises:
@@ -403,17 +403,17 @@ class Answering(Protocol):
         ...
 
 
-class Listener(Protocol):
+class DeltaListener(Protocol):
     """Someone who hears an answer beside its caller. Must not block and must not raise."""
 
-    def heard(self, parts: Sequence[Part]) -> None:
+    def heard(self, parts: Sequence[TextDelta]) -> None:
         """More of it."""
         ...
 
 
-class Observer(Protocol):
+class RequestObserver(Protocol):
     """Someone who wants to know of ended requests. Must not block and must not raise."""
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Told of each request once, after everything it held is free, of some at a time in the order they ended."""
         ...

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
+class BackoffCeiling:
     """The longest wait after each of several failures in a row.
 
     Attributes:
@@ -36,7 +36,7 @@ class Ceiling:
         return min(self.first_s * 2.0**doublings, self.most_s)
 
 
-class Stop(StrEnum):
+class GiveUpReason(StrEnum):
     """Why there is no further attempt."""
 
     ATTEMPTS = "attempts"
@@ -49,7 +49,7 @@ class Stop(StrEnum):
     """The caller's requests have been tried again too often lately."""
 
 
-class Attempts:
+class RetryState:
     """The attempts of one request, as many as it may have.
 
     Args:
@@ -67,7 +67,7 @@ class Attempts:
     def __init__(
         self,
         most: int,
-        ceiling: Ceiling,
+        ceiling: BackoffCeiling,
         *,
         draw: Callable[[], float],
         granted: Callable[[], bool] = lambda: True,
@@ -82,7 +82,7 @@ class Attempts:
         self._deadline_s = deadline_s
         self._patience_s = patience_s
 
-    def wait(self, now_s: float, *, told_s: float | None = None, takes_s: float = 0.0) -> float | Stop:
+    def wait(self, now_s: float, *, told_s: float | None = None, takes_s: float = 0.0) -> float | GiveUpReason:
         """An attempt has failed: how long to wait before the next, or why there is none.
 
         Args:
@@ -93,13 +93,13 @@ class Attempts:
         """
         self.failures += 1
         if self.failures >= self._most:
-            return Stop.ATTEMPTS
+            return GiveUpReason.ATTEMPTS
         least_s = max(0.0, told_s or 0.0)
         if least_s > self._patience_s:
-            return Stop.TOLD
+            return GiveUpReason.TOLD
         room_s = self._deadline_s - now_s - takes_s - least_s
         if room_s < 0:
-            return Stop.DEADLINE
+            return GiveUpReason.DEADLINE
         if not self._granted():
-            return Stop.BUDGET
+            return GiveUpReason.BUDGET
         return least_s + self._draw() * min(self._ceiling.after(self.failures), room_s)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class PlacementRequest:
     """A request that is to be placed."""
 
     prompt_tokens: int
@@ -17,7 +17,7 @@ class Inquiry:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReplicaCandidate:
     """A replica that could take it now."""
 
     name: str
@@ -38,15 +38,15 @@ class Candidate:
     """Predicted, for the prompt less what is held."""
 
 
-class Balance(Protocol):
+class LoadBalancer(Protocol):
     """Decides where a request goes."""
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """One of the candidates, of which there is at least one; from now on it counts as chosen."""
         ...
 
 
-class Placement(Balance, Protocol):
+class CacheAwareBalancer(LoadBalancer, Protocol):
     """The same for replicas whose caches are followed."""
 
     def held(self, scope: str, prompts: Sequence[Sequence[int]]) -> Mapping[str, int]:

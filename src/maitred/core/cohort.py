@@ -12,7 +12,7 @@ A turn costs about what half a stage does, so nobody halts for others who are no
 from collections.abc import Generator
 
 
-class Halt:
+class CohortStage:
     """Where requests halt on their way, in this order. Plain numbers: Python 3.11 calls a function to find a member."""
 
     COME = 0
@@ -35,14 +35,14 @@ class Halt:
     """The client has it."""
 
 
-class _OneTurn:
+class _YieldOnce:
     """Waits until the event loop has done all else that is due; what `asyncio.sleep(0)` waits for, by a frame less."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
 
 
-_ONE_TURN = _OneTurn()
+_ONE_TURN = _YieldOnce()
 
 
 class Cohort:
@@ -51,7 +51,7 @@ class Cohort:
     __slots__ = ("_at",)
 
     def __init__(self) -> None:
-        self._at = [0] * (Halt.SENT + 1)
+        self._at = [0] * (CohortStage.SENT + 1)
 
     def called(self, halt: int) -> None:
         """Somebody will go on from there in this turn of the event loop, or in the next one."""

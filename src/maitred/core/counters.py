@@ -30,7 +30,7 @@ class CounterKind(StrEnum):
     BUDGET = "budget"
 
 
-class Size(msgspec.Struct, frozen=True):
+class RequestSize(msgspec.Struct, frozen=True):
     """How large a request is, before anything is generated."""
 
     prompt_tokens: int = 0
@@ -39,10 +39,10 @@ class Size(msgspec.Struct, frozen=True):
     """Answers to all prompts together; each may have as many tokens as are reserved."""
 
 
-_ANY_SIZE = Size()
+_ANY_SIZE = RequestSize()
 
 
-class Claim(msgspec.Struct, frozen=True):
+class LimitClaim(msgspec.Struct, frozen=True):
     """What a request wants of one counter, as a function of its size and of how much it may generate.
 
     The amount is ``ceil((fixed + per_prompt * prompt_tokens + per_output * choices * output) / divisor)``. So the same
@@ -66,14 +66,14 @@ class Claim(msgspec.Struct, frozen=True):
     """Whether `output` may be lowered to make it fit; otherwise it fits as asked or is denied."""
     per_prompt: int = 0
 
-    def amount(self, output: int, size: Size = _ANY_SIZE) -> int:
+    def amount(self, output: int, size: RequestSize = _ANY_SIZE) -> int:
         """What is taken for that much output of each choice."""
         exact = self.fixed + self.per_prompt * size.prompt_tokens + self.per_output * size.choices * output
         return -(-exact // self.divisor)
 
-    def of(self, size: Size) -> "Claim":
+    def of(self, size: RequestSize) -> "LimitClaim":
         """The same for requests of one size, which it then knows itself."""
-        return Claim(
+        return LimitClaim(
             self.counter,
             self.kind,
             self.capacity,
@@ -87,7 +87,7 @@ class Claim(msgspec.Struct, frozen=True):
         )
 
 
-class Reading(msgspec.Struct, frozen=True):
+class CounterState(msgspec.Struct, frozen=True):
     """The state of one counter."""
 
     capacity: int
@@ -101,21 +101,21 @@ class Reading(msgspec.Struct, frozen=True):
     """Of a budget: held by requests that run."""
 
 
-class Granted(msgspec.Struct, frozen=True):
+class ReservationGranted(msgspec.Struct, frozen=True):
     """The lease is held."""
 
     output: int
     """What may be generated: as asked, or less."""
-    readings: list[Reading]
+    readings: list[CounterState]
     """After the reservation, in the order of the claims."""
 
 
-class Denied(msgspec.Struct, frozen=True):
+class ReservationDenied(msgspec.Struct, frozen=True):
     """Nothing was taken."""
 
     claim: int
     """Index of the claim that has no room; of several, the one that will have room last."""
-    readings: list[Reading]
+    readings: list[CounterState]
     retry_after_s: float | None
     """When there will be room if nobody else comes; None: never by waiting, or nobody knows."""
 
@@ -125,14 +125,14 @@ class Reservation(msgspec.Struct, frozen=True):
 
     lease: str
     """Unique. Reserving twice under one id is a fault of ours."""
-    claims: Sequence[Claim]
+    claims: Sequence[LimitClaim]
     output: int
     """Output tokens that are wanted of each choice."""
     least_output: int
     """Fewer than this are of no use: deny instead of clamping below it. At most `output`."""
     lease_s: float
     """The lease ends so long after it was made or last renewed."""
-    size: Size = _ANY_SIZE
+    size: RequestSize = _ANY_SIZE
 
     def spelt_out(self) -> "Reservation":
         """The same with claims that know the size themselves, for whoever passes them on."""
@@ -153,7 +153,7 @@ class Counters(Protocol):
         """Whether settling never waits for anybody, because everything is counted in this process."""
         ...
 
-    async def reserve(self, reservation: Reservation) -> Granted | Denied:
+    async def reserve(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
         """Takes all claims or none.
 
         Raises:
@@ -176,6 +176,6 @@ class Counters(Protocol):
         """Puts off the end of these leases; unknown ones are passed over."""
         ...
 
-    async def read(self, claims: Sequence[Claim]) -> list[Reading]:
+    async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
         """The state of these counters; nothing is taken."""
         ...

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from maitred.core.answer import Ask, Tally
+from maitred.core.answer import InferenceRequest, RequestContext
 
 Vector = bytes
 """Numbers as fp32, little-endian, one behind the other: as the engine sends them and as base64 wants them."""
 
 
-class Embedding(Protocol):
+class EmbeddingService(Protocol):
     """Computes vectors; `maitred.app.embedding` is the one that serves."""
 
-    async def embed(self, ask: Ask, tally: Tally, dimensions: int | None) -> Sequence[Vector]:
+    async def embed(self, ask: InferenceRequest, tally: RequestContext, dimensions: int | None) -> Sequence[Vector]:
         """One vector for each prompt of the request, in their order.
 
         Args:

@@ -48,8 +48,8 @@ what to do. Only `maitred.api.errors` turns an error into HTTP.
 
 from typing import ClassVar
 
-from maitred.core.counters import Reading
-from maitred.core.place import Place
+from maitred.core.counters import CounterState
+from maitred.core.queue_position import QueuePosition
 
 
 class MaitredError(Exception):
@@ -234,7 +234,7 @@ class Overloaded(Refused):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        place: Place | None = None,
+        place: QueuePosition | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.place = place
@@ -273,7 +273,7 @@ class LimitReached(Refused):
         subject: str,
         limit: str,
         value: int,
-        reading: Reading,
+        reading: CounterState,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)

@@ -8,7 +8,7 @@ import msgspec
 _MIDDLE = 0.5
 
 
-class Verdict(StrEnum):
+class FeedbackLabel(StrEnum):
     """A score in one word, for counting."""
 
     GOOD = "good"
@@ -25,14 +25,14 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FeedbackLabel:
         """Good above the middle, bad below it."""
         if self.score == _MIDDLE:
-            return Verdict.NEUTRAL
-        return Verdict.GOOD if self.score > _MIDDLE else Verdict.BAD
+            return FeedbackLabel.NEUTRAL
+        return FeedbackLabel.GOOD if self.score > _MIDDLE else FeedbackLabel.BAD
 
 
-class Kept(NamedTuple):
+class FeedbackReceipt(NamedTuple):
     """What came of an opinion that was given."""
 
     feedback: Feedback

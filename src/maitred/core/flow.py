@@ -48,7 +48,7 @@ def class_of(priority: int) -> PriorityClass:
     return PriorityClass.INTERACTIVE
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
+class FlowLevel(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """One level of a flow's path."""
 
     id: str
@@ -60,10 +60,10 @@ class Share(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
 class Flow(msgspec.Struct, frozen=True, array_like=True, cache_hash=True):
     """Whose request it is, and how urgent."""
 
-    path: tuple[Share, ...]
+    path: tuple[FlowLevel, ...]
     """From the organisation down to the key; at least one."""
     priority: PriorityClass = PriorityClass.STANDARD
 
 
-ONE_FLOW = Flow((Share("*"),))
+ONE_FLOW = Flow((FlowLevel("*"),))
 """For whoever does not tell callers apart."""

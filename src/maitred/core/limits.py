@@ -64,7 +64,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """Of money: refuse at the limit. A soft budget only says that it was passed."""
 
 
-class LimitBook(Protocol):
+class LimitSource(Protocol):
     """Who is limited how."""
 
     @property

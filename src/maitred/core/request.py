@@ -1,7 +1,7 @@
 """What a request is, once it has been read, checked and tokenised; and what comes back for it.
 
-A `Request` is the same thing to every stage from admission to the engine. It holds tokens, not text: the API worker
-tokenises on the way in and detokenises on the way out, so the engine and the scheduler never see a string.
+A `EngineRequest` is the same thing to every stage from admission to the engine. It holds tokens, not text: the API
+worker tokenises on the way in and detokenises on the way out, so the engine and the scheduler never see a string.
 """
 
 from enum import StrEnum
@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """What every choice has to be a word of; None: anything."""
 
 
-class Pin(msgspec.Struct, frozen=True, array_like=True):
+class PinRequest(msgspec.Struct, frozen=True, array_like=True):
     """That the KV of a prompt is to stay in the cache after its answer."""
 
     name: str
@@ -98,7 +98,7 @@ class Pin(msgspec.Struct, frozen=True, array_like=True):
     """For how long, from when it was computed."""
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One admitted request, as the scheduler and the engine see it."""
 
     id: str
@@ -121,7 +121,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """To go on with an answer that another replica has begun: each choice that has not ended -> the output that it has.
     Only these run, and only what follows is sent; to sampling, limits and bills the output is output. None: all choices
     from their beginning."""
-    pin: Pin | None = None
+    pin: PinRequest | None = None
     """To keep its prompt in the KV cache, as far as it fills whole blocks."""
     known_as: str = ""
     """The id that its client knows it by, for the log; a client may choose the same again."""
@@ -143,7 +143,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The most probable (token id, log-probability) pairs, best first."""
 
 
-class Course(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStats(msgspec.Struct, frozen=True, array_like=True):
     """How a choice fared in the engine that answered it, in seconds of the engine's own clock."""
 
     waited_s: float = 0.0
@@ -168,7 +168,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     """...and what had to be computed again for it."""
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one engine step added to one choice of one request.
 
     A choice is a series of deltas; exactly the last has `finish`. The deltas of a request are in order of time, those
@@ -189,7 +189,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc
     """False on the only delta of a choice that ended before anything of its prompt was computed: it cost nothing."""
     embedding: bytes | None = None
     """What an encoder answers in place of tokens: fp32 numbers, little-endian, one behind the other."""
-    course: Course | None = None
+    course: SequenceStats | None = None
     """How it has fared: on a choice's first delta up to its first token, and on its last one to its end."""
 
 

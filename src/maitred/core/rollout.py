@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 
-class Version(StrEnum):
+class RolloutVersion(StrEnum):
     """Which of the two."""
 
     STABLE = "stable"
@@ -24,7 +24,7 @@ class Version(StrEnum):
     """The one that is being tried."""
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """What a rollout is doing."""
 
     RUNNING = "running"
@@ -41,11 +41,11 @@ class Phase(StrEnum):
     """The name leads where it leads without a rollout."""
 
 
-class Arm(msgspec.Struct, frozen=True):
+class RolloutArm(msgspec.Struct, frozen=True):
     """Which side of a rollout a request is on."""
 
     rollout: str
-    version: Version
+    version: RolloutVersion
     tried: bool = True
     """Whether it says something of the versions: it could have gone to either."""
 
@@ -60,7 +60,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     """What requests ask for."""
     settings: dict[str, Any]
     """Those of `maitred.routing.rollout.config.RolloutConfig`, as JSON has them."""
-    phase: Phase = Phase.RUNNING
+    phase: RolloutPhase = RolloutPhase.RUNNING
     weight: float = 0.0
     """Share of the keys that the canary serves."""
     shadow: float = 0.0
@@ -78,7 +78,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
             self,
             now_s,
             settings=settings,
-            phase=Phase.RUNNING,
+            phase=RolloutPhase.RUNNING,
             weight=settings.get("weight", 0.0),
             shadow=settings.get("shadow", 0.0),
             trial=self.trial + 1,
@@ -86,13 +86,13 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
 
     def weighed(self, weight: float, shadow: float, now_s: float) -> "RolloutState":
         """With other shares. The trial goes on, unless it begins or ceases to compare answers, or was over."""
-        same = self.phase is Phase.RUNNING and (shadow > 0) == (self.shadow > 0)
+        same = self.phase is RolloutPhase.RUNNING and (shadow > 0) == (self.shadow > 0)
         trial = self.trial if same else self.trial + 1
-        return _changed(self, now_s, phase=Phase.RUNNING, weight=weight, shadow=shadow, trial=trial)
+        return _changed(self, now_s, phase=RolloutPhase.RUNNING, weight=weight, shadow=shadow, trial=trial)
 
-    def moved(self, phase: Phase, now_s: float, why: str = "") -> "RolloutState":
+    def moved(self, phase: RolloutPhase, now_s: float, why: str = "") -> "RolloutState":
         """In another phase: one version serves everybody, and nothing is copied."""
-        weight = 1.0 if phase in (Phase.SWITCHED, Phase.PROMOTED) else 0.0
+        weight = 1.0 if phase in (RolloutPhase.SWITCHED, RolloutPhase.PROMOTED) else 0.0
         return _changed(self, now_s, phase=phase, weight=weight, shadow=0.0, why=why)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from maitred.core.errors import Forbidden, Unauthenticated
-from maitred.core.flow import Share
+from maitred.core.flow import FlowLevel
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -92,7 +92,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     models: frozenset[str] | None = None
     """Models that all of them allow; None: every model."""
     priority_ceiling: int = 10
-    shares: tuple[Share, ...] = ()
+    shares: tuple[FlowLevel, ...] = ()
     """Its path through the tenants with their weights, from the organisation down to the key: whose share its requests
     use (see `maitred.core.flow`)."""
     regions: frozenset[str] | None = None
@@ -113,7 +113,7 @@ ANONYMOUS = Principal(
     key="anonymous",
     tenants=("anonymous",),
     scopes=frozenset({Scope.INFERENCE, Scope.METRICS}),
-    shares=(Share("anonymous"),),
+    shares=(FlowLevel("anonymous"),),
 )
 """Whoever sends no key to a server that asks for none."""
 
@@ -134,7 +134,7 @@ def require(principal: Principal, scope: Scope) -> None:
     raise Forbidden(f"This key does not have the scope `{scope}`. Use one that has it.")
 
 
-class Identifying(Protocol):
+class Authenticator(Protocol):
     """Tells who calls."""
 
     async def identify(self, header: Callable[[bytes], str | None]) -> Principal:

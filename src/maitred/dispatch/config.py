@@ -5,14 +5,14 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from maitred.core.flow import Flow, PriorityClass
-from maitred.core.service import ServiceWeights
-from maitred.fairness.config import LineConfig
+from maitred.core.token_costs import ServiceWeights
+from maitred.fairness.config import QueueOrderConfig
 
 _Share = Annotated[float, Meta(gt=0, le=1)]
 _Seconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"})]
 
 
-class PoolConfig(Struct, frozen=True, kw_only=True):
+class TenantPoolConfig(Struct, frozen=True, kw_only=True):
     """A part of the replicas for a few tenants alone."""
 
     tenants: Annotated[
@@ -113,7 +113,7 @@ class HedgingConfig(Struct, frozen=True, kw_only=True):
 class DispatchConfig(Struct, frozen=True, kw_only=True):
     """In which order requests wait, how many and how long, and who has a share of its own."""
 
-    line: LineConfig = LineConfig()
+    line: QueueOrderConfig = QueueOrderConfig()
     service: ServiceConfig = ServiceConfig()
     reports: ReportsConfig = ReportsConfig()
     max_waiting: Annotated[
@@ -193,7 +193,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     pools: Annotated[
-        dict[str, PoolConfig],
+        dict[str, TenantPoolConfig],
         Meta(description="Isolated pools by name. Their tenants use nothing else, and nobody else uses them."),
     ] = {}
     output_quantile: Annotated[

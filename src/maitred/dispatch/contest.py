@@ -3,18 +3,25 @@
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from maitred.core.flow import Share
-from maitred.dispatch.allotment import Allotment
-from maitred.dispatch.outlook import AtWork, Outlook
-from maitred.dispatch.policy.race import MOST_AHEAD, MOST_TENANTS, Joins, Runner, Turn, until_turn
-from maitred.dispatch.room import Room
-from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Ticket
-from maitred.fairness.entry import Ahead
-from maitred.fairness.fair import PATIENCE_S
+from maitred.core.flow import FlowLevel
+from maitred.dispatch.capacity import CapacityAllocator
+from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.entry import QueuedRequest
+from maitred.dispatch.policy.simulation import (
+    MOST_AHEAD,
+    MOST_TENANTS,
+    ArrivalRates,
+    PredictedTurn,
+    SimulatedTenant,
+    until_turn,
+)
+from maitred.dispatch.pool_queue import PoolQueue
+from maitred.dispatch.predictor import LatencyPredictor, RunningWork
+from maitred.fairness.entry import WorkAhead
+from maitred.fairness.vtc import PATIENCE_S
 
 
-def playable(room: Room, ticket: Ticket, ahead: Ahead) -> bool:
+def playable(room: PoolQueue, ticket: QueuedRequest, ahead: WorkAhead) -> bool:
     """Whether it pays to play a line through, and can be done: few tenants wait, of one class, and not for long."""
     return (
         ahead.entries <= MOST_AHEAD
@@ -23,7 +30,7 @@ def playable(room: Room, ticket: Ticket, ahead: Ahead) -> bool:
     )
 
 
-class Contest:
+class QueueSimulation:
     """Who waits in a room and may still come, as of one moment.
 
     Args:
@@ -38,11 +45,11 @@ class Contest:
 
     def __init__(
         self,
-        room: Room,
-        joins: Joins,
-        outlook: Outlook,
-        allotment: Allotment,
-        ready: Sequence[Station],
+        room: PoolQueue,
+        joins: ArrivalRates,
+        outlook: LatencyPredictor,
+        allotment: CapacityAllocator,
+        ready: Sequence[EndpointState],
         steps_per_s: float,
         now_s: float,
     ) -> None:
@@ -51,8 +58,8 @@ class Contest:
         self._allotment = allotment
         self._guests = allotment.guests_of(room.quota, ready)
         self._index: dict[str, int] = {}
-        self._runners: list[Runner] = []
-        self._played: dict[tuple[str, int, int], Turn] = {}
+        self._runners: list[SimulatedTenant] = []
+        self._played: dict[tuple[str, int, int], PredictedTurn] = {}
         for tickets in room.tenants.values():
             first = next(iter(tickets))
             self._add(first, tickets, joins.per_s(first.tenant.id, now_s) / steps_per_s)
@@ -66,7 +73,7 @@ class Contest:
                 steps = outlook.steps_of(outlook.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def turn(self, ticket: Ticket, at_work: AtWork, free: int, output: float) -> Turn:
+    def turn(self, ticket: QueuedRequest, at_work: RunningWork, free: int, output: float) -> PredictedTurn:
         """When a request is released.
 
         Args:
@@ -97,12 +104,12 @@ class Contest:
             )
             for way in at_work.ways
         ]
-        played = self._played[tenant, before, free] = Turn(
+        played = self._played[tenant, before, free] = PredictedTurn(
             *(sum(each) / len(turns) for each in zip(*turns, strict=True))
         )
         return played
 
-    def _add(self, ticket: Ticket, waiting: Collection[Ticket], joins_per_step: float) -> None:
+    def _add(self, ticket: QueuedRequest, waiting: Collection[QueuedRequest], joins_per_step: float) -> None:
         tenant, outlook = ticket.tenant, self._outlook
         self._index[tenant.id] = len(self._runners)
         lead = self._room.line.over_service(ticket.flow)
@@ -112,7 +119,7 @@ class Contest:
 
     def _append(
         self,
-        tenant: Share,
+        tenant: FlowLevel,
         lead: float,
         waiting: int,
         steps: float,
@@ -120,7 +127,7 @@ class Contest:
         prompts: Sequence[float] = (),
     ) -> None:
         self._runners.append(
-            Runner(
+            SimulatedTenant(
                 lead,
                 tenant.weight,
                 waiting,
@@ -133,6 +140,6 @@ class Contest:
         )
 
 
-def due_of(ticket: Ticket) -> float:
+def due_of(ticket: QueuedRequest) -> float:
     """What orders the requests of one key."""
     return ticket.arrived_s + PATIENCE_S if ticket.first_token_by_s is None else ticket.first_token_by_s

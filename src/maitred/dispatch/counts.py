@@ -10,7 +10,7 @@ NO_CAUSE = "none"
 """For requests that did not wait."""
 
 
-class Buckets:
+class WaitHistogram:
     """A histogram of seconds."""
 
     __slots__ = ("counts", "sum_s")
@@ -26,13 +26,13 @@ class Buckets:
         self.sum_s += seconds
 
 
-class Counts:
+class DispatchCounters:
     """Since the start."""
 
     def __init__(self) -> None:
-        self.queue_s: dict[tuple[str, str], Buckets] = {}
+        self.queue_s: dict[tuple[str, str], WaitHistogram] = {}
         """Class and cause -> how long requests waited for it before they were released."""
-        self._at_once: dict[PriorityClass, Buckets] = {}
+        self._at_once: dict[PriorityClass, WaitHistogram] = {}
         """Of these, those of requests that did not wait."""
         self.refusals: dict[str, int] = {}
         """By the code of the error, whether before or after they waited."""
@@ -53,11 +53,11 @@ class Counts:
         for cause, milliseconds in waited_ms.items():
             self._buckets(priority, cause).add(milliseconds / 1e3)
 
-    def _buckets(self, priority: PriorityClass, cause: str) -> Buckets:
+    def _buckets(self, priority: PriorityClass, cause: str) -> WaitHistogram:
         key = priority.value, cause
         buckets = self.queue_s.get(key)
         if buckets is None:
-            buckets = self.queue_s[key] = Buckets()
+            buckets = self.queue_s[key] = WaitHistogram()
         return buckets
 
     def refused(self, reason: str) -> None:

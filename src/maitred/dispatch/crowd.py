@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from maitred.dispatch.floor import Floor
+from maitred.dispatch.core import DispatchCore
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class TenantActivity:
     """Requests by their organisations."""
 
     waiting: Mapping[str, int]
@@ -19,7 +19,7 @@ class Crowd:
     """Replica -> organisation -> tokens of KV cache that its requests there were given credit for."""
 
 
-def crowd_of(floor: Floor) -> Crowd:
+def crowd_of(floor: DispatchCore) -> TenantActivity:
     """The crowd now; takes time with the tenants that wait and the requests that run."""
     waiting, prefilling, decoding = Counter[str](), Counter[str](), Counter[str]()
     kv_tokens: dict[str, Counter[str]] = {station.post.name: Counter() for station in floor.stations}
@@ -31,4 +31,4 @@ def crowd_of(floor: Floor) -> Crowd:
         (decoding if ticket.begun else prefilling)[tenant] += 1
         if (grip := ticket.grip) is not None:
             kv_tokens[grip.station.post.name][tenant] += grip.hold.cost.blocks * grip.station.block_tokens
-    return Crowd(waiting, prefilling, decoding, kv_tokens)
+    return TenantActivity(waiting, prefilling, decoding, kv_tokens)

@@ -1,4 +1,4 @@
-"""Where requests wait for a replica: the part with an event loop, around `Floor`, which decides.
+"""Where requests wait for a replica: the part with an event loop, around `DispatchCore`, which decides.
 
 Whatever changes (a request joins or leaves, a report comes, a replica is lost or ready) asks for a turn. All that asks
 within one turn of the event loop gets one turn of the floor, so a report that frees ten places costs one pass.
@@ -8,27 +8,27 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from maitred.core.balance import Placement
+from maitred.core.balance import CacheAwareBalancer
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.place import Place
-from maitred.core.story import code_of
+from maitred.core.queue_position import QueuePosition
+from maitred.core.timeline import code_of
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.crowd import Crowd, crowd_of
-from maitred.dispatch.errand import AnyPost, Errand, Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.gatekeeper import Gatekeeper
-from maitred.dispatch.passage import Passage, walked_in
-from maitred.dispatch.policy.hedging import Hedging
-from maitred.dispatch.relief import Relief
-from maitred.dispatch.seat import Seat
-from maitred.dispatch.spare import Spare
-from maitred.dispatch.stalls import Stalls
-from maitred.dispatch.state import DispatchState, state_of
-from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Grip, State, Ticket
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.crowd import TenantActivity, crowd_of
+from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.entry import Allocation, QueuedRequest, QueueState
+from maitred.dispatch.loop_lag import LoopLagMonitor
+from maitred.dispatch.metrics import DispatchSnapshot, state_of
+from maitred.dispatch.overflow import OverflowPlanner
+from maitred.dispatch.passage import WaitSpan, walked_in
+from maitred.dispatch.policy.hedging import HedgePolicy
+from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
+from maitred.dispatch.seat import DispatchEntry
+from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.spare import HedgeAllocation
 
-__all__ = ["Dispatcher", "Errand", "Post", "Seat"]
+__all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 
 _TICK_S = 0.1
 """How late a deadline may be noticed while nothing else happens, and how often it is looked who should leave."""
@@ -57,36 +57,36 @@ class Dispatcher:
     def __init__(
         self,
         model: str,
-        posts: Sequence[AnyPost],
+        posts: Sequence[AnyEndpoint],
         config: DispatchConfig,
         clock: Clock,
         *,
-        placement: Placement | None = None,
+        placement: CacheAwareBalancer | None = None,
         draw: Callable[[], float] = random.random,
         wanted: Callable[[], None] = lambda: None,
         answered: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.model = model
-        self.floor = Floor(posts, config, placement)
+        self.floor = DispatchCore(posts, config, placement)
         self._recoveries = config.recoveries
-        self._hedging = Hedging(config.hedging, model)
+        self._hedging = HedgePolicy(config.hedging, model)
         self._draw = draw
-        self._gatekeeper = Gatekeeper(self.floor, config, draw, wanted)
-        self._relief = Relief(self.floor, config, self.floor.choice.held)
+        self._gatekeeper = QueueAdmission(self.floor, config, draw, wanted)
+        self._relief = OverflowPlanner(self.floor, config, self.floor.choice.held)
         self._clock = clock
-        self._seats: dict[Ticket, Seat] = {}
-        self._by_id: dict[str, list[Ticket]] = {}
+        self._seats: dict[QueuedRequest, DispatchEntry] = {}
+        self._by_id: dict[str, list[QueuedRequest]] = {}
         self._waits = asyncio.Event()
         """Somebody waits."""
         self._turn_asked = False
-        self._stalls = Stalls(clock, self.floor)
+        self._stalls = LoopLagMonitor(clock, self.floor)
         self._after_turn: Callable[[], None] | None = None
         self._answered = answered
         for post in posts:
             post.replica.watch(self._news)
 
-    def adopt(self, posts: Sequence[AnyPost], config: DispatchConfig, placement: Placement | None) -> None:
-        """Goes by these settings from now on, and by these replicas. Nobody loses its place; see `Floor.adopt`."""
+    def adopt(self, posts: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None) -> None:
+        """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.adopt`."""
         new = self.floor.adopt(posts, config, placement, self._clock.monotonic_s())
         self._recoveries = config.recoveries
         self._hedging.adopt(config.hedging)
@@ -96,7 +96,7 @@ class Dispatcher:
             post.replica.watch(self._news)
         self.turn()
 
-    def check(self, errand: Errand) -> Place:
+    def check(self, errand: DispatchRequest) -> QueuePosition:
         """What is predicted for a request that would join now, counted from its arrival. Changes nothing for anybody.
 
         Raises:
@@ -107,22 +107,22 @@ class Dispatcher:
         now_s = self._clock.monotonic_s()
         place = self._gatekeeper.check(errand, now_s)
         passed_s = now_s - errand.arrived_s
-        return Place(place.position, place.wait_s, place.ttft_s + passed_s) if passed_s > 0.0 else place
+        return QueuePosition(place.position, place.wait_s, place.ttft_s + passed_s) if passed_s > 0.0 else place
 
-    def seat(self, errand: Errand) -> Seat:
+    def seat(self, errand: DispatchRequest) -> DispatchEntry:
         """A context in which the request waits and then runs. Entering never waits and never refuses."""
-        return Seat(self, self.floor.ticket(errand))
+        return DispatchEntry(self, self.floor.ticket(errand))
 
-    def resume(self, errand: Errand, replica: str) -> Seat | None:
+    def resume(self, errand: DispatchRequest, replica: str) -> DispatchEntry | None:
         """As `seat`, for a request that runs at a replica already: a process that has died since had released it.
 
         To be entered before anybody waits. None: that replica is not known any more.
         """
         if all(station.post.name != replica for station in self.floor.stations):
             return None
-        return Seat(self, self.floor.ticket(errand), runs_at=replica)
+        return DispatchEntry(self, self.floor.ticket(errand), runs_at=replica)
 
-    async def relieve(self, errand: Errand) -> bool:
+    async def relieve(self, errand: DispatchRequest) -> bool:
         """Sends others elsewhere who wait, where that makes room for a request that `check` has refused.
 
         Returns:
@@ -138,7 +138,7 @@ class Dispatcher:
         """Asks those to leave who would miss their objectives here, or whose leaving spares others that."""
         self._ask_to_leave(self._relief.among(self._clock.monotonic_s()))
 
-    def place_of(self, request_id: str, organisation: str) -> Place | None:
+    def place_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Where a waiting request of this organisation stands; None if none of that id waits."""
         for ticket in self._by_id.get(request_id, ()):
             if ticket.errand.principal_org == organisation:
@@ -147,19 +147,19 @@ class Dispatcher:
                     return place
         return None
 
-    def place(self, ticket: Ticket) -> Place | None:
+    def place(self, ticket: QueuedRequest) -> QueuePosition | None:
         """Where a request stands; None if it does not wait."""
-        if ticket.state is not State.WAITING:
+        if ticket.state is not QueueState.WAITING:
             return None
         now_s = self._clock.monotonic_s()
         forecast = self.floor.forecaster.of(ticket, self.floor.refresh(now_s), now_s)
         return self.floor.place(forecast, now_s)
 
-    def state(self) -> DispatchState:
+    def state(self) -> DispatchSnapshot:
         """For metrics."""
         return state_of(self.floor, self._clock.monotonic_s())
 
-    def crowd(self) -> Crowd:
+    def crowd(self) -> TenantActivity:
         """Who is here, for people who watch. Looks at everyone who runs: for once a second, not for each request."""
         return crowd_of(self.floor)
 
@@ -186,10 +186,10 @@ class Dispatcher:
 
     # --- what seats tell ---
 
-    def join(self, seat: Seat) -> None:
-        """See `Seat`."""
+    def join(self, seat: DispatchEntry) -> None:
+        """See `DispatchEntry`."""
         ticket = seat.ticket
-        if ticket.state is not State.NEW:
+        if ticket.state is not QueueState.NEW:
             raise RuntimeError("A seat is entered once.")
         now_s = self._clock.monotonic_s()
         if seat.runs_at:
@@ -206,14 +206,16 @@ class Dispatcher:
         # Where there is room it need not wait until the event loop has done all else that is due.
         self._turn(now_s, ready)
 
-    def elsewhere(self, seat: Seat) -> bool:
-        """See `Seat`."""
-        return seat.ticket.state is State.RELEASED and self.floor.elsewhere(seat.ticket, self._clock.monotonic_s())
+    def elsewhere(self, seat: DispatchEntry) -> bool:
+        """See `DispatchEntry`."""
+        return seat.ticket.state is QueueState.RELEASED and self.floor.elsewhere(seat.ticket, self._clock.monotonic_s())
 
-    def again(self, seat: Seat, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None) -> bool:
-        """See `Seat`."""
+    def again(
+        self, seat: DispatchEntry, *, prompts: Sequence[int], answer_by_s: float | None, rest_s: float | None
+    ) -> bool:
+        """See `DispatchEntry`."""
         ticket = seat.ticket
-        if ticket.state is not State.RELEASED or ticket.returns >= self._recoveries:
+        if ticket.state is not QueueState.RELEASED or ticket.returns >= self._recoveries:
             return False
         now_s = self._clock.monotonic_s()
         self.floor.put_back(ticket, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=self._draw(), rest_s=rest_s)
@@ -221,8 +223,8 @@ class Dispatcher:
         self._ask_for_turn()
         return True
 
-    def leave(self, seat: Seat, error: BaseException | None) -> None:
-        """See `Seat`."""
+    def leave(self, seat: DispatchEntry, error: BaseException | None) -> None:
+        """See `DispatchEntry`."""
         ticket, now_s = seat.ticket, self._clock.monotonic_s()
         if ticket in self._seats:
             self._forget(ticket)
@@ -234,32 +236,32 @@ class Dispatcher:
         elif not self.floor.slack or self._after_turn is not None:
             self._turn(now_s)
 
-    def first_token(self, ticket: Ticket) -> None:
-        """See `Seat`."""
+    def first_token(self, ticket: QueuedRequest) -> None:
+        """See `DispatchEntry`."""
         now_s = self._clock.monotonic_s()
         if self._hedging.on and not ticket.returns and self._hedging.is_for(ticket.errand):
             self._hedging.answered(now_s - ticket.released_s)
         self.floor.first_token(ticket, now_s)
         self._answered(now_s - ticket.errand.arrived_s)
 
-    def hedge_after_s(self, ticket: Ticket) -> float | None:
-        """See `Seat`."""
+    def hedge_after_s(self, ticket: QueuedRequest) -> float | None:
+        """See `DispatchEntry`."""
         hedging = self._hedging
         if not hedging.on or ticket.returns or len(self.floor.stations) == 1 or not hedging.is_for(ticket.errand):
             return None
         self._hedging.released()
         return self._hedging.after_s
 
-    def spare(self, ticket: Ticket) -> Spare | None:
-        """See `Seat`."""
+    def spare(self, ticket: QueuedRequest) -> HedgeAllocation | None:
+        """See `DispatchEntry`."""
         grip = self.floor.spare(ticket, self._clock.monotonic_s()) if self._hedging.affordable else None
         if grip is None:
             return None
         self._hedging.spend()
-        return Spare(self, ticket, grip)
+        return HedgeAllocation(self, ticket, grip)
 
-    def settle(self, ticket: Ticket, spare: Grip, *, won: bool) -> None:
-        """See `Spare`."""
+    def settle(self, ticket: QueuedRequest, spare: Allocation, *, won: bool) -> None:
+        """See `HedgeAllocation`."""
         self.floor.settle(ticket, spare, won=won)
         self._ask_for_turn()
 
@@ -274,7 +276,7 @@ class Dispatcher:
         self._turn_asked = False
         self._turn(self._clock.monotonic_s())
 
-    def _turn(self, now_s: float, ready: Sequence[Station] | None = None) -> None:
+    def _turn(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
         for ticket in self.floor.turn(now_s, ready):
             seat = self._forget(ticket)
             if seat is not None:
@@ -295,24 +297,24 @@ class Dispatcher:
             self._turn_asked = True
             asyncio.get_running_loop().call_soon(self._asked_turn)
 
-    def stays(self, ticket: Ticket) -> None:
-        """See `Seat`."""
+    def stays(self, ticket: QueuedRequest) -> None:
+        """See `DispatchEntry`."""
         self._relief.left(ticket)
 
-    def _ask_to_leave(self, tickets: Sequence[Ticket]) -> None:
+    def _ask_to_leave(self, tickets: Sequence[QueuedRequest]) -> None:
         for ticket in tickets:
             self._relief.asked(ticket)
             self._seats[ticket].ask_to_leave()
 
-    def _wait(self, seat: Seat, now_s: float) -> None:
+    def _wait(self, seat: DispatchEntry, now_s: float) -> None:
         """It waits from now on."""
         ticket = seat.ticket
-        seat.passage = Passage(ticket, now_s)
+        seat.passage = WaitSpan(ticket, now_s)
         self._seats[ticket] = seat
         self._waits.set()
         self._by_id.setdefault(ticket.errand.id, []).append(ticket)
 
-    def _forget(self, ticket: Ticket) -> Seat | None:
+    def _forget(self, ticket: QueuedRequest) -> DispatchEntry | None:
         """It does not wait any more. Returns its seat if it did."""
         seat = self._seats.pop(ticket, None)
         if seat is not None:

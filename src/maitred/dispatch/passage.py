@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from maitred.core.balance import Candidate
-from maitred.core.story import ChapterName
-from maitred.dispatch.ticket import Ticket
+from maitred.core.balance import ReplicaCandidate
+from maitred.core.timeline import SpanName
+from maitred.dispatch.entry import QueuedRequest
 
 
-class Passage:
+class WaitSpan:
     """One wait of a request, from joining the line, or being put back into it, to its end.
 
     Args:
@@ -17,11 +17,11 @@ class Passage:
 
     __slots__ = ("_before_ms", "_chapter", "_ticket")
 
-    def __init__(self, ticket: Ticket, now_s: float) -> None:
+    def __init__(self, ticket: QueuedRequest, now_s: float) -> None:
         self._ticket = ticket
         self._before_ms = {**ticket.waited_ms}
         self._chapter = ticket.errand.story.begin(
-            ChapterName.QUEUE, now_s, **{"class": ticket.flow.priority, "tenant": ticket.tenant.id}
+            SpanName.QUEUE, now_s, **{"class": ticket.flow.priority, "tenant": ticket.tenant.id}
         )
 
     def over(self, now_s: float) -> None:
@@ -38,23 +38,23 @@ class Passage:
         self._chapter.end(now_s, why)
 
 
-def walked_in(ticket: Ticket, now_s: float) -> None:
+def walked_in(ticket: QueuedRequest, now_s: float) -> None:
     """Tells of one that was released in the moment in which it came."""
     facts = {"class": ticket.flow.priority, "tenant": ticket.tenant.id, "waited_ms": {}}
-    ticket.errand.story.tell(ChapterName.QUEUE, now_s, now_s, facts)
+    ticket.errand.story.tell(SpanName.QUEUE, now_s, now_s, facts)
     _note_choice(ticket, now_s)
 
 
-def _note_choice(ticket: Ticket, now_s: float) -> None:
+def _note_choice(ticket: QueuedRequest, now_s: float) -> None:
     if ticket.grip is None:
         return
     candidates = [_facts_of(candidate) for candidate in ticket.candidates] if ticket.candidates else []
     facts = {"replica": ticket.grip.station.post.name, "candidates": candidates}
-    ticket.errand.story.tell(ChapterName.ROUTING, now_s, now_s, facts)
+    ticket.errand.story.tell(SpanName.ROUTING, now_s, now_s, facts)
     ticket.candidates = ()
 
 
-def _facts_of(candidate: Candidate) -> dict[str, Any]:
+def _facts_of(candidate: ReplicaCandidate) -> dict[str, Any]:
     """What spoke for a replica and against it."""
     wait_s, prefill_s = candidate.wait_s, candidate.prefill_s
     return {

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from maitred.core.flow import Flow
-from maitred.core.place import Place
+from maitred.core.queue_position import QueuePosition
 from maitred.dispatch.contest import due_of
-from maitred.dispatch.counts import Counts
+from maitred.dispatch.counts import DispatchCounters
+from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.entry import QueuedRequest
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.station import Station
-from maitred.dispatch.ticket import Ticket
 
 _STANDS_S = 0.1
 """Some steps of an engine. What goes otherwise than foreseen, such as a long answer that ends early, shows after it."""
@@ -31,31 +31,31 @@ _MANY = 1024
 class _Refused(Struct, frozen=True):
     """The last one of a flow."""
 
-    ticket: Ticket
-    place: Place
+    ticket: QueuedRequest
+    place: QueuePosition
     at_s: float
-    ready: Sequence[Station]
+    ready: Sequence[EndpointState]
     own_waiting: int
     """Requests of its tenant that waited then."""
     gone: int
     """How many had given up waiting by then."""
 
 
-class Refusals:
+class RejectionCache:
     """The last refusal of each flow.
 
     Args:
         counts: Of the same floor.
     """
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: DispatchCounters) -> None:
         self._counts = counts
         self._last: dict[Flow, _Refused] = {}
 
     def __len__(self) -> int:
         return len(self._last)
 
-    def place(self, ticket: Ticket, ready: Sequence[Station], now_s: float) -> Place | None:
+    def place(self, ticket: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> QueuePosition | None:
         """What is still true for a request that has not joined; None: nobody knows without a look.
 
         Args:
@@ -67,9 +67,9 @@ class Refusals:
         if last is None or not self._stands(last, ticket, ready, now_s):
             return None
         place, age_s = last.place, now_s - last.at_s
-        return Place(place.position, max(0.0, place.wait_s - age_s), max(0.0, place.ttft_s - age_s))
+        return QueuePosition(place.position, max(0.0, place.wait_s - age_s), max(0.0, place.ttft_s - age_s))
 
-    def note(self, ticket: Ticket, place: Place, ready: Sequence[Station], now_s: float) -> None:
+    def note(self, ticket: QueuedRequest, place: QueuePosition, ready: Sequence[EndpointState], now_s: float) -> None:
         """A request was refused by a forecast of just now."""
         if len(self._last) >= _MANY:
             self._last = {flow: last for flow, last in self._last.items() if now_s - last.at_s <= _STANDS_S}
@@ -83,7 +83,7 @@ class Refusals:
     def _gone(self) -> int:
         return self._counts.left_waiting + self._counts.moved
 
-    def _stands(self, last: _Refused, ticket: Ticket, ready: Sequence[Station], now_s: float) -> bool:
+    def _stands(self, last: _Refused, ticket: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> bool:
         return (
             now_s - last.at_s <= _STANDS_S
             and ticket.room.waiting > 0  # else there may be room, and a look at it is cheap
@@ -95,7 +95,7 @@ class Refusals:
         )
 
 
-def _own_waiting(ticket: Ticket) -> int:
+def _own_waiting(ticket: QueuedRequest) -> int:
     return len(ticket.room.tenants.get(ticket.tenant.id, ()))
 
 

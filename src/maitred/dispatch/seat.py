@@ -5,29 +5,29 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from maitred.core.place import Place
-from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.passage import Passage
-from maitred.dispatch.spare import Spare
-from maitred.dispatch.ticket import State, Ticket
+from maitred.core.queue_position import QueuePosition
+from maitred.dispatch.entry import QueuedRequest, QueueState
+from maitred.dispatch.passage import WaitSpan
+from maitred.dispatch.request import AnyEndpoint
+from maitred.dispatch.spare import HedgeAllocation
 
 if TYPE_CHECKING:
     from maitred.dispatch.dispatcher import Dispatcher
 
 
-class AskedToLeave(Exception):
-    """It would be served sooner elsewhere, and should say whether it goes: `Seat.move` or `Seat.stay`.
+class OverflowRequested(Exception):
+    """Raised to an entry that another model would serve sooner; it answers `DispatchEntry.move` or `DispatchEntry.stay`.
 
     Args:
         seat: It keeps its place here until then, and can be granted meanwhile.
     """
 
-    def __init__(self, seat: "Seat") -> None:
+    def __init__(self, seat: "DispatchEntry") -> None:
         super().__init__()
         self.seat = seat
 
 
-class Seat:
+class DispatchEntry:
     """One request's. Made by `Dispatcher.seat`; entering joins the line, leaving gives everything back.
 
     Nothing here awaits but `granted`, so leaving is complete when it returns, also when a `CancelledError` leaves.
@@ -35,10 +35,10 @@ class Seat:
 
     __slots__ = ("_dispatcher", "_waiter", "answer", "moved", "passage", "runs_at", "ticket")
 
-    passage: Passage
+    passage: WaitSpan
     """What is told of its waiting; since it has joined the line."""
 
-    def __init__(self, dispatcher: "Dispatcher", ticket: Ticket, runs_at: str = "") -> None:
+    def __init__(self, dispatcher: "Dispatcher", ticket: QueuedRequest, runs_at: str = "") -> None:
         self._dispatcher = dispatcher
         self.runs_at = runs_at
         """The replica that it ran at before it had a seat here; empty: at none."""
@@ -49,7 +49,7 @@ class Seat:
         """Whether it has gone elsewhere."""
         self.ticket = ticket
 
-    async def __aenter__(self) -> "Seat":
+    async def __aenter__(self) -> "DispatchEntry":
         self._dispatcher.join(self)
         return self
 
@@ -58,7 +58,7 @@ class Seat:
     ) -> None:
         self._dispatcher.leave(self, error)
 
-    async def granted(self) -> AnyPost:
+    async def granted(self) -> AnyEndpoint:
         """Waits for its turn; the replica is chosen then, and its credits are taken. One task at a time.
 
         Cancelled while it waits, it can be asked again.
@@ -69,9 +69,9 @@ class Seat:
             AskedToLeave: It should go elsewhere (of an errand that is `movable`, once at most). It can be asked again.
         """
         ticket = self.ticket
-        while ticket.state is State.WAITING:
+        while ticket.state is QueueState.WAITING:
             if self.answer is not None and not self.answer.done():
-                raise AskedToLeave(self)
+                raise OverflowRequested(self)
             if self._waiter is not None:
                 raise RuntimeError("Another task waits for this seat already.")
             self._waiter = asyncio.get_running_loop().create_future()
@@ -81,7 +81,7 @@ class Seat:
                 self._waiter = None
         if ticket.failure is not None:
             raise ticket.failure
-        if ticket.state is not State.RELEASED or ticket.grip is None:
+        if ticket.state is not QueueState.RELEASED or ticket.grip is None:
             raise RuntimeError("The seat was asked for outside its context.")
         return ticket.grip.station.post
 
@@ -107,7 +107,7 @@ class Seat:
 
     def move(self) -> bool:
         """It was asked to leave, and leaves its context next, if it still waits; returns whether it does."""
-        self.moved = self.ticket.state is State.WAITING
+        self.moved = self.ticket.state is QueueState.WAITING
         if not self.moved:
             self.stay()
         return self.moved
@@ -119,7 +119,7 @@ class Seat:
         """
         return self._dispatcher.hedge_after_s(self.ticket)
 
-    def spare(self) -> Spare | None:
+    def spare(self) -> HedgeAllocation | None:
         """A second replica, from now until its `settle`; None: the budget has none, or none has room."""
         return self._dispatcher.spare(self.ticket)
 
@@ -153,7 +153,7 @@ class Seat:
         """Milliseconds that it waited, by cause (see `WaitCause`); complete once it is granted."""
         return self.ticket.waited_ms
 
-    def place(self) -> Place | None:
+    def place(self) -> QueuePosition | None:
         """Where it stands; None once it is granted."""
         return self._dispatcher.place(self.ticket)
 

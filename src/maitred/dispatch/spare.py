@@ -2,25 +2,25 @@
 
 from typing import TYPE_CHECKING
 
-from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.ticket import Grip, Ticket
+from maitred.dispatch.entry import Allocation, QueuedRequest
+from maitred.dispatch.request import AnyEndpoint
 
 if TYPE_CHECKING:
     from maitred.dispatch.dispatcher import Dispatcher
 
 
-class Spare:
+class HedgeAllocation:
     """What a request holds there. Made by `Seat.spare`; whoever asked for it calls `settle`, whatever happens."""
 
     __slots__ = ("_dispatcher", "_grip", "_ticket")
 
-    def __init__(self, dispatcher: "Dispatcher", ticket: Ticket, grip: Grip) -> None:
+    def __init__(self, dispatcher: "Dispatcher", ticket: QueuedRequest, grip: Allocation) -> None:
         self._dispatcher = dispatcher
         self._ticket = ticket
         self._grip = grip
 
     @property
-    def post(self) -> AnyPost:
+    def post(self) -> AnyEndpoint:
         """The replica."""
         return self._grip.station.post
 

@@ -7,20 +7,20 @@ import torch
 
 from maitred.core.request import SamplingParams
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice, kv_bytes_on_cpu, kv_bytes_on_gpu
 from maitred.engine.graphs.decoder import GraphedDecoder, graph_sizes
 from maitred.engine.graphs.graph import CudaGraph
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.token_major import make_cache
 from maitred.engine.sampling.sampler import Sampler
-from maitred.engine.target import Target, kv_bytes_on_cpu, kv_bytes_on_gpu
 
 logger = logging.getLogger("maitred.engine")
 
 
 def free_bytes_beside(
-    decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: Target
+    decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: ComputeDevice
 ) -> int:
     """Bytes for the KV cache, beside the weights and the largest step that is ever computed, which is tried.
 
@@ -45,7 +45,7 @@ def free_bytes_beside(
 
 
 def graphed(
-    decoder: Decoder, cache: KVCache, config: EngineConfig, context_tokens: int, target: Target
+    decoder: Decoder, cache: KVCache, config: EngineConfig, context_tokens: int, target: ComputeDevice
 ) -> GraphedDecoder:
     """The decoder, with its steps of decodes recorded as far as the settings and its kernels allow."""
     start_s = time.perf_counter()
@@ -64,7 +64,7 @@ def graphed(
 
 
 def _largest_step(
-    decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: Target
+    decoder: Decoder, sampler: Sampler, config: EngineConfig, kv_dtype: torch.dtype, target: ComputeDevice
 ) -> None:
     """A step as full of prompts as steps get, with as many rows to sample from, in the way that takes most memory.
 
@@ -83,7 +83,7 @@ def _largest_step(
             slots=rows % longest,
             logit_rows=rows[:sampled],
             chunks=[
-                Chunk(start, min(longest, tokens - start), 0, list(range(blocks)))
+                BatchChunk(start, min(longest, tokens - start), 0, list(range(blocks)))
                 for start in range(0, tokens, longest)
             ],
         ),

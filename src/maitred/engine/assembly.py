@@ -10,36 +10,36 @@ from pathlib import Path
 import torch
 
 from maitred.core.clock import Clock, SystemClock
-from maitred.core.ports import ModelCard
-from maitred.core.service import ServiceWeights
-from maitred.engine.bed import Bedding, ModelBed
-from maitred.engine.capacity import KVPlan, plan_kv
+from maitred.core.replica import ModelCard
+from maitred.core.token_costs import ServiceWeights
+from maitred.engine.bed import LoadedModelMemory, ModelMemory
+from maitred.engine.block_table_rows import BlockTableRows
+from maitred.engine.capacity import KVCachePlan, plan_kv
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.grammar.vocabulary import load_vocabulary
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import SwapSpace
-from maitred.engine.lanes import Lanes
-from maitred.engine.loader import Loader
+from maitred.engine.loader import ModelLoader
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.precision import Precision
-from maitred.engine.runner import Forward, ModelRunner
+from maitred.engine.precision import PrecisionPlan
+from maitred.engine.runner import ForwardModel, ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.step_times import TimedStep
-from maitred.engine.slumber import Slumber
+from maitred.engine.sleep import SleepController
 from maitred.engine.speculate.build import find_draft_model, make_speculator
 from maitred.engine.speculate.draft_model import DraftModel
-from maitred.engine.target import Target
 from maitred.engine.threads import step_threads
-from maitred.engine.trials.first_steps import Bounds, known_steps, steps_key
-from maitred.engine.trials.notes import Notes
-from maitred.engine.weights_cache.kept import cache_folder
+from maitred.engine.trials.cache import StepTimeCache
+from maitred.engine.trials.first_steps import StepBounds, known_steps, steps_key
+from maitred.engine.weights_cache.cached import cache_folder
 
 logger = logging.getLogger("maitred.engine")
 
@@ -49,7 +49,7 @@ def build(
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
     *,
-    target: Target | None = None,
+    target: ComputeDevice | None = None,
     clock: Clock | None = None,
 ) -> tuple[Engine, ModelCard]:
     """An engine for a model that generates.
@@ -64,8 +64,8 @@ def build(
     Raises:
         ConfigInvalid: The model or the device cannot be had; the message says what to do.
     """
-    target = target or Target.of(config.device)
-    loader = Loader(config, target, Precision.of(config, target.device))
+    target = target or ComputeDevice.of(config.device)
+    loader = ModelLoader(config, target, PrecisionPlan.of(config, target.device))
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
     clock = clock or SystemClock()
     began_s = time.perf_counter()
@@ -83,9 +83,9 @@ def build(
     host_blocks = HostBlocks(cache, slots) if slots else None
     compiler = GrammarCompiler(partial(load_vocabulary, model, shape.vocab_size, shape.eos_token_ids))
     constraints = Constraints(compiler, shape.vocab_size, shape.eos_token_ids)
-    lanes = Lanes(config.max_sequences + config.most_guests, kv.context_tokens, config.block_tokens)
+    lanes = BlockTableRows(config.max_sequences + config.most_guests, kv.context_tokens, config.block_tokens)
 
-    def runner_of(forward: Forward) -> ModelRunner:
+    def runner_of(forward: ForwardModel) -> ModelRunner:
         return ModelRunner(
             *(forward, cache, sampler, lanes),
             block_tokens=config.block_tokens,
@@ -104,19 +104,19 @@ def build(
         known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
-    models = [Bedding(runner.drop, lambda: runner.adopt(*loader.with_cache(loader.model(model).decoder, kv)))]
+    models = [LoadedModelMemory(runner.drop, lambda: runner.adopt(*loader.with_cache(loader.model(model).decoder, kv)))]
     author = None
     if draft is not None and draft_folder is not None:
         drafting = loader.warmed_up(draft.decoder, kv.blocks)
         author = DraftModel(*drafting, sampler, constraints, clock, shape.vocab_size)
-        models.append(Bedding(author.drop, partial(_restore_draft, author, loader, draft_folder, kv)))
+        models.append(LoadedModelMemory(author.drop, partial(_restore_draft, author, loader, draft_folder, kv)))
     engine = Engine(
         *(scheduler, runner, clock),
         vocab_size=shape.vocab_size,
         max_choices=config.max_sequences,
         constraints=constraints,
         speculator=make_speculator(config.speculation, author, constraints, clock),
-        slumber=Slumber(ModelBed(models, scheduler), clock, load_s),
+        slumber=SleepController(ModelMemory(models, scheduler), clock, load_s),
     )
     card = ModelCard(
         name=model.name,
@@ -132,13 +132,13 @@ def build(
     return engine, card
 
 
-def _restore_draft(author: DraftModel, loader: Loader, folder: Path, kv: KVPlan) -> None:
+def _restore_draft(author: DraftModel, loader: ModelLoader, folder: Path, kv: KVCachePlan) -> None:
     author.adopt(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
 
 
 def _make_scheduler(
     config: EngineConfig,
-    kv: KVPlan,
+    kv: KVCachePlan,
     pool: BlockPool,
     weights: ServiceWeights,
     *,
@@ -169,18 +169,18 @@ def _make_scheduler(
 
 def _try_steps(
     model: Path,
-    loader: Loader,
-    kv: KVPlan,
+    loader: ModelLoader,
+    kv: KVCachePlan,
     decoder: Decoder,
     cache: KVCache,
     runner: ModelRunner,
-    runner_of: Callable[[Forward], ModelRunner],
+    runner_of: Callable[[ForwardModel], ModelRunner],
 ) -> list[TimedStep]:
     """What steps take, from trials or from notes of earlier ones, so that the first predictions are not guesses."""
     config, target = loader.config, loader.target
     if config.bake_off == "off":
         return []
-    bounds = Bounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
+    bounds = StepBounds(config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, config.block_tokens)
 
     def with_layers(layers: int) -> ModelRunner:
         if target.accelerated:
@@ -189,7 +189,7 @@ def _try_steps(
         return runner_of(decoder.shallow(layers))
 
     kept = config.weights_cache
-    notes = Notes(cache_folder(kept) / "steps" if kept.enabled else None, list[TimedStep])
+    notes = StepTimeCache(cache_folder(kept) / "steps" if kept.enabled else None, list[TimedStep])
     device = target.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     layers = 1 if target.accelerated else decoder.config.layers  # what steps are recorded of is tried as a whole

@@ -9,7 +9,7 @@ import torch
 from maitred.engine.scheduler.scheduler import Scheduler
 
 
-class Bedding(NamedTuple):
+class LoadedModelMemory(NamedTuple):
     """A model with its cache, as whoever computes with them has them.
 
     Attributes:
@@ -22,15 +22,15 @@ class Bedding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelBed:
-    """Implements `maitred.engine.slumber.Bed`.
+class ModelMemory:
+    """Implements `maitred.engine.sleep.Sleepable`.
 
     Attributes:
         models: All that the engine has.
         scheduler: Whose blocks lose their contents.
     """
 
-    models: Sequence[Bedding]
+    models: Sequence[LoadedModelMemory]
     scheduler: Scheduler
 
     def lie_down(self) -> None:

@@ -8,14 +8,14 @@ from maitred.engine.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class KVPlan:
+class KVCachePlan:
     """How large the KV cache is, and so how long a sequence can be."""
 
     blocks: int
     context_tokens: int
 
 
-def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_bytes: int) -> KVPlan:
+def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_bytes: int) -> KVCachePlan:
     """Sizes the KV cache.
 
     A budget that is configured is spent in full. Otherwise the cache gets a share of the free memory, but no more than
@@ -37,4 +37,4 @@ def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: int, free_
             f"Raise engine.kv_memory_bytes (a token takes {block_bytes // config.block_tokens} bytes) "
             "or lower engine.context_tokens."
         )
-    return KVPlan(blocks, min(context, capacity))
+    return KVCachePlan(blocks, min(context, capacity))

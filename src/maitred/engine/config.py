@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from maitred.core.flow import PriorityClass
 from maitred.engine.gpu_config import AttentionKernels, GPUConfig
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-from maitred.fairness.config import LineConfig
+from maitred.fairness.config import QueueOrderConfig
 
 __all__ = ["AttentionKernels", "Device", "EngineConfig", "GPUConfig", "PoolingMode", "Quantization"]
 
@@ -102,7 +102,7 @@ class PinsConfig(Struct, frozen=True, kw_only=True):
     ] = 0.1
 
 
-class BatchLineConfig(LineConfig, frozen=True, kw_only=True):
+class BatchLineConfig(QueueOrderConfig, frozen=True, kw_only=True):
     """Who gets the next free place in the batch.
 
     The gateway sends hardly more than there is room for, so `dispatch.line` decides more than this; it matters where

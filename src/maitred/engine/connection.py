@@ -12,9 +12,19 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
-from maitred.wire.frames import FrameReader, Hello, Output, Rejection, Step, Submit, ToEngine, ToGateway, encode_frame
+from maitred.core.replica import LoadReport
+from maitred.wire.frames import (
+    EngineHello,
+    FrameReader,
+    Rejection,
+    Step,
+    Submit,
+    ToEngine,
+    ToGateway,
+    TokenOutput,
+    encode_frame,
+)
 from maitred.wire.link.credentials import Credentials
 from maitred.wire.link.handshake import EngineHandshake
 
@@ -31,7 +41,7 @@ _TCP = (
 """A gateway whose machine vanishes is gone after 30 s, whether anything is on its way to it or not."""
 
 
-class Connection:
+class GatewayConnection:
     """One gateway: the owner of its requests, and the bytes on their way to it.
 
     Args:
@@ -50,7 +60,7 @@ class Connection:
         OSError: The gateway has gone already.
     """
 
-    def __init__(self, sock: socket.socket, credentials: Credentials, hello: Callable[[], Hello]) -> None:
+    def __init__(self, sock: socket.socket, credentials: Credentials, hello: Callable[[], EngineHello]) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             for option in _TCP:
@@ -123,7 +133,7 @@ class Connection:
         """
         self._send_bytes(b"" if message is None else encode_frame(message))
 
-    def send_step(self, outputs: list[Output], load: LoadReport, blocks: BlockNews | None) -> None:
+    def send_step(self, outputs: list[TokenOutput], load: LoadReport, blocks: BlockNews | None) -> None:
         """Reports a step and whatever was rejected before it."""
         self._steps += 1
         rejections, self.rejections = self.rejections, []

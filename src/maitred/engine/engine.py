@@ -11,26 +11,26 @@ from itertools import chain
 from typing import Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Course, Delta, FinishReason, Request, TokenLogprobs, WaitCause
-from maitred.engine import logbook
-from maitred.engine.courses import Courses
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta, TokenLogprobs, WaitCause
+from maitred.engine import request_log as logbook
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.grammar.unready import UnreadyRequests
+from maitred.engine.grammar.pending import PendingGrammars
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.engine.slumber import Slumber
+from maitred.engine.sequence_stats import SequenceStatsRecorder
+from maitred.engine.sleep import SleepController
 from maitred.engine.speculate.speculator import Speculator
-from maitred.wire.frames import Output, Rejection
+from maitred.wire.frames import Rejection, TokenOutput
 
 _COMPILING_S = 0.002
 """How often one looks, while there is nothing else to do, whether a grammar has been compiled."""
 
 
-class Runner(Protocol):
+class PlanRunner(Protocol):
     """Computes plans."""
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
@@ -64,14 +64,14 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: PlanRunner,
         clock: Clock,
         *,
         vocab_size: int,
         max_choices: int,
         constraints: Constraints | None = None,
         speculator: Speculator | None = None,
-        slumber: Slumber | None = None,
+        slumber: SleepController | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -79,11 +79,11 @@ class Engine:
         self._vocab_size = vocab_size
         self._max_choices = max_choices
         self._constraints = constraints
-        self._unready = UnreadyRequests()
+        self._unready = PendingGrammars()
         self._rejections: list[tuple[Hashable, Rejection]] = []
         self._speculator = speculator
         self._slumber = slumber
-        self._courses = Courses()
+        self._courses = SequenceStatsRecorder()
         self._requests: dict[Hashable, dict[str, dict[int, Sequence]]] = defaultdict(dict)
         """Owner -> request id -> choice index -> the sequence, while it lives."""
         self._owners: dict[int, Hashable] = {}
@@ -119,7 +119,7 @@ class Engine:
         """Whether any request has not ended; one whose reader has fallen behind may leave nothing to do."""
         return bool(self._owners)
 
-    def submit(self, owner: Hashable, request: Request) -> None:
+    def submit(self, owner: Hashable, request: EngineRequest) -> None:
         """Takes a request in.
 
         Raises:
@@ -192,7 +192,7 @@ class Engine:
         """Lets a prefix go that was pinned. What is unknown or over is ignored."""
         self._scheduler.pins.release(scope, name)
 
-    def step(self) -> dict[Hashable, list[Output]]:
+    def step(self) -> dict[Hashable, list[TokenOutput]]:
         """Computes one step, and ends what is out of time; the new tokens by owner. Asleep, there are none."""
         self._let_in()
         if self._slumber is not None and not self._slumber.turn(occupied=self.occupied):
@@ -200,7 +200,7 @@ class Engine:
         start_s = self._clock.monotonic_s()
         self._record(start_s)
         plan = self._scheduler.plan(start_s)
-        outputs: dict[Hashable, list[Output]] = defaultdict(list)
+        outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         for sequence in plan.expired:
             first = sequence.output_tokens == 0
             course = self._courses.of(sequence, start_s, ended=True)
@@ -256,9 +256,9 @@ class Engine:
                     self._speculator.measured(work, now_s - start_s, self._scheduler.times)
                 self._scheduler.measured(work, now_s - start_s)
 
-    def _emit(self, outputs: dict[Hashable, list[Output]], sequence: Sequence, delta: Delta) -> None:
+    def _emit(self, outputs: dict[Hashable, list[TokenOutput]], sequence: Sequence, delta: TokenDelta) -> None:
         owner = self._owners[sequence.key]
-        outputs[owner].append(Output(sequence.request.id, delta))
+        outputs[owner].append(TokenOutput(sequence.request.id, delta))
         if delta.finish is not None:
             logbook.ended(sequence, delta)
             self._close(owner, sequence)
@@ -296,7 +296,7 @@ class Engine:
             self._close(owner, sequence)
         self._reject(owner, sequence.request, f"The answer cannot be held to the grammar any longer: {fault}")
 
-    def _reject(self, owner: Hashable, request: Request, reason: str) -> None:
+    def _reject(self, owner: Hashable, request: EngineRequest, reason: str) -> None:
         logbook.given_up(request)
         self._rejections.append((owner, Rejection(request.id, reason)))
         self.cancel(owner, request.id, None)
@@ -381,12 +381,12 @@ def _delta(
     logprobs: list[TokenLogprobs] | None,
     *,
     first: bool,
-    course: Course | None,
-) -> Delta:
+    course: SequenceStats | None,
+) -> TokenDelta:
     if not first:
-        return Delta(sequence.index, tokens, finish, logprobs, course=course)
+        return TokenDelta(sequence.index, tokens, finish, logprobs, course=course)
     waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
-    return Delta(
+    return TokenDelta(
         sequence.index,
         tokens,
         finish,

@@ -4,24 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maitred.engine.accelerator import free_bytes_beside, graphed
-from maitred.engine.capacity import KVPlan
+from maitred.engine.capacity import KVCachePlan
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice, kv_bytes_on_cpu
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import LoadedModel, load_model
 from maitred.engine.models.token_major import make_cache
-from maitred.engine.precision import Precision
-from maitred.engine.runner import Forward
+from maitred.engine.precision import PrecisionPlan
+from maitred.engine.runner import ForwardModel
 from maitred.engine.sampling.sampler import Sampler
-from maitred.engine.target import Target, kv_bytes_on_cpu
 
 _MOST_RESERVED_ROWS = 2048
 """Of a step, for which memory is taken at the start. Settings may allow a million, which hardly ever come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class ModelLoader:
     """Reads models and makes their caches.
 
     Attributes:
@@ -31,8 +31,8 @@ class Loader:
     """
 
     config: EngineConfig
-    target: Target
-    precision: Precision
+    target: ComputeDevice
+    precision: PrecisionPlan
 
     def model(self, folder: Path) -> LoadedModel:
         """Reads one, or maps it.
@@ -78,7 +78,7 @@ class Loader:
         decoder.reserve(rows, min(rows, config.max_sequences + config.most_guests), cache)
         return decoder, cache
 
-    def with_cache(self, decoder: Decoder, plan: KVPlan) -> tuple[Forward, KVCache]:
+    def with_cache(self, decoder: Decoder, plan: KVCachePlan) -> tuple[ForwardModel, KVCache]:
         """The engine's model, its steps recorded where they can be, and its empty cache."""
         _, cache = self.warmed_up(decoder, plan.blocks)
         if self.target.accelerated:

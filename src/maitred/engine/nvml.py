@@ -9,7 +9,7 @@ device that sleeps.
 import ctypes
 from typing import Any
 
-from maitred.core.ports import GpuState
+from maitred.core.replica import GpuState
 
 _LIBRARY = "libnvidia-ml.so.1"
 

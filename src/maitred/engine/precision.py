@@ -13,7 +13,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class PrecisionPlan:
     """Types of numbers, settled."""
 
     dtype: torch.dtype
@@ -22,7 +22,7 @@ class Precision:
     quantization: Quantization = "none"
 
     @classmethod
-    def of(cls, config: EngineConfig, device: torch.device) -> "Precision":
+    def of(cls, config: EngineConfig, device: torch.device) -> "PrecisionPlan":
         """As configured; `auto` is what is fast on the device.
 
         Raises:

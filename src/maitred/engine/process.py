@@ -11,20 +11,20 @@ from msgspec.structs import replace
 
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
-from maitred.core.ports import ModelCard
-from maitred.core.service import ServiceWeights
+from maitred.core.replica import ModelCard
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.lean_torch import complete_torch
 from maitred.engine.models.digest import digest_of
 from maitred.engine.nvml import Gpu, open_gpu
-from maitred.engine.precision import Precision
-from maitred.engine.server import EngineServer, Steps
-from maitred.engine.target import Target
+from maitred.engine.precision import PrecisionPlan
+from maitred.engine.process_stats import ProcessStats
+from maitred.engine.server import EngineServer, StepEngine
 from maitred.engine.threads import step_threads
-from maitred.engine.vitals import Vitals
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import engine_credentials
@@ -65,7 +65,7 @@ def serve(
         gc.freeze()
         gc.enable()
         clock = SystemClock()
-        server = EngineServer(engine, card, listener, clock, credentials, vitals=Vitals(clock, _gpu_of(card)))
+        server = EngineServer(engine, card, listener, clock, credentials, vitals=ProcessStats(clock, _gpu_of(card)))
         server.watch_signals()
         listener.listen(128)
         logger.info(
@@ -83,7 +83,7 @@ def serve(
             Path(address.path).unlink(missing_ok=True)
 
 
-def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[Steps, ModelCard]:
+def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[StepEngine, ModelCard]:
     """Everything but the socket, for a model that generates or for one that encodes."""
     if config.pooling is None and not is_encoder(model):
         return build(model, config, weights)
@@ -92,9 +92,9 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
             f"engine.quantization is for models that generate, and {model.name} computes embeddings. Set it to none."
         )
     complete_torch()
-    device = Target.of(config.device).device
+    device = ComputeDevice.of(config.device).device
     torch.set_num_threads(step_threads(config.threads))
-    return build_encoder(model, config, dtype=Precision.of(config, device).dtype, device=device)
+    return build_encoder(model, config, dtype=PrecisionPlan.of(config, device).dtype, device=device)
 
 
 def _gpu_of(card: ModelCard) -> Gpu | None:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from maitred.core.request import TokenLogprobs
+from maitred.engine.block_table_rows import BlockTableRows
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.lanes import Lanes
 from maitred.engine.models import batch
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.host_blocks import HostBlocks
@@ -19,7 +19,7 @@ from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 
 
-class Forward(Protocol):
+class ForwardModel(Protocol):
     """Computes a step; see `Decoder`."""
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -43,17 +43,17 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Forward,
+        decoder: ForwardModel,
         cache: KVCache,
         sampler: Sampler,
-        lanes: Lanes,
+        lanes: BlockTableRows,
         *,
         block_tokens: int,
         eos_token_ids: tuple[int, ...],
         constraints: Constraints,
         host_blocks: HostBlocks | None = None,
     ) -> None:
-        self._model: tuple[Forward, KVCache] | None = decoder, cache
+        self._model: tuple[ForwardModel, KVCache] | None = decoder, cache
         self._sampler = sampler
         self._lanes = lanes
         self._block_tokens = block_tokens
@@ -62,7 +62,7 @@ class ModelRunner:
         self._host_blocks = host_blocks
 
     def execute(self, plan: StepPlan) -> tuple[list[list[int]], list[list[TokenLogprobs] | None]]:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
         for chunk in plan.chunks:
             if chunk.sequence not in self._lanes:
                 self._begin(chunk.sequence)
@@ -112,7 +112,7 @@ class ModelRunner:
         return tokens, logprobs
 
     def forget(self, sequence: Sequence) -> None:
-        """See `maitred.engine.engine.Runner`."""
+        """See `maitred.engine.engine.PlanRunner`."""
         if sequence in self._lanes:
             self._lanes.release(sequence)
             self._sampler.remove(sequence.key)
@@ -143,7 +143,7 @@ class ModelRunner:
         """Lets go of the weights and of the cache, until `adopt`; nothing runs."""
         self._model = None
 
-    def adopt(self, decoder: Forward, cache: KVCache) -> None:
+    def adopt(self, decoder: ForwardModel, cache: KVCache) -> None:
         """The same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 
@@ -180,7 +180,7 @@ class ModelRunner:
             blocks = np.asarray(chunk.sequence.table.blocks, dtype=np.int64)
             positions.append(own)
             slots.append(self._slots(blocks[own // self._block_tokens], own))
-            chunks.append(batch.Chunk(len(tokens), length, chunk.start, chunk.sequence.table.blocks))
+            chunks.append(batch.BatchChunk(len(tokens), length, chunk.start, chunk.sequence.table.blocks))
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             last_row[chunk.sequence.key] = len(tokens) - 1
             tokens += chunk.drafts

@@ -24,44 +24,44 @@ from msgspec.structs import replace
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ProtocolViolation
-from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Request
-from maitred.engine import logbook
-from maitred.engine.connection import Connection
-from maitred.engine.vitals import Vitals
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.core.request import EngineRequest
+from maitred.engine import request_log as logbook
+from maitred.engine.connection import GatewayConnection
+from maitred.engine.process_stats import ProcessStats
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
-    Hello,
-    Output,
+    EngineHello,
     Pause,
     Ping,
-    Recount,
     Rejection,
-    Rest,
+    ResendBlocks,
+    SleepCommand,
     Submit,
+    TokenOutput,
     Unpin,
 )
 from maitred.wire.link.credentials import Credentials
 
 DRAIN_GRACE_S = 30.0
-STRANGER_S = 30.0
+HANDSHAKE_TIMEOUT_S = 30.0
 """From the accepted connection to the established one: a handshake takes some turns of the loop, so some steps."""
-MAX_STRANGERS = 64
+MAX_PENDING_HANDSHAKES = 64
 """Of more, the one that has been there longest has to go."""
 _DRAIN_POLL_S = 0.05
 
 logger = logging.getLogger("maitred.engine")
 
 
-class Steps(Protocol):
+class StepEngine(Protocol):
     """What works in steps: `maitred.engine.engine.Engine`, or `maitred.engine.encoder.engine.EncoderEngine`.
 
     An *owner* is whoever submitted a request; request ids are unique per owner.
     """
 
-    def submit(self, owner: Hashable, request: Request) -> None:
+    def submit(self, owner: Hashable, request: EngineRequest) -> None:
         """Takes a request in; raises ValueError, with the reason, if it can never run here."""
         ...
 
@@ -85,7 +85,7 @@ class Steps(Protocol):
         """Lets a prefix go that was pinned. What is unknown or over is ignored."""
         ...
 
-    def step(self) -> Mapping[Hashable, list[Output]]:
+    def step(self) -> Mapping[Hashable, list[TokenOutput]]:
         """Computes one step; what came of it, by owner."""
         ...
 
@@ -116,7 +116,7 @@ class EngineServer:
 
     Args:
         engine: What to serve.
-        card: What it runs, for `Hello`.
+        card: What it runs, for `EngineHello`.
         listener: A bound, listening socket.
         clock: For the grace period of a drain.
         credentials: What gateways have to know and show.
@@ -126,24 +126,24 @@ class EngineServer:
 
     def __init__(
         self,
-        engine: Steps,
+        engine: StepEngine,
         card: ModelCard,
         listener: socket.socket,
         clock: Clock,
         credentials: Credentials = Credentials(),  # noqa: B008 - frozen
         *,
-        vitals: Vitals | None = None,
-        stranger_s: float = STRANGER_S,
+        vitals: ProcessStats | None = None,
+        stranger_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._engine = engine
-        self._vitals = vitals or Vitals(clock)
+        self._vitals = vitals or ProcessStats(clock)
         self._card = card
         self._clock = clock
         self._epoch = int(clock.wall_s() * 1e6)
         self._credentials = credentials
         self._stranger_s = stranger_s
-        self._connections: dict[socket.socket, Connection] = {}
-        self._strangers: dict[Connection, float] = {}
+        self._connections: dict[socket.socket, GatewayConnection] = {}
+        self._strangers: dict[GatewayConnection, float] = {}
         """Until when each may stay; those that came first are first."""
         self._drain_until_s: float | None = None
         self._stopped = False
@@ -221,13 +221,13 @@ class EngineServer:
         """Strangers whose time is over; only after what they have sent was read."""
         now_s = self._clock.monotonic_s()
         for connection, until_s in list(self._strangers.items()):
-            if now_s < until_s and len(self._strangers) <= MAX_STRANGERS:
+            if now_s < until_s and len(self._strangers) <= MAX_PENDING_HANDSHAKES:
                 break
             self._drop(connection, "it did not introduce itself in time")
 
     def _accept(self) -> None:
         try:
-            connection = Connection(self._listener.accept()[0], self._credentials, self._hello)
+            connection = GatewayConnection(self._listener.accept()[0], self._credentials, self._hello)
         except OSError as error:
             logger.warning("a connection could not be accepted: %s", error)
             return
@@ -237,14 +237,14 @@ class EngineServer:
         self._selector.register(connection.socket, selectors.EVENT_READ, serve)
         self._guard(connection, connection.open)
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> EngineHello:
         load, blocks = self._load(), self._engine.block_news(whole=True)
-        return Hello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
+        return EngineHello(PROTOCOL_VERSION, self._epoch, os.getpid(), self._card, load, blocks)
 
     def _load(self) -> LoadReport:
         return replace(self._engine.load(), process=self._vitals.now())
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: GatewayConnection) -> None:
         connection.send()
         messages = connection.receive()
         if messages is None:
@@ -259,16 +259,16 @@ class EngineServer:
                     self._engine.cancel(connection, request_id, index)
                 case Pause(request_id, paused):
                     self._engine.pause(connection, request_id, paused=paused)
-                case Recount():
+                case ResendBlocks():
                     connection.recounts = True
-                case Rest(asleep):
+                case SleepCommand(asleep):
                     self._engine.rest(asleep=asleep)
                 case Unpin(scope, name):
                     self._engine.unpin(scope, name)
                 case Ping():
                     pass  # the next report answers it
 
-    def _submit(self, connection: Connection, request: Request) -> None:
+    def _submit(self, connection: GatewayConnection, request: EngineRequest) -> None:
         if self._drain_until_s is not None:
             connection.rejections.append(Rejection(request.id, "The engine is shutting down.", retryable=True))
             return
@@ -278,11 +278,11 @@ class EngineServer:
             logbook.refused(request, str(refusal))
             connection.rejections.append(Rejection(request.id, str(refusal)))
 
-    def _report(self, outputs: Mapping[Hashable, list[Output]]) -> None:
+    def _report(self, outputs: Mapping[Hashable, list[TokenOutput]]) -> None:
         """Sends everyone its tokens, and the load to all: what one gateway submits is news to the others."""
         self._news = False
         for owner, rejection in self._engine.rejections():
-            if isinstance(owner, Connection):
+            if isinstance(owner, GatewayConnection):
                 owner.rejections.append(rejection)
         load, changes = self._load(), self._engine.block_news()
         for connection in list(self._connections.values()):
@@ -292,7 +292,7 @@ class EngineServer:
             connection.recounts = False
             self._guard(connection, partial(connection.send_step, outputs.get(connection, []), load, blocks))
 
-    def _guard(self, connection: Connection, action: Callable[[], None]) -> None:
+    def _guard(self, connection: GatewayConnection, action: Callable[[], None]) -> None:
         """Runs an action on a connection; one that broke or breaks the protocol is dropped, with its requests."""
         if connection.socket not in self._connections:
             return
@@ -305,7 +305,7 @@ class EngineServer:
             self._strangers.pop(connection, None)
         self._watch(connection)
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, connection: GatewayConnection) -> None:
         """Asks for write readiness only while something is to be written."""
         if connection.socket in self._connections:
             key = self._selector.get_key(connection.socket)
@@ -313,7 +313,7 @@ class EngineServer:
             if key.events != events:
                 self._selector.modify(connection.socket, events, key.data)
 
-    def _drop(self, connection: Connection, why: str) -> None:
+    def _drop(self, connection: GatewayConnection, why: str) -> None:
         if self._strangers.pop(connection, None) is not None:
             logger.warning("a stranger is gone: %s", why)
         else:

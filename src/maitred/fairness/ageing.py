@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from maitred.fairness.entry import Entry
+from maitred.fairness.entry import QueueEntry
 from maitred.fairness.heap import Heap
 
 
@@ -18,19 +18,19 @@ class Ageing:
 
     def __init__(self, ageing_s: float | None) -> None:
         self._ageing_s = ageing_s
-        self._due: Heap[Entry[Any]] = Heap()
+        self._due: Heap[QueueEntry[Any]] = Heap()
 
-    def watch(self, entry: Entry[Any]) -> None:
+    def watch(self, entry: QueueEntry[Any]) -> None:
         """An entry waits."""
         if self._ageing_s is not None and entry.rank:
             classes = entry.flow.priority.rank - entry.rank + 1
             self._due.push(entry.arrived_s + classes * self._ageing_s, entry.number, entry)
 
-    def forget(self, entry: Entry[Any]) -> None:
+    def forget(self, entry: QueueEntry[Any]) -> None:
         """An entry waits no more."""
         self._due.discard(entry)
 
-    def ripe(self, now_s: float) -> Entry[Any] | None:
+    def ripe(self, now_s: float) -> QueueEntry[Any] | None:
         """An entry whose time in its class is up; it is watched no more. None when there is none."""
         entry = self._due.least()
         if entry is None or self._due.live[entry][0] > now_s:

@@ -18,7 +18,7 @@ def _class_weights() -> dict[PriorityClass, float]:
     }
 
 
-class LineConfig(Struct, frozen=True, kw_only=True):
+class QueueOrderConfig(Struct, frozen=True, kw_only=True):
     """Who is next among the requests that wait."""
 
     policy: Annotated[

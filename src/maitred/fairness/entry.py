@@ -10,7 +10,7 @@ from maitred.core.flow import Flow
 T = TypeVar("T")
 
 
-class Entry(Generic[T]):
+class QueueEntry(Generic[T]):
     """A request in a line. Its owner makes it, and hands the same object to every method of the line.
 
     Args:
@@ -51,7 +51,7 @@ class Entry(Generic[T]):
         return f"Entry({self.value!r}, arrived_s={self.arrived_s}, service={self.service})"
 
 
-class Ahead(Struct, frozen=True):
+class WorkAhead(Struct, frozen=True):
     """What will be taken before an entry, if nobody else joins and nobody leaves."""
 
     entries: int

@@ -13,14 +13,14 @@ from itertools import islice
 from math import ceil
 from typing import Any
 
-from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.queue import LAST
+from maitred.fairness.entry import QueueEntry, WorkAhead
+from maitred.fairness.sorted_entries import LAST
 from maitred.fairness.tree import Node, Siblings
 
 _SIBLINGS = 64
 
 
-def before_siblings(node: Node | None, among: Siblings, weight: float, own: Ahead) -> Ahead:
+def before_siblings(node: Node | None, among: Siblings, weight: float, own: WorkAhead) -> WorkAhead:
     """What is taken before a node's next entry, among siblings.
 
     Args:
@@ -48,11 +48,11 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Ahea
     if step > 1:
         scale = len(waiting) / -(-len(waiting) // step)
         entries, service = entries * scale, service * scale
-    return Ahead(own.entries + round(entries), own.service + service)
+    return WorkAhead(own.entries + round(entries), own.service + service)
 
 
-def in_leaf(leaf: Node | None, entry: Entry[Any], key: float) -> Ahead:
+def in_leaf(leaf: Node | None, entry: QueueEntry[Any], key: float) -> WorkAhead:
     """What its own key has before an entry."""
     if leaf is None:
-        return Ahead(0, 0.0)
+        return WorkAhead(0, 0.0)
     return leaf.entries.before(key, entry.number if entry in leaf.entries else LAST)

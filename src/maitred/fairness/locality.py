@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Any
 
-from maitred.fairness.entry import Entry
+from maitred.fairness.entry import QueueEntry
 from maitred.fairness.tree import Node
 
 _CANDIDATES = 16
@@ -30,17 +30,17 @@ class Locality:
 
     def __init__(self, quantum: float) -> None:
         self._quantum = quantum
-        self._waiting: dict[Hashable, dict[Entry[Any], None]] = {}
+        self._waiting: dict[Hashable, dict[QueueEntry[Any], None]] = {}
         self._current: Hashable | None = None
         self._spent = 0.0
         """Service taken in a row with the current locality."""
 
-    def join(self, entry: Entry[Any]) -> None:
+    def join(self, entry: QueueEntry[Any]) -> None:
         """An entry waits."""
         if entry.locality is not None:
             self._waiting.setdefault(entry.locality, {})[entry] = None
 
-    def leave(self, entry: Entry[Any]) -> None:
+    def leave(self, entry: QueueEntry[Any]) -> None:
         """An entry waits no more."""
         if entry.locality is not None:
             alike = self._waiting[entry.locality]
@@ -48,21 +48,21 @@ class Locality:
             if not alike:
                 del self._waiting[entry.locality]
 
-    def took(self, entry: Entry[Any]) -> None:
+    def took(self, entry: QueueEntry[Any]) -> None:
         """An entry begins to run."""
         if entry.locality != self._current:
             self._current = entry.locality
             self._spent = 0.0
         self._spent += entry.service
 
-    def prefer(self, first: Entry[Any]) -> Entry[Any]:
+    def prefer(self, first: QueueEntry[Any]) -> QueueEntry[Any]:
         """The entry to take in place of the first one, or that itself."""
         if first.locality == self._current or self._spent >= self._quantum:
             return first
         alike = self._waiting.get(self._current, ())
         return next((entry for entry in islice(alike, _CANDIDATES) if self._may_pass(entry, first)), first)
 
-    def _may_pass(self, entry: Entry[Any], first: Entry[Any]) -> bool:
+    def _may_pass(self, entry: QueueEntry[Any], first: QueueEntry[Any]) -> bool:
         if entry.rank != first.rank:
             return False
         leaf: Node = entry.place

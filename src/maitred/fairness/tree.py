@@ -31,15 +31,15 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from maitred.fairness.entry import Entry
+from maitred.fairness.entry import QueueEntry
 from maitred.fairness.heap import Heap
-from maitred.fairness.queue import EntryQueue
+from maitred.fairness.sorted_entries import EntryQueue
 
 IDLE_KEPT = 4096
 """Idle siblings that are remembered for being ahead; of more, the one that is least ahead is let off the rest."""
 
 
-class Ticks:
+class LazyCharges:
     """How often everything that streams was charged."""
 
     __slots__ = ("now",)
@@ -92,7 +92,7 @@ class Siblings:
 
     __slots__ = ("active", "children", "floor", "idle", "last", "parent", "queue", "ticks")
 
-    def __init__(self, parent: "Node | None", ticks: Ticks) -> None:
+    def __init__(self, parent: "Node | None", ticks: LazyCharges) -> None:
         self.parent = parent
         self.ticks = ticks
         self.children: dict[object, Node] = {}
@@ -227,7 +227,7 @@ class Node:
         """Predicted, of the entries that wait."""
         self.taken_s = -inf
         """Of a class: when it was last taken from..."""
-        self.joined: dict[Entry[Any], float] = {}
+        self.joined: dict[QueueEntry[Any], float] = {}
         """...and its entries in the order in which they joined, with when that was."""
         self.path: tuple[Node, ...] = (self,) if among.parent is None else (self, *among.parent.path)
         """From here up to the class."""

@@ -1,6 +1,6 @@
 """How long to wait before a dead engine is started again."""
 
-from maitred.core.backoff import Ceiling
+from maitred.core.backoff import BackoffCeiling
 
 
 class Backoff:
@@ -16,7 +16,7 @@ class Backoff:
     """
 
     def __init__(self, *, first_s: float = 0.2, most_s: float = 30.0, healthy_s: float = 60.0) -> None:
-        self._ceiling = Ceiling(first_s, most_s)
+        self._ceiling = BackoffCeiling(first_s, most_s)
         self._healthy_s = healthy_s
         self._deaths = 0
 

@@ -11,14 +11,14 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.ports import ModelCard
-from maitred.fleet.attached import AttachedEngine
+from maitred.core.replica import ModelCard
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.remote import RemoteEngine
 
-Engine = LocalEngine | AttachedEngine
+Engine = LocalEngine | RemoteEngine
 
 
-class Engines(Mapping[str, Engine]):
+class LocalEngines(Mapping[str, Engine]):
     """Enter them to start all; leave them to stop all.
 
     Args:
@@ -86,7 +86,7 @@ class Engines(Mapping[str, Engine]):
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
 
-    async def __aenter__(self) -> "Engines":
+    async def __aenter__(self) -> "LocalEngines":
         async with AsyncExitStack() as starting:
             for engine in self._engines.values():
                 await starting.enter_async_context(engine)

@@ -23,13 +23,13 @@ import msgspec
 
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.service import ServiceWeights
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.fleet.backoff import Backoff
-from maitred.fleet.passed import PassedSettings
+from maitred.fleet.passed import EngineArgs
 from maitred.fleet.process import EngineProcess
 from maitred.observe.config import LogConfig
-from maitred.replica.engine_link import EngineLink
+from maitred.replica.engine.client import EngineClient
 from maitred.wire.address import Address, parse_address
 
 ENGINE_MODULE = "maitred.cli.local_engine"
@@ -67,7 +67,7 @@ def engine_command(
     environment says to a program that reads them again.
     """
     log = msgspec.structs.replace(log, format="json")
-    passed = PassedSettings(engine=config, service=weights, log=log)
+    passed = EngineArgs(engine=config, service=weights, log=log)
     settings = msgspec.json.encode(passed).decode()
     return lambda address: [sys.executable, "-m", ENGINE_MODULE, str(model), address, settings]
 
@@ -142,7 +142,9 @@ class LocalEngine:
         self._reused = folder is not None
         self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = listens_at(self._folder)
-        self.link = EngineLink(self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s)
+        self.link = EngineClient(
+            self._address, retry_after_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
+        )
         self.restarts = 0
 
     @property

@@ -2,12 +2,12 @@
 
 from msgspec import Struct
 
-from maitred.core.service import ServiceWeights
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import EngineConfig
 from maitred.observe.config import LogConfig
 
 
-class PassedSettings(Struct, frozen=True, kw_only=True):
+class EngineArgs(Struct, frozen=True, kw_only=True):
     """All of it."""
 
     engine: EngineConfig

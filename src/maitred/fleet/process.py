@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from maitred.core.lifeline import LIFELINE_VARIABLE
-from maitred.fleet.printed import log_line
+from maitred.core.parent_watch import LIFELINE_VARIABLE
+from maitred.fleet.engine_log import log_line
 
 LAST_LINES = 20
 MAX_LINE_BYTES = 16 * 1024

@@ -1,11 +1,11 @@
 """Whether an engine that somebody else has started runs the model that it should."""
 
-from maitred.core.digest import ModelDigest
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.ports import ModelCard
+from maitred.core.fingerprint import ModelFingerprint
+from maitred.core.replica import ModelCard
 
 
-class SameModel:
+class FingerprintCheck:
     """What all engines of one model have in common: answers begin at one and go on at another.
 
     What the gateway's own files do not say (it needs no weights, and not the type to compute in), the first engine says
@@ -15,7 +15,7 @@ class SameModel:
         digest: Of the gateway's own files.
     """
 
-    def __init__(self, digest: ModelDigest) -> None:
+    def __init__(self, digest: ModelFingerprint) -> None:
         self._digest = digest
         self._dtype = ""
 

@@ -18,7 +18,7 @@ from maitred.identity.faults import declaration_faults, each_tenant
 from maitred.identity.keys import hash_of, parse
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredDirectory(msgspec.Struct, frozen=True):
     """What a configuration declares. Parents come before their teams."""
 
     tenants: tuple[Tenant, ...]
@@ -26,7 +26,7 @@ class Declared(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...]
 
 
-def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> Declared:
+def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig) -> DeclaredDirectory:
     """Everything that the two sections declare.
 
     Args:
@@ -54,7 +54,7 @@ def declared(tenants: Mapping[str, OrganisationConfig], identity: IdentityConfig
             key = _key(tenant_id, name, key_config)
             keys.append(key)
             limits += _limits(f"key:{key.id}", key_config.limits)
-    return Declared(tuple(found), tuple(keys), tuple(limits))
+    return DeclaredDirectory(tuple(found), tuple(keys), tuple(limits))
 
 
 def _tenant(tenant_id: str, parent: str | None, config: TeamConfig) -> Tenant:

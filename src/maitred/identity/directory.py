@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from maitred.core.directory import DirectoryChanges
-from maitred.core.flow import HIGHEST_PRIORITY, Share
+from maitred.core.flow import HIGHEST_PRIORITY, FlowLevel
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, Principal, Scope, Tenant
 
@@ -22,11 +22,11 @@ class _Path(msgspec.Struct, frozen=True):
     regions: frozenset[str] | None
     tags: frozenset[str]
     priority_ceiling: int
-    shares: tuple[Share, ...]
+    shares: tuple[FlowLevel, ...]
 
 
 class Directory:
-    """Everything that a gateway knows of its callers. Implements `maitred.core.limits.LimitBook`.
+    """Everything that a gateway knows of its callers. Implements `maitred.core.limits.LimitSource`.
 
     Attributes:
         version: Of the source, up to which everything is known; 0 before anything is.
@@ -61,7 +61,7 @@ class Directory:
         return any(scope in key.scopes and not key.revoked for key in self._keys.values())
 
     def limits_of(self, subject: str) -> Sequence[Limit]:
-        """See `maitred.core.limits.LimitBook`."""
+        """See `maitred.core.limits.LimitSource`."""
         return self._book.get(subject, ())
 
     def principal_of(self, key: ApiKey) -> Principal | None:
@@ -103,7 +103,7 @@ class Directory:
             scopes=scopes,
             models=path.models,
             priority_ceiling=path.priority_ceiling,
-            shares=(*path.shares, Share(key)),
+            shares=(*path.shares, FlowLevel(key)),
             regions=path.regions,
             tags=path.tags,
         )
@@ -205,7 +205,7 @@ class Directory:
             regions=_common(tenant.regions or None for tenant in chain),
             tags=frozenset(tag for tenant in chain for tag in tenant.tags),
             priority_ceiling=min(ceilings, default=HIGHEST_PRIORITY),
-            shares=tuple(Share(tenant.id, tenant.weight) for tenant in reversed(chain)),
+            shares=tuple(FlowLevel(tenant.id, tenant.weight) for tenant in reversed(chain)),
         )
 
 

@@ -94,7 +94,7 @@ class Identity:
         return principal
 
     def stands(self, principal: Principal, header: Header) -> bool:
-        """See `maitred.core.tenancy.Identifying`. What proves to be somebody's does so until something changes."""
+        """See `maitred.core.tenancy.Authenticator`. What proves to be somebody's does so until something changes."""
         self._check_fresh()
         return self._directory.stands(principal)
 

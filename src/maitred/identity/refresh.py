@@ -20,7 +20,7 @@ _POLL_TIMEOUT_S = 5.0
 """A store that does not answer is as good as one that is away."""
 
 
-class Refresher:
+class DirectoryRefresher:
     """Brings changes from their source into the directory.
 
     Args:

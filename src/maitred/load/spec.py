@@ -22,7 +22,7 @@ ExactOutput = Literal["auto", "always", "never"]
 ArrivalProcess = Literal["constant", "poisson", "gamma"]
 
 
-class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoadTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server under test."""
 
     url: Annotated[str, Meta(description="Address of the server, with or without `/v1`.")] = "http://127.0.0.1:8000"
@@ -54,7 +54,7 @@ class Target(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "{}"
 
 
-class Arrivals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArrivalsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When sessions begin. Either `users` (closed loop) or `rate_per_s` (open loop), or a trace that has times."""
 
     users: Annotated[Count | None, Meta(description="Closed loop: so many users, each with one request at a time.")] = (
@@ -77,7 +77,7 @@ class Arrivals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread_s: Annotated[Seconds, Meta(description="Closed loop: the users arrive over so many seconds.")] = 1.0
 
 
-class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShapeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked: lengths, turns, prefixes; or a trace that says all of it."""
 
     prompt_tokens: Annotated[
@@ -115,14 +115,14 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: Annotated[Count | None, Meta(description="Longer answers are shortened to this.")] = None
 
 
-class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoadTenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who a part of the traffic comes from. Its name is sent as `user`."""
 
     share: Annotated[Positive, Meta(description="Of the sessions, relative to the other tenants.")] = 1.0
     api_key: Annotated[Secret | None, Meta(description="In place of the target's.")] = None
 
 
-class Clients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClientsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the users' software behaves."""
 
     retries: Annotated[
@@ -142,7 +142,7 @@ class Clients(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
-class Bounds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StopCondition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a run ends. It ends at the first of `duration_s` and `requests`, or with its trace."""
 
     duration_s: Annotated[
@@ -156,7 +156,7 @@ class Bounds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 120.0
 
 
-class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ObjectivesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a good answer is. Goodput counts the complete answers that meet all that are given."""
 
     ttft_s: Annotated[PositiveSeconds | None, Meta(description="Time to the first token.")] = None
@@ -170,11 +170,11 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LoadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole run."""
 
-    target: Target = Target()
-    arrivals: Arrivals = Arrivals()
-    shape: Shape = Shape()
-    tenants: Annotated[dict[str, Tenant], Meta(description="Name -> share and key. Default: one tenant.")] = {}
-    clients: Clients = Clients()
-    bounds: Bounds = Bounds()
-    objectives: Objectives = Objectives()
+    target: LoadTarget = LoadTarget()
+    arrivals: ArrivalsSpec = ArrivalsSpec()
+    shape: ShapeSpec = ShapeSpec()
+    tenants: Annotated[dict[str, LoadTenant], Meta(description="Name -> share and key. Default: one tenant.")] = {}
+    clients: ClientsSpec = ClientsSpec()
+    bounds: StopCondition = StopCondition()
+    objectives: ObjectivesSpec = ObjectivesSpec()
     seed: Annotated[int, Meta(ge=0, description="Of everything that is drawn.")] = 0

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.errors import StoreUnavailable
-from maitred.observe.tenants import OTHER, Named
+from maitred.observe.tenants import OTHER, LabelCap
 
 _EVERY_S = 15.0
 _MOST_AT_ONCE = 200
@@ -42,7 +42,7 @@ ReadBudgets = Callable[[Sequence[str]], Awaitable[Sequence[BudgetUse]]]
 
 
 class BudgetMetrics(Collector):
-    """Shows them. Implements `maitred.core.answer.Observer`.
+    """Shows them. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         named: How many tenants are told apart, organisations and teams together.
@@ -52,11 +52,11 @@ class BudgetMetrics(Collector):
     """
 
     def __init__(self, named: int) -> None:
-        self.named = Named(named)
+        self.named = LabelCap(named)
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Notes who asked for work."""
         asked = [each.principal.tenants for each in tallies if each.principal is not None and each.model]
         for tenant in dict.fromkeys(tenant for tenants in asked for tenant in tenants):

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import Ask, Conversation, Part, Prompt
+from maitred.core.answer import Conversation, InferenceRequest, Prompt, TextDelta
 
 MOST_CHARACTERS = 100_000
 """Of a prompt, or of an answer: collectors refuse large spans."""
 
 
-class Overhearing:
-    """The text of an answer as it comes. Implements `maitred.core.answer.Listener`."""
+class TextRecorder:
+    """The text of an answer as it comes. Implements `maitred.core.answer.DeltaListener`."""
 
     def __init__(self) -> None:
         self.texts: dict[int, list[str]] = {}
@@ -20,7 +20,7 @@ class Overhearing:
         self.finishes: dict[int, str] = {}
         self._left = MOST_CHARACTERS
 
-    def heard(self, parts: Sequence[Part]) -> None:
+    def heard(self, parts: Sequence[TextDelta]) -> None:
         """More of it."""
         for part in parts:
             if part.text and self._left > 0:
@@ -30,7 +30,7 @@ class Overhearing:
                 self.finishes[part.index] = str(part.finish)
 
 
-def content_attributes(ask: Ask | None, overhearing: Overhearing) -> dict[str, str]:
+def content_attributes(ask: InferenceRequest | None, overhearing: TextRecorder) -> dict[str, str]:
     """Prompts and answers, as OpenTelemetry's conventions for generative AI write them: in JSON."""
     if ask is None:
         return {}

@@ -16,7 +16,7 @@ _MOST_NEW = 512
 """Values that are put aside."""
 
 
-class Distribution:
+class HistogramSeries:
     """One series.
 
     Args:
@@ -55,7 +55,7 @@ class Distribution:
         self._within = [n + bisect_right(new, bound) for n, bound in zip(self._within, self._bounds, strict=True)]
 
 
-class Distributions(Collector):
+class LabelledHistograms(Collector):
     """Histograms with one label. What is asked for first is shown from then on.
 
     Args:
@@ -66,13 +66,13 @@ class Distributions(Collector):
     def __init__(self, metrics: Mapping[str, tuple[str, Sequence[float]]], label: str) -> None:
         self._metrics = metrics
         self._label = label
-        self._series: dict[tuple[str, str], Distribution] = {}
+        self._series: dict[tuple[str, str], HistogramSeries] = {}
 
-    def of(self, name: str, value: str) -> Distribution:
+    def of(self, name: str, value: str) -> HistogramSeries:
         """The series of a metric for a value of the label."""
         series = self._series.get((name, value))
         if series is None:
-            series = self._series[name, value] = Distribution(self._metrics[name][1])
+            series = self._series[name, value] = HistogramSeries(self._metrics[name][1])
         return series
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -85,7 +85,7 @@ class Distributions(Collector):
             yield family
 
 
-class Summaries(Collector):
+class LabelledSummaries(Collector):
     """How many values there were and what they come to together, with one label.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.ports import GpuState, LoadReport, ModelCard
+from maitred.core.replica import GpuState, LoadReport, ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[EngineState], float]]] = {
 }
 
 
-class LiveState(Collector):
+class EngineMetrics(Collector):
     """Reads gateway and engines when somebody scrapes.
 
     Args:

@@ -6,7 +6,7 @@ repeated does not. What holds in the end is in the usage, where the last opinion
 
 from prometheus_client import CollectorRegistry, Counter, Summary
 
-from maitred.core.feedback import Kept
+from maitred.core.feedback import FeedbackReceipt
 
 
 class FeedbackMetrics:
@@ -25,7 +25,7 @@ class FeedbackMetrics:
             "maitred_feedback_score", "Their scores, from 0, bad, to 1, good.", arm, registry=registry
         )
 
-    def given(self, kept: Kept) -> None:
+    def given(self, kept: FeedbackReceipt) -> None:
         """Counts one, unless it says what was said before."""
         if kept.feedback == kept.before:
             return

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from maitred.core.clock import Clock
 from maitred.observe.engines import Engines, EngineState
-from maitred.observe.trend import Look, Trend, trend_of
+from maitred.observe.trend import GrowthTrend, TrendSample, trend_of
 
 _EVERY_S = 120.0
 _LOOKS = 60
@@ -30,8 +30,8 @@ class _Followed:
 
     born: int
     since_s: float
-    looks: dict[str, deque[Look]] = field(default_factory=dict)
-    trends: dict[str, Trend] = field(default_factory=dict)
+    looks: dict[str, deque[TrendSample]] = field(default_factory=dict)
+    trends: dict[str, GrowthTrend] = field(default_factory=dict)
     """As of the last look: a scrape must not wait for all these slopes."""
 
 
@@ -97,7 +97,7 @@ class GrowthWatch(Collector):
             looks = followed.looks.setdefault(resource, deque(maxlen=_LOOKS))
             if len(looks) == 1 and not warm:
                 looks.clear()  # only the level is told before
-            looks.append(Look(now_s, value, load))
+            looks.append(TrendSample(now_s, value, load))
             if (trend := trend_of(looks)) is not None:
                 followed.trends[resource] = trend
 

@@ -14,10 +14,10 @@ from typing import TextIO
 
 import msgspec
 
-from maitred.core.answer import Outcome, Tally
-from maitred.core.in_hand import IN_HAND
+from maitred.core.answer import Outcome, RequestContext
+from maitred.core.log_context import LOG_CONTEXT
 from maitred.observe.config import LogConfig
-from maitred.observe.flood import Flood, Kind
+from maitred.observe.log_limit import Kind, LogRateLimiter
 
 _TEXT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -46,7 +46,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def __init__(self, burst: int) -> None:
         super().__init__(sys.stderr)
-        self._flood = Flood(burst)
+        self._flood = LogRateLimiter(burst)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`. Called under the handler's lock."""
@@ -72,7 +72,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 def _say_for_whom(record: logging.LogRecord) -> None:
     """Adds the ids of the request that is worked for, if one is."""
-    in_hand = IN_HAND.get()
+    in_hand = LOG_CONTEXT.get()
     if in_hand is None or in_hand.over:
         return
     if not hasattr(record, "request_id"):
@@ -113,17 +113,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestLog:
-    """One line per ended request. Implements `maitred.core.answer.Observer`.
+    """One line per ended request. Implements `maitred.core.answer.RequestObserver`.
 
     What went well is said at debug level: at thousands of requests a second it is the metrics that tell the story.
     """
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Logs each."""
         for tally in tallies:
             self._say(tally)
 
-    def _say(self, tally: Tally) -> None:
+    def _say(self, tally: RequestContext) -> None:
         level = logging.WARNING if tally.outcome is Outcome.FAILED else logging.DEBUG
         if not log.isEnabledFor(level):
             return

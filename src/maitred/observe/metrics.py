@@ -8,29 +8,29 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from maitred.core.answer import Observer
+from maitred.core.answer import RequestObserver
 from maitred.core.clock import Clock, SystemClock
-from maitred.observe.accounts import Accounts, AccountsState
 from maitred.observe.budgets import BudgetMetrics
 from maitred.observe.config import MetricsConfig, SloConfig
-from maitred.observe.digest import Digest
 from maitred.observe.dispatch import DispatchMetrics, DispatchState
-from maitred.observe.engines import Engines, LiveState
+from maitred.observe.engines import EngineMetrics, Engines
 from maitred.observe.feedback import FeedbackMetrics
 from maitred.observe.growth import GrowthWatch
+from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.process import CpuWaits, resources
 from maitred.observe.reloads import ReloadMetrics, ReloadState
 from maitred.observe.replicas import ReplicaMetrics, ReplicaStates
 from maitred.observe.requests import RequestMetrics
 from maitred.observe.residency import ResidencyMetrics, ResidencyState
 from maitred.observe.rollouts import RolloutMetrics, RolloutsState
-from maitred.observe.samples import Samples, series_of
+from maitred.observe.samples import MetricSamples, series_of
 from maitred.observe.slos import SloMetrics
 from maitred.observe.steps import StepMetrics
+from maitred.observe.store_metrics import AccountMetrics, AccountsState
 from maitred.observe.tenants import TenantMetrics
 from maitred.observe.upstreams import UpstreamMetrics, UpstreamStates
 from maitred.observe.vllm_names import vllm_names
-from maitred.observe.workers import Workers
+from maitred.observe.workers import WorkerMetrics
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
@@ -76,7 +76,7 @@ class Metrics:
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
         clock: Clock = SystemClock(),  # noqa: B008 - stateless
-        digest: Digest | None = None,
+        digest: ObserverBatch | None = None,
     ) -> None:
         self._vllm = config.vllm_names
         # A creation time for every series would double the scrape, and nobody reads it.
@@ -90,21 +90,21 @@ class Metrics:
         self.budgets = BudgetMetrics(config.tenants)
         self._registry.register(self.budgets)
         self._tenants = TenantMetrics(self._registry, config.tenants)
-        self.observers: list[Observer] = [self.requests, self._tenants, self.budgets, kept]
-        self._digest = digest or Digest()
+        self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, kept]
+        self._digest = digest or ObserverBatch()
         self._digest.tell(*self.observers)
-        self._registry.register(LiveState(in_flight, engines, tasks))
+        self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))
         self._registry.register(UpstreamMetrics(upstreams))
         self._registry.register(ResidencyMetrics(residency))
         self._registry.register(ReplicaMetrics(replicas))
         self._registry.register(RolloutMetrics(rollouts))
         self._registry.register(ReloadMetrics(reloads))
-        self._registry.register(Accounts(accounts))
+        self._registry.register(AccountMetrics(accounts))
         self.growth = GrowthWatch(in_flight, engines, clock, lambda: {**resources(), "tasks": tasks()})
         self._registry.register(self.growth)
         self._registry.register(CpuWaits())
-        self._registry.register(Workers(workers))
+        self._registry.register(WorkerMetrics(workers))
         # CPU, memory, open files and start time of this process, under `maitred_process_`.
         ProcessCollector(namespace="maitred", registry=self._registry)
 
@@ -132,10 +132,10 @@ class Metrics:
             return text, openmetrics.CONTENT_TYPE_LATEST
         return exposition.generate_latest(scraped), _TEXT
 
-    def samples(self) -> Samples:
+    def samples(self) -> MetricSamples:
         """Everything, as whoever scrapes it reads it."""
         self._digest.fold()
-        return Samples(series_of(self._registry.collect()))
+        return MetricSamples(series_of(self._registry.collect()))
 
     def names(self) -> set[str]:
         """The name of every metric of ours, without the endings that Prometheus adds."""

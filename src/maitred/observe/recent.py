@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
-from maitred.observe.digest import Digest
+from maitred.observe.observer_batch import ObserverBatch
 from maitred.wire.admin.live import PointBody, RefusalBody
 
 POINTS = 600
@@ -32,7 +32,7 @@ _MEDIAN, _TAIL = 0.5, 0.95
 
 
 @dataclass(slots=True)
-class Traffic:
+class TenantTraffic:
     """What one tenant did since the gateway started, or since it was forgotten."""
 
     requests: int = 0
@@ -48,8 +48,8 @@ class _Second:
     output_tokens: int = 0
 
 
-class Recent:
-    """Implements `maitred.core.answer.Observer`.
+class RecentTraffic:
+    """Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         clock: For the time on points and refusals.
@@ -59,13 +59,13 @@ class Recent:
         points: The seconds, oldest first.
     """
 
-    def __init__(self, clock: Clock, digest: Digest | None = None) -> None:
+    def __init__(self, clock: Clock, digest: ObserverBatch | None = None) -> None:
         self._clock = clock
-        self._digest = digest or Digest()
+        self._digest = digest or ObserverBatch()
         self._digest.tell(self)
         self.points: deque[PointBody] = deque(maxlen=POINTS)
         self._refusals: dict[tuple[str, str, str, str], RefusalBody] = {}
-        self._tenants: dict[str, Traffic] = {}
+        self._tenants: dict[str, TenantTraffic] = {}
         self._now = _Second()
         self._ttft, self._itl = _Spread(), _Spread()
 
@@ -76,7 +76,7 @@ class Recent:
         return self._refusals
 
     @property
-    def tenants(self) -> dict[str, Traffic]:
+    def tenants(self) -> dict[str, TenantTraffic]:
         """Every tenant that was here lately, with its teams' requests among its own; the last one last."""
         self._digest.fold()
         return self._tenants
@@ -85,12 +85,12 @@ class Recent:
         """One came, so long after its request."""
         self._ttft.add((after_s,))
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Requests ended. Those that ask for no model are not counted."""
         for tally in tallies:
             self._count(tally)
 
-    def _count(self, tally: Tally) -> None:
+    def _count(self, tally: RequestContext) -> None:
         outcome = tally.outcome
         if outcome is None or not (tally.model or (outcome is Outcome.REFUSED and tally.route.startswith("/v1/"))):
             return
@@ -127,9 +127,9 @@ class Recent:
         self.points.append(point)
         return point
 
-    def _note(self, tally: Tally) -> None:
+    def _note(self, tally: RequestContext) -> None:
         for tenant in () if tally.principal is None else tally.principal.tenants:
-            traffic = self._tenants.pop(tenant, None) or Traffic()
+            traffic = self._tenants.pop(tenant, None) or TenantTraffic()
             self._tenants[tenant] = traffic
             traffic.requests += 1
             traffic.refused += tally.outcome is Outcome.REFUSED
@@ -138,7 +138,7 @@ class Recent:
         while len(self._tenants) > _TENANTS:
             del self._tenants[next(iter(self._tenants))]
 
-    def _note_refusal(self, tally: Tally) -> None:
+    def _note_refusal(self, tally: RequestContext) -> None:
         failure = tally.failure
         tenant = "" if tally.principal is None else tally.principal.tenants[-1]
         code = "" if failure is None else failure.code

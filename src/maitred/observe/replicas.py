@@ -6,7 +6,7 @@ from typing import Protocol
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.duty import DutyState
+from maitred.core.admin_state import AdminStatus
 
 
 class ReplicaState(Protocol):
@@ -23,7 +23,7 @@ class ReplicaState(Protocol):
         ...
 
     @property
-    def state(self) -> DutyState:
+    def state(self) -> AdminStatus:
         """What it is to do."""
         ...
 
@@ -56,7 +56,7 @@ class ReplicaMetrics(Collector):
             "maitred_replica_requests", "Requests that it was given and has not ended.", labels=["model", "replica"]
         )
         for state in states:
-            for name in DutyState:
+            for name in AdminStatus:
                 duty.add_metric([state.model, state.replica, name.value], float(state.state is name))
             requests.add_metric([state.model, state.replica], state.requests)
         yield duty

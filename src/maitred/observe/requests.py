@@ -10,9 +10,9 @@ from operator import add
 
 from prometheus_client import CollectorRegistry, Counter
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.request import Usage
-from maitred.observe.distributions import Distributions
+from maitred.observe.distributions import LabelledHistograms
 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40)
@@ -91,11 +91,11 @@ _BY_MODEL: Mapping[str, tuple[str, Sequence[float]]] = {
 
 
 class RequestMetrics:
-    """Counts ended requests. Implements `maitred.core.answer.Observer`."""
+    """Counts ended requests. Implements `maitred.core.answer.RequestObserver`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counters = {name: Counter(name, text, labels, registry=registry) for name, (text, labels) in _COUNTERS.items()}
-        by_route, by_model = Distributions(_BY_ROUTE, "route"), Distributions(_BY_MODEL, "model")
+        by_route, by_model = LabelledHistograms(_BY_ROUTE, "route"), LabelledHistograms(_BY_MODEL, "model")
         registry.register(by_route)
         registry.register(by_model)
         # The library takes a lock and makes a string of every label to find a series.
@@ -103,7 +103,7 @@ class RequestMetrics:
         self._of_route = by_route.of
         self._of_model = by_model.of
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Counts some: each sort of them at once, and then those that something has happened to."""
         sorts = Tallied([(each.route, each.outcome or Outcome.FAILED, each.status) for each in tallies])
         for (route, outcome, status), number in sorts.items():
@@ -126,7 +126,7 @@ class RequestMetrics:
         """Counts a step of a degradation ladder that was no help, and why."""
         self._count("maitred_degradation_skips", step, reason)
 
-    def _measure(self, model: str, tallies: Sequence[Tally]) -> None:
+    def _measure(self, model: str, tallies: Sequence[RequestContext]) -> None:
         """What requests of one model that got tokens took, whole and in parts, and how long they were."""
         for name, values in _measured(tallies).items():
             if values:
@@ -138,7 +138,7 @@ class RequestMetrics:
         for reason, number in Tallied([reason for each in tallies for reason in each.finishes]).items():
             self._count("maitred_choices", model, reason, by=number)
 
-    def _count_incidents(self, tally: Tally) -> None:
+    def _count_incidents(self, tally: RequestContext) -> None:
         """What happens to few."""
         model = tally.model
         if tally.failure is not None:
@@ -177,7 +177,7 @@ class RequestMetrics:
         self._count("maitred_output_tokens", model, by=usage.completion_tokens)
 
 
-def _measured(tallies: Sequence[Tally]) -> Mapping[str, Sequence[float]]:
+def _measured(tallies: Sequence[RequestContext]) -> Mapping[str, Sequence[float]]:
     """The values of requests that got tokens, by their histograms."""
     ttft_s = [(each.first_token_s or 0.0) - each.started_s for each in tallies]
     decode_s = [each.ended_s - (each.first_token_s or 0.0) for each in tallies]

@@ -11,14 +11,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """One line of metrics over time: a name with one set of labels."""
 
     name: str
     labels: frozenset[tuple[str, str]] = frozenset()
 
 
-def parse_metrics(text: str) -> dict[Series, float]:
+def parse_metrics(text: str) -> dict[MetricSeries, float]:
     """Prometheus' text format, each label set by itself.
 
     Raises:
@@ -27,19 +27,19 @@ def parse_metrics(text: str) -> dict[Series, float]:
     return series_of(text_string_to_metric_families(text))
 
 
-def series_of(families: Iterable[Metric]) -> dict[Series, float]:
+def series_of(families: Iterable[Metric]) -> dict[MetricSeries, float]:
     """Each label set of each metric by itself."""
     return {
-        Series(sample.name, frozenset(sample.labels.items())): sample.value
+        MetricSeries(sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
         for sample in family.samples
     }
 
 
-class Samples:
+class MetricSamples:
     """One scrape, asked by names and labels."""
 
-    def __init__(self, series: Mapping[Series, float]) -> None:
+    def __init__(self, series: Mapping[MetricSeries, float]) -> None:
         self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
         for (name, labels), value in series.items():
             self._by_name[name].append((dict(labels), value))

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
 from maitred.observe.config import SloConfig
 
@@ -49,7 +49,7 @@ class Objective:
         """Number of the slice, and `good` and `total` when it began; the oldest first. Those without events are left
         out: at their beginnings the counts were those of the next one."""
 
-    def count(self, tally: Tally, now_s: float) -> None:
+    def count(self, tally: RequestContext, now_s: float) -> None:
         """Takes an ended request into account, if the objective is about it."""
         slo = self.config
         if not tally.model or slo.model not in (None, tally.model) or slo.priority not in (None, tally.priority):
@@ -80,7 +80,7 @@ class Objective:
 
 
 class SloMetrics(Collector):
-    """Counts for all objectives. Implements `maitred.core.answer.Observer`.
+    """Counts for all objectives. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         slos: The objectives by their names.
@@ -100,7 +100,7 @@ class SloMetrics(Collector):
             for name, slo in slos.items()
         }
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Counts some."""
         now_s = self._clock.monotonic_s() - self._start_s
         for objective in self._objectives.values():
@@ -131,7 +131,7 @@ class SloMetrics(Collector):
         return good, total, objective, within, window, left
 
 
-def _judged(tally: Tally, slo: SloConfig) -> tuple[int, int]:
+def _judged(tally: RequestContext, slo: SloConfig) -> tuple[int, int]:
     """How much of a request went well, and how much of it counts."""
     within_s = math.inf if slo.within_s is None else slo.within_s
     match slo.indicator:
@@ -145,7 +145,7 @@ def _judged(tally: Tally, slo: SloConfig) -> tuple[int, int]:
             return sum(gap_s <= within_s for gap_s in tally.gaps_s), len(tally.gaps_s)
 
 
-def _answered(tally: Tally) -> tuple[int, int]:
+def _answered(tally: RequestContext) -> tuple[int, int]:
     match tally.outcome:
         case Outcome.FINISHED:
             return 1, 1

@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from maitred.core.answer import Ask, Outcome, Tally
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.ids import new_span_id
-from maitred.core.story import Chapter, ChapterName, Story
+from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 
 Attribute = str | bool | int | float | list[str] | list[float]
 
@@ -54,7 +54,7 @@ class Span(Struct, frozen=True):
     """The engine that has seen it; empty: this gateway."""
 
 
-def spans_of(tally: Tally, wall_offset_s: float) -> Iterator[Span]:
+def spans_of(tally: RequestContext, wall_offset_s: float) -> Iterator[Span]:
     """All spans of an ended request, parents first.
 
     Args:
@@ -80,7 +80,7 @@ def spans_of(tally: Tally, wall_offset_s: float) -> Iterator[Span]:
         yield from writer.spans(chapter, root_id)
 
 
-def operation_of(tally: Tally) -> str:
+def operation_of(tally: RequestContext) -> str:
     """What the conventions call what was asked."""
     return _OPERATIONS.get(tally.route, "chat")
 
@@ -101,17 +101,17 @@ class _Writer:
         """A wall time."""
         return round((at_s + self._offset_s) * 1e9)
 
-    def spans(self, chapter: Chapter, parent_id: str, engine: str = "") -> Iterator[Span]:
+    def spans(self, chapter: TimelineSpan, parent_id: str, engine: str = "") -> Iterator[Span]:
         """A chapter and what is inside it, which may be what an engine has seen."""
         span_id = chapter.span_id or new_span_id()
         began_ns = self.ns(chapter.began_s)
         attributes = dict(_flat(chapter.facts, "maitred."))
         kind = "internal"
-        if chapter.name is ChapterName.ATTEMPT:
+        if chapter.name is SpanName.ATTEMPT:
             kind = "client"
             if "host" in chapter.facts:
                 attributes |= {"server.address": chapter.facts["host"], "server.port": chapter.facts["port"]}
-        elif chapter.name is ChapterName.ENGINE:
+        elif chapter.name is SpanName.ENGINE:
             kind, engine = "server", chapter.facts["replica"]
         failed = chapter.error and chapter.error not in _NO_FAULTS
         if chapter.error:
@@ -147,11 +147,11 @@ def _flat(facts: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Attribut
             yield prefix + name, value
 
 
-def _asked(tally: Tally) -> str:
+def _asked(tally: RequestContext) -> str:
     return "" if tally.ask is None else tally.ask.model
 
 
-def _request_attributes(tally: Tally) -> dict[str, Attribute]:
+def _request_attributes(tally: RequestContext) -> dict[str, Attribute]:
     """What is told of the request as a whole."""
     told: dict[str, Attribute | None] = {
         "gen_ai.operation.name": operation_of(tally),
@@ -189,7 +189,7 @@ def _request_attributes(tally: Tally) -> dict[str, Attribute]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _answer_attributes(tally: Tally, first_token_s: float) -> dict[str, Attribute | None]:
+def _answer_attributes(tally: RequestContext, first_token_s: float) -> dict[str, Attribute | None]:
     """What is told of tokens that were generated."""
     return {
         "gen_ai.response.time_to_first_chunk": first_token_s - tally.started_s,
@@ -198,7 +198,7 @@ def _answer_attributes(tally: Tally, first_token_s: float) -> dict[str, Attribut
     }
 
 
-def _usage_attributes(tally: Tally) -> dict[str, Attribute | None]:
+def _usage_attributes(tally: RequestContext) -> dict[str, Attribute | None]:
     """What it used; under a name of ours where a gateway of ours that it came through tells the same."""
     trace = tally.story.trace
     prefix = "maitred.usage" if trace is not None and trace.accounted else "gen_ai.usage"
@@ -212,7 +212,7 @@ def _usage_attributes(tally: Tally) -> dict[str, Attribute | None]:
     }
 
 
-def _asked_attributes(ask: Ask) -> dict[str, Attribute | None]:
+def _asked_attributes(ask: InferenceRequest) -> dict[str, Attribute | None]:
     """What a client has asked of the generation."""
     sampling = ask.sampling
     told: dict[str, Attribute | None] = {
@@ -226,8 +226,8 @@ def _asked_attributes(ask: Ask) -> dict[str, Attribute | None]:
     }
 
 
-def _provider_of(story: Story) -> str:
+def _provider_of(story: RequestTimeline) -> str:
     """Whoever answered, or was tried last."""
-    attempts = [chapter for chapter in story.chapters if chapter.name is ChapterName.ATTEMPT]
+    attempts = [chapter for chapter in story.chapters if chapter.name is SpanName.ATTEMPT]
     provider = str(attempts[-1].facts.get("provider", "maitred")) if attempts else "maitred"
     return _PROVIDERS.get(provider, provider)

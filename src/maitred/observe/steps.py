@@ -8,7 +8,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -12,8 +12,8 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter
 
-from maitred.core.answer import Outcome, Tally
-from maitred.observe.distributions import Summaries
+from maitred.core.answer import Outcome, RequestContext
+from maitred.observe.distributions import LabelledSummaries
 
 OTHER = "other"
 _TIMES: Mapping[str, str] = {
@@ -22,7 +22,7 @@ _TIMES: Mapping[str, str] = {
 }
 
 
-class Named:
+class LabelCap:
     """Who has a name in the metrics: those that come first.
 
     Args:
@@ -50,7 +50,7 @@ class Named:
 
 
 class TenantMetrics:
-    """Counts ended requests by organisation. Implements `maitred.core.answer.Observer`.
+    """Counts ended requests by organisation. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         registry: Where the metrics are shown.
@@ -61,7 +61,7 @@ class TenantMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, named: int) -> None:
-        self.named = Named(named)
+        self.named = LabelCap(named)
         requests = Counter(
             "maitred_tenant_requests", "Requests of an organisation.", ["tenant", "outcome"], registry=registry
         )
@@ -72,12 +72,12 @@ class TenantMetrics:
             "maitred_tenant_output_tokens", "Tokens generated for an organisation.", ["tenant"], registry=registry
         )
         self._requests, self._prompt, self._output = cache(requests.labels), cache(prompt.labels), cache(output.labels)
-        self._times = Summaries(_TIMES, "tenant")
+        self._times = LabelledSummaries(_TIMES, "tenant")
         registry.register(self._times)
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Counts those of which it is known whose they are, and that asked for work."""
-        of: defaultdict[str, list[Tally]] = defaultdict(list)
+        of: defaultdict[str, list[RequestContext]] = defaultdict(list)
         for tally in tallies:
             if tally.principal is not None and tally.model:
                 of[self.named.label(tally.principal.tenants[-1])].append(tally)
@@ -88,7 +88,7 @@ class TenantMetrics:
             if served:
                 self._measure(tenant, served)
 
-    def _measure(self, tenant: str, tallies: Sequence[Tally]) -> None:
+    def _measure(self, tenant: str, tallies: Sequence[RequestContext]) -> None:
         """What those got that got tokens, and how long they waited."""
         self._prompt(tenant).inc(sum([each.prompt_tokens for each in tallies]))
         self._output(tenant).inc(sum([each.completion_tokens for each in tallies]))

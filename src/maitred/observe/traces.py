@@ -1,19 +1,19 @@
 """Which requests are traced, and what becomes of their spans.
 
 Whether a request is traced is decided when it comes, so that servers behind us can be told; its spans are made when it
-has ended, all at once, from the record that every request leaves (`maitred.core.story`). A request that is not traced
-has drawn two random numbers. One that fails is told after all: its record is there.
+has ended, all at once, from the record that every request leaves (`maitred.core.timeline`). A request that is not
+traced has drawn two random numbers. One that fails is told after all: its record is there.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.clock import Clock
 from maitred.core.ids import new_span_id, new_trace_id
 from maitred.core.trace_context import TraceContext, context_in, falls_within
 from maitred.observe.config import TracesConfig
-from maitred.observe.content import Overhearing, content_attributes
+from maitred.observe.content import TextRecorder, content_attributes
 from maitred.observe.spans import Span, spans_of
 
 
@@ -25,8 +25,8 @@ class SpanSink(Protocol):
         ...
 
 
-class Traces:
-    """Implements `maitred.core.answer.Observer`, and is asked when a request begins.
+class TraceObserver:
+    """Implements `maitred.core.answer.RequestObserver`, and is asked when a request begins.
 
     Args:
         config: The settings.
@@ -39,7 +39,7 @@ class Traces:
         self._sink = sink
         self._clock = clock
 
-    def begin(self, tally: Tally, header: Callable[[bytes], str | None]) -> None:
+    def begin(self, tally: RequestContext, header: Callable[[bytes], str | None]) -> None:
         """A request has come, and gets its place in a trace.
 
         Args:
@@ -54,22 +54,22 @@ class Traces:
         else:
             story.parent_span_id, story.trace = parent.span_id, parent.below(new_span_id())
         if self._config.content and story.trace.sampled:
-            tally.listener = Overhearing()
+            tally.listener = TextRecorder()
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """Sends the spans of those that are traced."""
         for tally in tallies:
             self._send(tally)
 
-    def _send(self, tally: Tally) -> None:
+    def _send(self, tally: RequestContext) -> None:
         story = tally.story
         if story.trace is None or not (story.trace.sampled or self._failed(tally)):
             return
         root, *others = spans_of(tally, self._clock.wall_s() - self._clock.monotonic_s())
-        if isinstance(tally.listener, Overhearing):
+        if isinstance(tally.listener, TextRecorder):
             root.attributes.update(content_attributes(tally.ask, tally.listener))
         self._sink.take(story.trace, [root, *others])
 
-    def _failed(self, tally: Tally) -> bool:
+    def _failed(self, tally: RequestContext) -> bool:
         """Whether it failed, and nobody but us has decided that it is not to be traced."""
         return self._config.failures and tally.outcome is Outcome.FAILED and not tally.story.parent_span_id

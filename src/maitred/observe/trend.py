@@ -21,7 +21,7 @@ _NEAR, _NEAR_SHARE = 2.0, 0.1
 """Loads are comparable that differ by no more than this, or by this part of the larger one."""
 
 
-class Look(NamedTuple):
+class TrendSample(NamedTuple):
     """How much there was at one moment."""
 
     at_s: float
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     """What the process had to do then, in requests or sequences."""
 
 
-class Trend(NamedTuple):
+class GrowthTrend(NamedTuple):
     """Where it goes."""
 
     per_s: float
@@ -38,7 +38,7 @@ class Trend(NamedTuple):
     """Kendall's tau, from -1 (every pair shrank) to 1 (every pair grew); 0 is no direction."""
 
 
-def trend_of(looks: Sequence[Look]) -> Trend | None:
+def trend_of(looks: Sequence[TrendSample]) -> GrowthTrend | None:
     """The trend; None while there are too few looks at comparable load."""
     slopes = [
         (later.value - earlier.value) / (later.at_s - earlier.at_s)
@@ -48,4 +48,4 @@ def trend_of(looks: Sequence[Look]) -> Trend | None:
     if len(slopes) < _LEAST_PAIRS:
         return None
     rising = sum(slope > 0 for slope in slopes) - sum(slope < 0 for slope in slopes)
-    return Trend(median(slopes), rising / len(slopes))
+    return GrowthTrend(median(slopes), rising / len(slopes))

@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 
-class Workers(Collector):
+class WorkerMetrics(Collector):
     """Looks at their processes when somebody scrapes.
 
     Args:

@@ -12,13 +12,13 @@ times as long.
 import math
 from enum import Enum, auto
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 
 TICKS = 6
 STEPS = 3
 
 
-class Beat(Enum):
+class HeartbeatAction(Enum):
     """What to do after an interval."""
 
     NOTHING = auto()
@@ -26,7 +26,7 @@ class Beat(Enum):
     GIVE_UP = auto()
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """Counts silent intervals.
 
     Args:
@@ -45,7 +45,7 @@ class Heartbeat:
         """Something came."""
         self._silent = 0
 
-    def tick(self, load: LoadReport) -> Beat:
+    def tick(self, load: LoadReport) -> HeartbeatAction:
         """Another interval is over.
 
         Args:
@@ -53,8 +53,8 @@ class Heartbeat:
         """
         self._silent += 1
         if self._silent == 1:
-            return Beat.ASK
+            return HeartbeatAction.ASK
         step_s = load.times.of(load.step_tokens, 0, chunks=1)
         if self._silent >= max(TICKS, math.ceil(STEPS * step_s / self.interval_s)):
-            return Beat.GIVE_UP
-        return Beat.NOTHING
+            return HeartbeatAction.GIVE_UP
+        return HeartbeatAction.NOTHING

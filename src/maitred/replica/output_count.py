@@ -1,10 +1,10 @@
 """How many tokens an engine has generated since this gateway first met it, over all its lives."""
 
-from maitred.core.ports import LoadReport
-from maitred.wire.frames import Hello
+from maitred.core.replica import LoadReport
+from maitred.wire.frames import EngineHello
 
 
-class OutputCount:
+class LifetimeTokenCount:
     """Adds up what the engine's reports count, each life of the engine from its own start.
 
     A life is told by its epoch and not by its counts: a new one may have counted more than the last before anybody
@@ -18,7 +18,7 @@ class OutputCount:
         self._base = 0
         """What this life had counted when it was met first: not for this gateway."""
 
-    def met(self, hello: Hello, last: LoadReport) -> None:
+    def met(self, hello: EngineHello, last: LoadReport) -> None:
         """There is a new connection.
 
         Args:

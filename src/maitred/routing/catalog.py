@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.ports import Carded, ModelCard
-from maitred.core.relay import TextReplica
+from maitred.core.replica import HasModelCard, ModelCard
+from maitred.core.text_replica import TextReplica
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.estimate import LearntRatio
 from maitred.text.generation_defaults import GenerationDefaults
@@ -14,7 +14,7 @@ from maitred.text.tokenizer import Tokenizer
 class _Model:
     """What every model has: a name, and hosts that say whether they are there."""
 
-    def __init__(self, name: str, hosts: Sequence[Carded]) -> None:
+    def __init__(self, name: str, hosts: Sequence[HasModelCard]) -> None:
         self.name = name
         self._hosts = hosts
         self._card: ModelCard | None = None
@@ -55,7 +55,7 @@ class ServedModel(_Model):
     def __init__(
         self,
         name: str,
-        replicas: Carded,
+        replicas: HasModelCard,
         tokenizer: Tokenizer,
         format: AnswerFormat | None = None,  # noqa: A002
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
@@ -125,7 +125,7 @@ class Catalog:
         return self._models[name]
 
 
-def _is_ready(host: Carded) -> bool:
+def _is_ready(host: HasModelCard) -> bool:
     try:
         host.card()
     except ReplicaUnavailable:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from maitred.core.usage import UsageEvent
-from maitred.store.journal import Journal, Position
+from maitred.store.journal import Journal, JournalPosition
 
 _REFILL = 1_000
 """Events read from the journal at one time: a few milliseconds of the event loop."""
@@ -26,7 +26,7 @@ class Backlog:
     def __init__(self, journal: Journal, *, most_events: int = 10_000) -> None:
         self._journal = journal
         self._most_events = most_events
-        self._queue: deque[tuple[UsageEvent, Position]] = deque()
+        self._queue: deque[tuple[UsageEvent, JournalPosition]] = deque()
         self._beyond = 0
         self._written = journal.start
         self._charges_beyond: Counter[str] = Counter()

@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
 from maitred.store.driver import ENDS_S, WRITES, breaker_of, engine_of
-from maitred.store.glance import Glance
+from maitred.store.location import data_folder, database_url, make_folder
 from maitred.store.migration import migrate
 from maitred.store.outage import first_line_of, is_outage
-from maitred.store.place import data_folder, database_url, make_folder
+from maitred.store.sqlite_probe import SqliteChangeProbe
 
 __all__ = ["Database", "data_folder", "open_database"]
 
@@ -43,7 +43,7 @@ class Database:
         self.engine = engine
         self._deadline_s = deadline_s
         self._file = None if file is None else (file, file.stat())
-        self._glance = None if file is None else Glance(file)
+        self._glance = None if file is None else SqliteChangeProbe(file)
         # SQLite has one writer. Queueing here wakes the next at once, where SQLite itself would poll.
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else None
 

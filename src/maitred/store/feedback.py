@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ResourceNotFound
-from maitred.core.feedback import Feedback, Kept
+from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal
 from maitred.store.database import Database
 from maitred.store.driver import insert_of
@@ -35,7 +35,7 @@ class FeedbackStore:
         self._clock = clock
         self._insert = insert_of(database.engine)
 
-    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> Kept:
+    async def keep(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt:
         """Keeps what a caller thinks of a request, in place of what was thought of it before.
 
         Where several requests had that id, the last one is meant.
@@ -62,7 +62,7 @@ class FeedbackStore:
             )
         return kept
 
-    async def _kept(self, principal: Principal, request_id: str, feedback: Feedback) -> Kept | None:
+    async def _kept(self, principal: Principal, request_id: str, feedback: Feedback) -> FeedbackReceipt | None:
         own = principal.tenants[0]
         line = (
             select(usage.c.id, usage.c.model, usage.c.rollout)
@@ -84,7 +84,7 @@ class FeedbackStore:
             }
             insert = self._insert(opinions).values(usage=found.id, **said)
             await connection.execute(insert.on_conflict_do_update(index_elements=[opinions.c.usage], set_=said))
-        return Kept(feedback, found.model, found.rollout, before)
+        return FeedbackReceipt(feedback, found.model, found.rollout, before)
 
     async def _before(self, connection: AsyncConnection, line: str) -> Feedback | None:
         query = select(opinions).where(opinions.c.usage == line).with_for_update()

@@ -7,8 +7,9 @@ append-only segments (see `maitred.store.segment`)::
       4711-9c41d2e07ab3/       locked: its process lives
         00000001.segment
         00000002.segment       the one that is written
-      4242-07b1c65fe913/       not locked: an orphan, for whoever comes first to adopt (see `maitred.store.orphan`)
-      damaged/                 segments that could not be read to their end, kept for people
+      4242-07b1c65fe913/       not locked: an orphan, for whoever comes first to adopt (see
+      `maitred.store.orphan_journal`) damaged/                 segments that could not be read to their end, kept for
+      people
 
 An entry is one `write`: once it has returned, the kernel has the bytes and no death of the process can lose them. The
 death of the *machine* can, up to what its kernel had not yet written out (some 30 s); with `durable` each entry is
@@ -30,7 +31,7 @@ import msgspec
 
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
-from maitred.store.segment import SUFFIX, Begun, Recorded, Segment, frame, frame_of_nothing
+from maitred.store.segment import SUFFIX, BeginRecord, Segment, UsageRecord, frame, frame_of_nothing
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ _PROBE = frame_of_nothing(4096)
 """As much as a long entry; should this process die before it is taken back, it looks like one that is incomplete."""
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class JournalPosition(msgspec.Struct, frozen=True, order=True):
     """A place between two entries of one journal."""
 
     segment: int
@@ -84,11 +85,11 @@ class Journal:
         Raises:
             StoreUnavailable: It could not be written, and nothing of it was.
         """
-        self._append(frame(Begun(event)))
+        self._append(frame(BeginRecord(event)))
         segment = self._begun_in[event.id] = self._segments[-1]
         self._held[segment] += 1
 
-    def record(self, event: UsageEvent) -> Position:
+    def record(self, event: UsageEvent) -> JournalPosition:
         """Notes what was used. On return, the death of this process cannot lose it.
 
         Returns:
@@ -97,11 +98,11 @@ class Journal:
         Raises:
             StoreUnavailable: It could not be written, and nothing of it was.
         """
-        self._append(frame(Recorded(event)))
+        self._append(frame(UsageRecord(event)))
         segment = self._begun_in.pop(event.id, 0)
         if segment:
             self._held[segment] -= 1
-        return Position(self._segments[-1], self._offset)
+        return JournalPosition(self._segments[-1], self._offset)
 
     @property
     def healthy(self) -> bool:
@@ -120,27 +121,27 @@ class Journal:
             self._take_back()
 
     @property
-    def start(self) -> Position:
+    def start(self) -> JournalPosition:
         """Before the oldest entry that is kept."""
-        return Position(self._segments[0], 0)
+        return JournalPosition(self._segments[0], 0)
 
-    def read(self, after: Position, most: int) -> list[tuple[UsageEvent, Position]]:
+    def read(self, after: JournalPosition, most: int) -> list[tuple[UsageEvent, JournalPosition]]:
         """The next recorded events, each with where it ends; fewer than `most` only at the end of the journal."""
-        found: list[tuple[UsageEvent, Position]] = []
+        found: list[tuple[UsageEvent, JournalPosition]] = []
         for number in self._segments:
             if number < after.segment:
                 continue
             segment = Segment(self._path(number), after.offset if number == after.segment else 0)
             for entry, end in segment:
-                if isinstance(entry, Recorded):
-                    found.append((entry.event, Position(number, end)))
+                if isinstance(entry, UsageRecord):
+                    found.append((entry.event, JournalPosition(number, end)))
                     if len(found) == most:
                         return found
             if segment.damage is not None:
                 log.error("The usage journal is damaged: %s", segment.damage)
         return found
 
-    def release(self, upto: Position) -> None:
+    def release(self, upto: JournalPosition) -> None:
         """Deletes the segments that are of no more use: everything up to `upto` is in the database.
 
         A segment stays while a request that began in it runs, and the last one stays to be written.
@@ -150,7 +151,7 @@ class Journal:
             self._segments.remove(number)
             del self._held[number]
 
-    def close(self, written: Position | None = None) -> None:
+    def close(self, written: JournalPosition | None = None) -> None:
         """Gives up the lock.
 
         Args:
@@ -159,7 +160,7 @@ class Journal:
         """
         if self._file < 0:
             return
-        if not self._begun_in and written == Position(self._segments[-1], self._offset):
+        if not self._begun_in and written == JournalPosition(self._segments[-1], self._offset):
             for number in self._segments:
                 self._path(number).unlink(missing_ok=True)
             self._own.rmdir()

@@ -27,9 +27,9 @@ from maitred.store.backlog import Backlog
 from maitred.store.batch import BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
-from maitred.store.orphan import NOTHING, Outlived, adopt, orphans
+from maitred.store.orphan_journal import NOTHING, SurvivingWork, adopt, orphans
+from maitred.store.recent_usage import RecentRateUsage, taken_since
 from maitred.store.schema import StoredText, spend
-from maitred.store.taken import Taken, taken_since
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class UsageLedger:
             waiting = self._backlog.charged(counters)
         return {counter: written.get(stored[counter], 0) + waiting[counter] for counter in counters}
 
-    async def taken_since(self, since_s: float) -> Taken:
+    async def taken_since(self, since_s: float) -> RecentRateUsage:
         """What was taken from rates since then. What is journaled here and waits is written first.
 
         Raises:
@@ -147,7 +147,7 @@ class UsageLedger:
         await self.flush()
         return await taken_since(self._database, since_s)
 
-    async def replay(self, settle: Settle | None = None, outlived: Outlived = NOTHING) -> int:
+    async def replay(self, settle: Settle | None = None, outlived: SurvivingWork = NOTHING) -> int:
         """Writes what dead processes have left in the journal's folder. Call it before serving, or budgets miss it.
 
         Args:

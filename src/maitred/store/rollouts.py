@@ -14,7 +14,7 @@ from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
-from maitred.core.rollout import Phase, RolloutState
+from maitred.core.rollout import RolloutPhase, RolloutState
 from maitred.store.database import Database
 from maitred.store.driver import insert_of
 from maitred.store.schema import rollouts
@@ -78,7 +78,7 @@ class RolloutStore:
             for name, (state, before) in known.items():
                 if before is not None and name not in declared:
                     why = "the configuration no longer names it"
-                    await self._write(connection, state.moved(Phase.ENDED, now_s, why), None)
+                    await self._write(connection, state.moved(RolloutPhase.ENDED, now_s, why), None)
 
     async def _rows(
         self, connection: AsyncConnection, *names: str
@@ -100,4 +100,4 @@ class RolloutStore:
 
 def _state(row: RowMapping) -> RolloutState:
     values = {name: row[name] for name in RolloutState.__struct_fields__}
-    return RolloutState(**{**values, "phase": Phase(values["phase"])})
+    return RolloutState(**{**values, "phase": RolloutPhase(values["phase"])})

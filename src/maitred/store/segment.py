@@ -24,13 +24,13 @@ from maitred.core.usage import UsageEvent
 SUFFIX = ".segment"
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class BeginRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Work has begun; the event is as much as was known then."""
 
     event: UsageEvent
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class UsageRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """What was used, as it goes to the ledger."""
 
     event: UsageEvent
@@ -50,7 +50,7 @@ class _Recorded1(msgspec.Struct, frozen=True, array_like=True, tag=1):
     event: dict[str, Any]
 
 
-class Damage(msgspec.Struct, frozen=True):
+class SegmentDamage(msgspec.Struct, frozen=True):
     """Where a segment could not be read any further."""
 
     path: Path
@@ -67,26 +67,26 @@ class Damage(msgspec.Struct, frozen=True):
 _HEADER = struct.Struct("<III")
 _MARK = 0x4D544431
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Begun | Recorded | _Begun1 | _Recorded1).decode
+_decode = msgspec.msgpack.Decoder(BeginRecord | UsageRecord | _Begun1 | _Recorded1).decode
 _crc32 = zlib.crc32
 _pack = _HEADER.pack
 
 
-def frame(entry: Begun | Recorded) -> bytes:
+def frame(entry: BeginRecord | UsageRecord) -> bytes:
     """The bytes that an entry is in a segment."""
     payload = _encode(entry)
     length = len(payload)
     return _pack(length, length ^ _MARK, _crc32(payload)) + payload
 
 
-def _of_today(entry: Begun | Recorded | _Begun1 | _Recorded1) -> Begun | Recorded:
+def _of_today(entry: BeginRecord | UsageRecord | _Begun1 | _Recorded1) -> BeginRecord | UsageRecord:
     """The same entry as this version writes it."""
-    if isinstance(entry, Begun | Recorded):
+    if isinstance(entry, BeginRecord | UsageRecord):
         return entry
     event = UsageEvent(**{**entry.event, "outcome": Outcome(entry.event["outcome"])})
     if isinstance(entry, _Begun1):
-        return Begun(msgspec.structs.replace(event, time_s=entry.time_s))
-    return Recorded(event)
+        return BeginRecord(msgspec.structs.replace(event, time_s=entry.time_s))
+    return UsageRecord(event)
 
 
 def frame_of_nothing(size: int) -> bytes:
@@ -107,9 +107,9 @@ class Segment:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self._offset = offset
-        self.damage: Damage | None = None
+        self.damage: SegmentDamage | None = None
 
-    def __iter__(self) -> Iterator[tuple[Begun | Recorded, int]]:
+    def __iter__(self) -> Iterator[tuple[BeginRecord | UsageRecord, int]]:
         """Each entry with the offset at which it ends.
 
         Raises:
@@ -143,4 +143,4 @@ class Segment:
             ) from error
 
     def _stop(self, size: int, reason: str, *, torn: bool = False) -> None:
-        self.damage = Damage(self._path, self._offset, size - self._offset, reason, torn)
+        self.damage = SegmentDamage(self._path, self._offset, size - self._offset, reason, torn)

@@ -52,7 +52,7 @@ _LINE = (
 )  # fmt: skip
 
 
-class UsageRow(msgspec.Struct, frozen=True):
+class UsageSum(msgspec.Struct, frozen=True):
     """One line of a report."""
 
     group: dict[str, str]
@@ -69,10 +69,10 @@ class UsageRow(msgspec.Struct, frozen=True):
     """Of these; None: there are none."""
 
 
-class UsageReport(msgspec.Struct, frozen=True):
+class UsagePage(msgspec.Struct, frozen=True):
     """A page of a report."""
 
-    rows: list[UsageRow]
+    rows: list[UsageSum]
     next: str
     """`after` of the next page; empty on the last."""
 
@@ -106,7 +106,7 @@ class UsageQueries:
         filters: Mapping[str, str] | None = None,
         after: str = "",
         limit: int = 100,
-    ) -> UsageReport:
+    ) -> UsagePage:
         """Sums per group, in the order of the groups.
 
         Args:
@@ -134,7 +134,7 @@ class UsageQueries:
         async with self._database.reading() as connection:
             found = (await connection.execute(query)).all()
         rows = [_row(group_by, row) for row in found[:limit]]
-        return UsageReport(rows, cursor_of(list(rows[-1].group.values())) if len(found) > limit else "")
+        return UsagePage(rows, cursor_of(list(rows[-1].group.values())) if len(found) > limit else "")
 
     async def events(
         self,
@@ -242,8 +242,8 @@ def _limit(limit: int) -> int:
     return limit
 
 
-def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageRow:
-    return UsageRow(dict(zip(group_by, row, strict=False)), *row[len(group_by) :])
+def _row(group_by: Sequence[str], row: Sequence[Any]) -> UsageSum:
+    return UsageSum(dict(zip(group_by, row, strict=False)), *row[len(group_by) :])
 
 
 def _line(event: UsageEvent, thought: Feedback | None) -> tuple[object, ...]:

@@ -27,7 +27,16 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
-from maitred.core.counters import Claim, CounterKind, Counters, Denied, Granted, Reading, Reservation, Size
+from maitred.core.counters import (
+    CounterKind,
+    Counters,
+    CounterState,
+    LimitClaim,
+    RequestSize,
+    Reservation,
+    ReservationDenied,
+    ReservationGranted,
+)
 
 LIMIT_S = 30.0
 """For each check; counters that hang fail."""
@@ -131,17 +140,17 @@ async def counts_the_size_of_a_request(subject: CountersUnderTest) -> None:
     """A claim that names no size counts the tokens of the prompt, and the output of every choice."""
     claims = [msgspec.structs.replace(_bucket(100, 1, per_output=2), per_prompt=3)]
     claims.append(msgspec.structs.replace(_budget(100, 0, per_output=1, divisor=4, clamps=True), per_prompt=2))
-    size = Size(prompt_tokens=4, choices=3)
+    size = RequestSize(prompt_tokens=4, choices=3)
     granted = await subject.counters.reserve(Reservation("a", claims, 5, 5, LEASE_S, size))
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, ReservationGranted)
     assert [reading.remaining for reading in granted.readings] == [100 - (1 + 3 * 4 + 2 * 3 * 5), 100 - 6]
     claim = msgspec.structs.replace(_pool(50, 0, per_output=1, clamps=True), per_prompt=1)
     granted = await subject.counters.reserve(Reservation("b", [claim], 100, 1, LEASE_S, size))
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, ReservationGranted)
     assert granted.output == (50 - 4) // 3
     assert granted.readings[0].remaining == 1
     denied = await subject.counters.reserve(Reservation("c", [claim], 100, 1, LEASE_S, size))
-    assert isinstance(denied, Denied)
+    assert isinstance(denied, ReservationDenied)
     await subject.counters.settle("b", {})
     assert (await _read(subject, claim)).remaining == 50
 
@@ -161,7 +170,7 @@ async def never_overshoots_under_concurrency(subject: CountersUnderTest) -> None
     """As many as fit are granted, however many ask at once."""
     claims = [_budget(100, 10), _pool(1000, 10)]
     answers = await asyncio.gather(*(subject.counters.reserve(_reservation(str(n), claims)) for n in range(40)))
-    assert sum(isinstance(answer, Granted) for answer in answers) == 10
+    assert sum(isinstance(answer, ReservationGranted) for answer in answers) == 10
     assert [r.remaining for r in await subject.counters.read(claims)] == [0, 900]
 
 
@@ -336,7 +345,7 @@ async def budgets_met_by_many_at_once_are_counted_once(subject: CountersUnderTes
         *(subject.counters.reserve(_reservation(str(n), both if n % 2 else one)) for n in range(20)),
         subject.counters.read(both),
     )
-    granted = [n for n in range(20) if isinstance(answers[n], Granted)]
+    granted = [n for n in range(20) if isinstance(answers[n], ReservationGranted)]
     assert len(granted) == 5
     day, month, pool = await subject.counters.read([*both, _pool(1000, 1)])
     assert (day.used, day.reserved) == (50, 50)
@@ -503,7 +512,7 @@ async def names_the_claim_that_has_room_last(subject: CountersUnderTest) -> None
     await _granted(subject, "charged", [soon, later, day, never])
     await subject.counters.settle("charged", {"soon": 10, "later": 10, "day": 6, "never": 6})
     await _granted(subject, "running", [busy, held])
-    in_order: list[tuple[Claim, float | None]] = [
+    in_order: list[tuple[LimitClaim, float | None]] = [
         (busy, None),
         (soon, 10.0),
         (later, 100.0),
@@ -591,25 +600,25 @@ class _More(TypedDict, total=False):
     clamps: bool
 
 
-def _bucket(capacity: int, fixed: int, **more: Unpack[_More]) -> Claim:
+def _bucket(capacity: int, fixed: int, **more: Unpack[_More]) -> LimitClaim:
     # The refill is so slow, if not said, that a check sees none of it, and not zero, which would be another matter.
     return _claim(CounterKind.BUCKET, capacity, fixed, {"refill_per_s": 1e-6, **more})
 
 
-def _pool(capacity: int, fixed: int, **more: Unpack[_More]) -> Claim:
+def _pool(capacity: int, fixed: int, **more: Unpack[_More]) -> LimitClaim:
     return _claim(CounterKind.POOL, capacity, fixed, more)
 
 
-def _budget(capacity: int, fixed: int, **more: Unpack[_More]) -> Claim:
+def _budget(capacity: int, fixed: int, **more: Unpack[_More]) -> LimitClaim:
     return _claim(CounterKind.BUDGET, capacity, fixed, more)
 
 
-def _claim(kind: CounterKind, capacity: int, fixed: int, more: _More) -> Claim:
+def _claim(kind: CounterKind, capacity: int, fixed: int, more: _More) -> LimitClaim:
     more = {"counter": kind.value, **more}
-    return Claim(kind=kind, capacity=capacity, fixed=fixed, **more)
+    return LimitClaim(kind=kind, capacity=capacity, fixed=fixed, **more)
 
 
-def _reservation(lease: str, claims: list[Claim], output: int = 0, least: int | None = None) -> Reservation:
+def _reservation(lease: str, claims: list[LimitClaim], output: int = 0, least: int | None = None) -> Reservation:
     return Reservation(
         lease=lease,
         claims=claims,
@@ -620,21 +629,21 @@ def _reservation(lease: str, claims: list[Claim], output: int = 0, least: int | 
 
 
 async def _granted(
-    subject: CountersUnderTest, lease: str, claims: list[Claim], *, output: int = 0, least: int | None = None
-) -> Granted:
+    subject: CountersUnderTest, lease: str, claims: list[LimitClaim], *, output: int = 0, least: int | None = None
+) -> ReservationGranted:
     answer = await subject.counters.reserve(_reservation(lease, claims, output, least))
-    assert isinstance(answer, Granted), f"there is room, yet: {answer}"
+    assert isinstance(answer, ReservationGranted), f"there is room, yet: {answer}"
     return answer
 
 
 async def _denied(
-    subject: CountersUnderTest, lease: str, claims: list[Claim], *, output: int = 0, least: int | None = None
-) -> Denied:
+    subject: CountersUnderTest, lease: str, claims: list[LimitClaim], *, output: int = 0, least: int | None = None
+) -> ReservationDenied:
     answer = await subject.counters.reserve(_reservation(lease, claims, output, least))
-    assert isinstance(answer, Denied), f"there is no room, yet: {answer}"
+    assert isinstance(answer, ReservationDenied), f"there is no room, yet: {answer}"
     return answer
 
 
-async def _read(subject: CountersUnderTest, claim: Claim) -> Reading:
+async def _read(subject: CountersUnderTest, claim: LimitClaim) -> CounterState:
     (reading,) = await subject.counters.read([claim])
     return reading

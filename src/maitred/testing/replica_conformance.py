@@ -18,8 +18,8 @@ import msgspec
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.ids import new_request_id
-from maitred.core.ports import Replica, TokenStream
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams
+from maitred.core.replica import Replica, TokenStream
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 
 LIMIT_S = 30.0
 """For each check; a replica that hangs fails."""
@@ -206,21 +206,21 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _request(tokens: int = _SHORT_TOKENS, *, n: int = 1, id: str | None = None) -> Request:  # noqa: A002
+def _request(tokens: int = _SHORT_TOKENS, *, n: int = 1, id: str | None = None) -> EngineRequest:  # noqa: A002
     sampling = SamplingParams(max_tokens=tokens, seed=0, ignore_eos=True, n=n)
-    return Request(id or new_request_id(), PROMPT, sampling)
+    return EngineRequest(id or new_request_id(), PROMPT, sampling)
 
 
-def _long_request(subject: ReplicaUnderTest, *, n: int = 1) -> Request:
+def _long_request(subject: ReplicaUnderTest, *, n: int = 1) -> EngineRequest:
     """One that is still running when the check ends it."""
     return _request(subject.replica.card().context_tokens - len(PROMPT), n=n)
 
 
-async def _read(stream: TokenStream) -> list[Delta]:
+async def _read(stream: TokenStream) -> list[TokenDelta]:
     return [delta async for batch in stream for delta in batch]
 
 
-def _assert_complete(deltas: list[Delta], *, choices: int, tokens: int = _SHORT_TOKENS) -> None:
+def _assert_complete(deltas: list[TokenDelta], *, choices: int, tokens: int = _SHORT_TOKENS) -> None:
     assert {delta.index for delta in deltas} == set(range(choices)), "every choice answers, and no other"
     for index in range(choices):
         own = [delta for delta in deltas if delta.index == index]

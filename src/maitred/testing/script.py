@@ -4,11 +4,11 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.core.ports import ModelCard
-from maitred.core.request import Delta, FinishReason, Request, TokenLogprobs
+from maitred.core.replica import ModelCard
+from maitred.core.request import EngineRequest, FinishReason, TokenDelta, TokenLogprobs
 
 
-class Fault(StrEnum):
+class AnswerFault(StrEnum):
     """What goes wrong in the middle of an answer."""
 
     REJECT = "reject"
@@ -27,7 +27,7 @@ class Fault(StrEnum):
     """The process ends as by SIGKILL; an engine in the test's own process closes its doors instead."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one request is answered, the same for each of its choices."""
 
     tokens: list[int] | None = None
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Steps before the first token."""
     cached_tokens: int = 0
     """Reported with the first delta."""
-    fault: Fault | None = None
+    fault: AnswerFault | None = None
     fault_after: int = 0
     """Tokens of the answer that are sent before the fault."""
     rejection: str = "The scripted engine rejects this request."
@@ -46,14 +46,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether the rejection says that another replica may take the request."""
 
 
-ECHO = Answer()
+ECHO = ScriptedAnswer()
 """Repeats the prompt until `max_tokens`."""
 
 
-class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Answers in the order of the requests; the last one serves all that follow, unless they come `again`."""
 
-    answers: list[Answer] = msgspec.field(default_factory=lambda: [ECHO])
+    answers: list[ScriptedAnswer] = msgspec.field(default_factory=lambda: [ECHO])
     again: bool = False
     """After the last answer comes the first."""
     step_s: float = 0.0
@@ -61,7 +61,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_s: float = 0.0
     """Pause before the engine listens, as if it loaded a model."""
 
-    def answer(self, number: int) -> Answer:
+    def answer(self, number: int) -> ScriptedAnswer:
         """The answer to the request of this number, counted from 0."""
         return self.answers[number % len(self.answers) if self.again else min(number, len(self.answers) - 1)]
 
@@ -82,7 +82,7 @@ SCRIPTED_CARD = ModelCard(
 class ChoiceRun:
     """One choice of one request on its way through its answer."""
 
-    def __init__(self, request: Request, index: int, answer: Answer) -> None:
+    def __init__(self, request: EngineRequest, index: int, answer: ScriptedAnswer) -> None:
         self.request = request
         self.index = index
         self.answer = answer
@@ -90,11 +90,11 @@ class ChoiceRun:
         self._waited = 0
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> AnswerFault | None:
         """The fault that is due before the next token."""
         return self.answer.fault if self._sent >= self.answer.fault_after else None
 
-    def step(self) -> Delta | None:
+    def step(self) -> TokenDelta | None:
         """The next delta; None while the answer makes its reader wait."""
         if self._waited < self.answer.wait_steps:
             self._waited += 1
@@ -117,7 +117,7 @@ class ChoiceRun:
         logprobs = None
         if sampling.top_logprobs is not None:
             logprobs = [_logprobs(token, sampling.top_logprobs) for token in tokens]
-        return Delta(self.index, tokens, finish, logprobs, cached_tokens)
+        return TokenDelta(self.index, tokens, finish, logprobs, cached_tokens)
 
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:

@@ -43,7 +43,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A request as it came; `body` is empty where there was none."""
 
     method: str
@@ -119,7 +119,7 @@ class ScriptedAnthropic:
 
     def __init__(self, replies: Sequence[Reply]) -> None:
         self.url = ""
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.left = 0
         self._replies = list(replies)
         self._server: asyncio.Server | None = None
@@ -152,7 +152,7 @@ class ScriptedAnthropic:
             self._connections.discard(task)
             writer.close()
 
-    async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, asked: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answers one request; whether the connection can have another."""
         if asked.method == "GET":
             models = {"data": [{"type": "model", "id": "scripted", "display_name": "Scripted"}], "has_more": False}
@@ -183,7 +183,7 @@ class ScriptedAnthropic:
         return True
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked | None:
+async def _read(reader: asyncio.StreamReader) -> ReceivedRequest | None:
     """The next request; None if the client is done."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -194,7 +194,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
     pairs = (line.partition(":") for line in lines if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(method, path, headers, json.loads(body) if body else {})
+    return ReceivedRequest(method, path, headers, json.loads(body) if body else {})
 
 
 async def _send(writer: asyncio.StreamWriter, status: int, body: bytes | None, headers: Mapping[str, str]) -> None:

@@ -28,25 +28,25 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.lifeline import follow_parent
-from maitred.core.ports import LoadReport, ModelCard
-from maitred.core.request import Request
-from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, ChoiceRun, Fault, Script
+from maitred.core.parent_watch import follow_parent
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.core.request import EngineRequest
+from maitred.testing.script import ECHO, SCRIPTED_CARD, AnswerFault, ChoiceRun, EngineScript, ScriptedAnswer
 from maitred.wire.address import Address, TcpAddress, UnixAddress, parse_address
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
     Cancel,
+    EngineHello,
     FrameReader,
-    Hello,
-    Output,
     Pause,
     Ping,
     Rejection,
-    Rest,
+    SleepCommand,
     Step,
     Submit,
     ToEngine,
     ToGateway,
+    TokenOutput,
     encode_frame,
 )
 
@@ -64,7 +64,7 @@ class ScriptedEngine:
         address: Where to listen; by default a free port of this machine, known once the engine is entered.
         card: What the engine says of its model.
         step_s: Pause between two steps.
-        die: What `Fault.DIE` does; by default it closes the listener and every connection.
+        die: What `AnswerFault.DIE` does; by default it closes the listener and every connection.
 
     Attributes:
         submitted: Every request received. Its id is the link's own (the request's id, a slash, a number).
@@ -75,7 +75,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        answers: Sequence[Answer] | Callable[[Request], Answer] = (ECHO,),
+        answers: Sequence[ScriptedAnswer] | Callable[[EngineRequest], ScriptedAnswer] = (ECHO,),
         *,
         address: Address = TcpAddress("127.0.0.1", 0),  # noqa: B008 - frozen
         card: ModelCard = SCRIPTED_CARD,
@@ -84,7 +84,7 @@ class ScriptedEngine:
     ) -> None:
         self.address = address
         self.card = card
-        self.submitted: list[Request] = []
+        self.submitted: list[EngineRequest] = []
         self.cancelled: list[Cancel] = []
         self.pauses: list[Pause] = []
         self.asleep = False
@@ -153,7 +153,7 @@ class ScriptedEngine:
 
     # --- what connections report ---
 
-    def answer_to(self, request: Request) -> Answer:
+    def answer_to(self, request: EngineRequest) -> ScriptedAnswer:
         """Notes a request; returns what the script has for it."""
         self.submitted.append(request)
         self.asleep = False
@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         self._engine.opened(self)
         engine = self._engine
-        self._send(Hello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
+        self._send(EngineHello(PROTOCOL_VERSION, engine.epoch, os.getpid(), engine.card, engine.load()))
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.messages(data):
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
                         del self._runs[key]
                 case Ping():
                     self._send_step([], [])
-                case Rest(asleep):
+                case SleepCommand(asleep):
                     self._engine.asleep = asleep
                     self._send_step([], [])
                 case Pause(request_id, paused):
@@ -251,9 +251,9 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         self._runs.clear()
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: EngineRequest) -> None:
         answer = self._engine.answer_to(request)
-        if answer.fault is Fault.REJECT:
+        if answer.fault is AnswerFault.REJECT:
             self._send_step([], [Rejection(request.id, answer.rejection, answer.retryable)])
             return
         self._engine.count(prompt_tokens=len(request.prompt) * len(request.begun))
@@ -267,20 +267,20 @@ class _Connection(asyncio.Protocol):
 
     def _step(self) -> None:
         self._timer = None
-        fault = next((run.fault for run in self._runs.values() if run.fault not in (None, Fault.STALL)), None)
+        fault = next((run.fault for run in self._runs.values() if run.fault not in (None, AnswerFault.STALL)), None)
         if fault is not None:
             self._commit(fault)
             return
         outputs = []
         stalled = 0
         for (request_id, index), run in list(self._runs.items()):
-            if run.fault is Fault.STALL or request_id in self._paused:
+            if run.fault is AnswerFault.STALL or request_id in self._paused:
                 stalled += 1
                 continue
             delta = run.step()
             if delta is None:
                 continue
-            outputs.append(Output(request_id, delta))
+            outputs.append(TokenOutput(request_id, delta))
             self._engine.count(output_tokens=len(delta.tokens), finished=delta.finish is not None)
             if delta.finish is not None:
                 del self._runs[request_id, index]
@@ -289,28 +289,28 @@ class _Connection(asyncio.Protocol):
         if stalled < len(self._runs):
             self._schedule()
 
-    def _commit(self, fault: Fault) -> None:
+    def _commit(self, fault: AnswerFault) -> None:
         """Does to the connection what the script asks for."""
         match fault:
-            case Fault.DROP:
+            case AnswerFault.DROP:
                 self.drop()
-            case Fault.HALF_FRAME:
+            case AnswerFault.HALF_FRAME:
                 frame = encode_frame(Step(self._sequence + 1, [], [], self._engine.load(), self._submits_heard))
                 self._write(frame[: len(frame) // 2])
                 self.drop()
-            case Fault.GARBAGE:
+            case AnswerFault.GARBAGE:
                 self._write(b"\0\0\0\4\xc1\xc1\xc1\xc1")
                 self._runs.clear()
-            case Fault.SEQUENCE_GAP:
+            case AnswerFault.SEQUENCE_GAP:
                 self._sequence += 1
                 self._send_step([], [])
                 self._runs.clear()
-            case Fault.DIE:
+            case AnswerFault.DIE:
                 self._engine.die()
-            case Fault.REJECT | Fault.STALL:
+            case AnswerFault.REJECT | AnswerFault.STALL:
                 raise AssertionError(f"{fault} is not done to a connection")
 
-    def _send_step(self, outputs: list[Output], rejections: list[Rejection]) -> None:
+    def _send_step(self, outputs: list[TokenOutput], rejections: list[Rejection]) -> None:
         self._sequence += 1
         self._send(Step(self._sequence, outputs, rejections, self._engine.load(), self._submits_heard))
 
@@ -322,7 +322,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(data)
 
 
-async def _serve(script: Script, address: Address) -> None:
+async def _serve(script: EngineScript, address: Address) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str]) -> None:
     text: str = options.script
     source = Path(text[1:]).read_text() if text.startswith("@") else text
     follow_parent()
-    asyncio.run(_serve(msgspec.json.decode(source, type=Script), parse_address(options.listen)))
+    asyncio.run(_serve(msgspec.json.decode(source, type=EngineScript), parse_address(options.listen)))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.answer import Part
+from maitred.core.answer import TextDelta
 from maitred.core.errors import InvalidRequest, ReplicaLost, ReplicaUnavailable
 from maitred.core.ids import new_request_id
-from maitred.core.relay import Batch, TextReplica, TextRequest, TextStream
 from maitred.core.request import FinishReason, Usage
+from maitred.core.text_replica import TextBatch, TextReplica, TextRequest, TextStream
 from maitred.testing.replica_conformance import put_to
 
 LIMIT_S = 60.0
@@ -32,7 +32,7 @@ _QUESTION = [{"role": "user", "content": "Tell me a story about a little dog."}]
 _BEGINNING = "Once upon a time"
 
 
-class Ability(StrEnum):
+class ServerCapability(StrEnum):
     """What not every server can do."""
 
     CHOICES = "choices"
@@ -52,7 +52,7 @@ class TextReplicaUnderTest(msgspec.Struct, frozen=True):
     """A ready replica, and what can be known and done behind its back."""
 
     replica: TextReplica
-    abilities: Collection[Ability]
+    abilities: Collection[ServerCapability]
     running: Callable[[], Awaitable[float | None]]
     """Requests that run, as the server says now."""
     kill: Callable[[], Awaitable[None]]
@@ -226,21 +226,21 @@ async def a_death_is_said(subject: TextReplicaUnderTest) -> None:
     assert retry_after_s is not None, "a refusal says when to come back"
 
 
-TEXT_CHECKS: dict[Check, Ability | None] = {
+TEXT_CHECKS: dict[Check, ServerCapability | None] = {
     describes_itself: None,
     answers_a_conversation: None,
     streams: None,
     continues_a_text: None,
     says_the_same_again: None,
-    stops_before_a_stop_string: Ability.STOPS,
-    answers_every_choice: Ability.CHOICES,
-    continues_several_texts: Ability.PROMPTS,
-    tells_log_probabilities: Ability.LOGPROBS,
+    stops_before_a_stop_string: ServerCapability.STOPS,
+    answers_every_choice: ServerCapability.CHOICES,
+    continues_several_texts: ServerCapability.PROMPTS,
+    tells_log_probabilities: ServerCapability.LOGPROBS,
     answers_many_at_once: None,
-    refuses_what_does_not_fit: Ability.WINDOW,
-    tells_its_load: Ability.LOAD,
-    leaving_cancels: Ability.LOAD,
-    a_cancelled_task_cancels: Ability.LOAD,
+    refuses_what_does_not_fit: ServerCapability.WINDOW,
+    tells_its_load: ServerCapability.LOAD,
+    leaving_cancels: ServerCapability.LOAD,
+    a_cancelled_task_cancels: ServerCapability.LOAD,
     a_death_is_said: None,
 }
 """Each with what a server must be able to do for it."""
@@ -255,30 +255,30 @@ def _continuing(prompt: str | list[str], *, choices: int = 1) -> TextRequest:
     return TextRequest(new_request_id(), {"prompt": prompt, "temperature": 0}, choices, _SHORT_TOKENS, chat=False)
 
 
-async def _answer(subject: TextReplicaUnderTest, request: TextRequest) -> list[Batch]:
+async def _answer(subject: TextReplicaUnderTest, request: TextRequest) -> list[TextBatch]:
     async with subject.replica.relay(request) as stream:
         return await _read(stream)
 
 
-async def _read(stream: TextStream) -> list[Batch]:
+async def _read(stream: TextStream) -> list[TextBatch]:
     return [batch async for batch in stream]
 
 
-def _parts(batches: list[Batch]) -> list[Part]:
+def _parts(batches: list[TextBatch]) -> list[TextDelta]:
     return [part for batch in batches for part in batch.parts]
 
 
-def _text(batches: list[Batch], index: int = 0) -> str:
+def _text(batches: list[TextBatch], index: int = 0) -> str:
     return "".join(part.text for part in _parts(batches) if part.index == index)
 
 
-def _usage(batches: list[Batch]) -> Usage:
+def _usage(batches: list[TextBatch]) -> Usage:
     counted = [batch.usage for batch in batches if batch.usage is not None]
     assert counted, "the server says what it counted"
     return counted[-1]
 
 
-def _assert_whole(batches: list[Batch], *, choices: int = 1, tokens: int = _SHORT_TOKENS) -> None:
+def _assert_whole(batches: list[TextBatch], *, choices: int = 1, tokens: int = _SHORT_TOKENS) -> None:
     parts = _parts(batches)
     assert {part.index for part in parts} == set(range(choices)), "every choice answers, and no other"
     for index in range(choices):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from maitred.text.marks import Marks
 from maitred.text.reasoning import CLOSE as THOUGHT_ENDS
 from maitred.text.reasoning import OPEN as THOUGHT_BEGINS
 from maitred.text.reasoning import ReasoningParser
+from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tokenizer import Tokenizer
 from maitred.text.tool_calls import hermes, llama3, mistral
 from maitred.text.tool_calls.events import CallParser
@@ -26,7 +26,7 @@ _MARKERS: Mapping[CallStyle, tuple[str, ...]] = {
     "llama3_json": (llama3.TAG,),
     "mistral": (mistral.OPEN, mistral.CALL_ID, mistral.ARGUMENTS),
 }
-_PARSERS: Mapping[CallStyle, Callable[[Set[str], Marks], CallParser]] = {
+_PARSERS: Mapping[CallStyle, Callable[[Set[str], SpecialTokenText], CallParser]] = {
     "hermes": hermes.HermesParser,
     "llama3_json": llama3.Llama3Parser,
     "mistral": mistral.MistralParser,
@@ -45,7 +45,7 @@ class AnswerFormat:
 
     calls: CallStyle | None
     reasoning: ReasoningStyle | None
-    marks: Marks
+    marks: SpecialTokenText
 
     @classmethod
     def of(
@@ -68,7 +68,7 @@ class AnswerFormat:
             style = None
         thinks = (THOUGHT_ENDS in source) if reasoning == "auto" else reasoning == "think"
         markers = [*(_MARKERS[style] if style else ()), *((THOUGHT_BEGINS, THOUGHT_ENDS) if thinks else ())]
-        marks = Marks({marker: tokenizer.added_token(marker) for marker in markers})
+        marks = SpecialTokenText({marker: tokenizer.added_token(marker) for marker in markers})
         return cls(style, "think" if thinks else None, marks)
 
     def call_parser(self, names: Set[str]) -> CallParser | None:

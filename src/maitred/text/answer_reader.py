@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from maitred.text.marks import Marks
 from maitred.text.reasoning import ReasoningParser
-from maitred.text.tool_calls.events import Called, CallParser, Event, Given, Said
+from maitred.text.special_tokens import SpecialTokenText
+from maitred.text.tool_calls.events import CallParser, Event, TextEvent, ToolCallArguments, ToolCallStart
 
 
 @dataclass(slots=True)
-class Passage:
+class AnswerSegment:
     """A part of an answer, in the order of its members: nothing in it came before what stands above it."""
 
     thought: str = ""
@@ -19,7 +19,7 @@ class Passage:
     """As in a delta of OpenAI's: the first piece of a call has its id and name, the others pieces of its arguments."""
 
 
-class AnswerReader:
+class AnswerParser:
     """Reads the text of one choice as it comes.
 
     Args:
@@ -36,7 +36,7 @@ class AnswerReader:
         self,
         reasoning: ReasoningParser | None,
         calls: CallParser | None,
-        marks: Marks,
+        marks: SpecialTokenText,
         *,
         new_id: Callable[[], str],
     ) -> None:
@@ -44,7 +44,7 @@ class AnswerReader:
         self._parser = calls
         self._marks = marks
         self._new_id = new_id
-        self._passages: list[Passage] = []
+        self._passages: list[AnswerSegment] = []
         self.calls = 0
 
     @property
@@ -68,14 +68,14 @@ class AnswerReader:
         if self._parser is not None:
             self._note(self._parser.flush())
 
-    def take(self) -> list[Passage]:
+    def take(self) -> list[AnswerSegment]:
         """What has come since the last call."""
         passages, self._passages = self._passages, []
         return passages
 
     def _add(self, text: str) -> None:
         if text:
-            self._note([Said(text)] if self._parser is None else self._parser.push(text))
+            self._note([TextEvent(text)] if self._parser is None else self._parser.push(text))
 
     def _add_thought(self, thought: str) -> None:
         if thought:
@@ -84,15 +84,15 @@ class AnswerReader:
     def _note(self, events: list[Event]) -> None:
         for event in events:
             match event:
-                case Said(text):
+                case TextEvent(text):
                     if text:
                         self._passage(ends_with_text=True).text += self._marks.literal(text)
-                case Called(name):
+                case ToolCallStart(name):
                     function = {"name": name, "arguments": ""}
                     piece = {"index": self.calls, "id": self._new_id(), "type": "function", "function": function}
                     self._passage().calls.append(piece)
                     self.calls += 1
-                case Given(arguments):
+                case ToolCallArguments(arguments):
                     if arguments:
                         self._give(self._marks.literal(arguments))
 
@@ -103,10 +103,10 @@ class AnswerReader:
         else:
             calls.append({"index": index, "function": {"arguments": arguments}})
 
-    def _passage(self, *, ends_with_text: bool = False, ends_with_thought: bool = False) -> Passage:
+    def _passage(self, *, ends_with_text: bool = False, ends_with_thought: bool = False) -> AnswerSegment:
         """The last one, if more can be added to it in its order; else a new one."""
         last = self._passages[-1] if self._passages else None
         if last is None or (ends_with_text and last.calls) or (ends_with_thought and (last.text or last.calls)):
-            last = Passage()
+            last = AnswerSegment()
             self._passages.append(last)
         return last

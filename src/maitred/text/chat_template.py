@@ -19,7 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
-from maitred.text.tool_calls.history import History
+from maitred.text.tool_calls.history import ToolHistory
 
 
 class ChatTemplate:
@@ -55,7 +55,7 @@ class ChatTemplate:
             ) from error
         self.source = source
         self.knows_tools = re.search(r"\btools\b", source) is not None
-        self._history = History(source)
+        self._history = ToolHistory(source)
         self._special_tokens = dict(special_tokens)
         self._knows_developer = "developer" in source
 

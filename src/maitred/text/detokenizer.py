@@ -22,7 +22,7 @@ class Detokenizer:
         tokenizer: Of the model that writes.
         prompt_tail: The prompt that the answer continues, or its end. Its last few tokens decide whether a space at the
             start belongs to the text, and begin the character that the answer may have to finish.
-        marks: Token -> what shows in its place, in UTF-8 (see `maitred.text.marks`).
+        marks: Token -> what shows in its place, in UTF-8 (see `maitred.text.special_tokens`).
     """
 
     def __init__(

@@ -4,8 +4,8 @@ Some chat templates write the opening tag themselves, at the end of the prompt; 
 thought. White space around a thought belongs neither to it nor to the answer.
 """
 
-from maitred.text.marks import Marks
-from maitred.text.tool_calls.lookout import Lookout
+from maitred.text.special_tokens import SpecialTokenText
+from maitred.text.tool_calls.lookout import MarkerScanner
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -23,9 +23,9 @@ class ReasoningParser:
         thinking: Whether what came last belongs to the thought, or may.
     """
 
-    def __init__(self, marks: Marks, *, inside: bool) -> None:
+    def __init__(self, marks: SpecialTokenText, *, inside: bool) -> None:
         self._open = marks[OPEN]
-        self._thought = Lookout(marks[CLOSE])
+        self._thought = MarkerScanner(marks[CLOSE])
         self._before: str | None = None if inside else ""
         """What came before anything that is no white space; None: the thought has begun."""
         self._trims = inside

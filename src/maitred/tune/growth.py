@@ -29,7 +29,7 @@ CLOSE = 1.2
 """The sizes on either side of the objective may be so far apart, as a ratio."""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeSample(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of decoding at one size.
 
     Attributes:
@@ -44,15 +44,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     itl_p95_s: float
 
 
-class Size(msgspec.Struct, frozen=True):
+class BatchSizeResult(msgspec.Struct, frozen=True):
     """All that was measured of one size."""
 
     sequences: int
-    trials: tuple[tuple[Sample, ...], ...]
+    trials: tuple[tuple[DecodeSample, ...], ...]
     """At least one, of at least one sample each."""
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[DecodeSample]:
         """Of all trials."""
         return [sample for trial in self.trials for sample in trial]
 
@@ -72,7 +72,7 @@ class Size(msgspec.Struct, frozen=True):
         return statistics.median(sample.itl_p95_s for sample in self.samples)
 
 
-class Growth:
+class BatchGrowth:
     """The search.
 
     Args:
@@ -85,16 +85,16 @@ class Growth:
             raise ValueError("A batch has at least one sequence.")
         self._objective_s = objective_s
         self._highest = highest
-        self._trials: dict[int, list[tuple[Sample, ...]]] = {}
+        self._trials: dict[int, list[tuple[DecodeSample, ...]]] = {}
 
-    def note(self, sequences: int, samples: Sequence[Sample]) -> None:
+    def note(self, sequences: int, samples: Sequence[DecodeSample]) -> None:
         """Takes a trial of the size that `next_size` named."""
         self._trials.setdefault(sequences, []).append(tuple(samples))
 
     @property
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[BatchSizeResult]:
         """What was measured, the smallest first."""
-        return [Size(sequences, tuple(self._trials[sequences])) for sequences in sorted(self._trials)]
+        return [BatchSizeResult(sequences, tuple(self._trials[sequences])) for sequences in sorted(self._trials)]
 
     def next_size(self) -> int | None:
         """How many sequences to run next; None: the search is over."""
@@ -123,22 +123,22 @@ class Growth:
         return "plateau" if self._flat(self._held()) else "highest"
 
     @property
-    def chosen(self) -> Size | None:
+    def chosen(self) -> BatchSizeResult | None:
         """The smallest size that gives nearly as much as the best one within the objective; None: none is within it."""
         held = self._held()
         enough = max((size.tokens_per_s for size in held), default=0.0) * (1 - GAIN)
         return next((size for size in held if size.tokens_per_s >= enough), None)
 
-    def _broken(self) -> Size | None:
+    def _broken(self) -> BatchSizeResult | None:
         """The smallest size that breaks the objective."""
         return next((size for size in self.sizes if size.itl_s > self._objective_s), None)
 
-    def _held(self) -> list[Size]:
+    def _held(self) -> list[BatchSizeResult]:
         """All below that."""
         broken = self._broken()
         return [size for size in self.sizes if broken is None or size.sequences < broken.sequences]
 
-    def _flat(self, held: list[Size]) -> bool:
+    def _flat(self, held: list[BatchSizeResult]) -> bool:
         if len(held) <= PATIENCE:
             return False
         before = max(size.tokens_per_s for size in held[:-PATIENCE])

@@ -1,21 +1,31 @@
 """What a tuning says, in words and as a figure."""
 
 from maitred.load.report import canvas
-from maitred.load.report.document import Block, Document, Figure, Figures, Note, Plot, Section, Table, Tone
+from maitred.load.report.document import (
+    Block,
+    Callout,
+    CalloutLevel,
+    Document,
+    KeyFigure,
+    KeyFigures,
+    Plot,
+    Section,
+    Table,
+)
 from maitred.load.report.quantity import NONE, count, duration, exact, plural, rate, significant
-from maitred.tune.session import Tuning
+from maitred.tune.session import TuningResult
 
 FIGURE = "batch-sizes"
 
 
-def verdict(tuning: Tuning) -> Note:
+def verdict(tuning: TuningResult) -> Callout:
     """What was found, in a sentence or two."""
     objective = exact(duration(tuning.wishes.objective_s))
     if not tuning.sizes or tuning.limits is None:
-        return Note(Tone.BAD, "The time was too short to measure anything. Give it more with --budget.")
+        return Callout(CalloutLevel.BAD, "The time was too short to measure anything. Give it more with --budget.")
     if tuning.chosen is None:
-        return Note(
-            Tone.BAD,
+        return Callout(
+            CalloutLevel.BAD,
             f"Even one sequence alone has {exact(duration(tuning.sizes[0].itl_s))} between its tokens, more than the "
             f"objective of {objective}. Raise it with --itl, or take a smaller model or a faster machine.",
         )
@@ -33,12 +43,12 @@ def verdict(tuning: Tuning) -> Note:
         "the KV cache.",
         "budget": "More were not tried: the time was up. --budget gives it more.",
     }[tuning.reason]
-    return Note(Tone.GOOD if tuning.reason in ("objective", "plateau") else Tone.CARE, found + why)
+    return Callout(CalloutLevel.GOOD if tuning.reason in ("objective", "plateau") else CalloutLevel.CARE, found + why)
 
 
-def outline(tuning: Tuning, model: str, command: str) -> Document:
+def outline(tuning: TuningResult, model: str, command: str) -> Document:
     """The whole report."""
-    sections = [Section("Chosen", [Figures(_limits(tuning))])] if tuning.limits is not None else []
+    sections = [Section("Chosen", [KeyFigures(_limits(tuning))])] if tuning.limits is not None else []
     sizes: list[Block] = [
         Plot(
             FIGURE,
@@ -77,7 +87,7 @@ def outline(tuning: Tuning, model: str, command: str) -> Document:
     )
 
 
-def draw(tuning: Tuning) -> dict[str, str]:
+def draw(tuning: TuningResult) -> dict[str, str]:
     """Throughput and latency over the batch size: name -> SVG.
 
     Raises:
@@ -113,13 +123,13 @@ def draw(tuning: Tuning) -> dict[str, str]:
         return {FIGURE: canvas.svg(figure, FIGURE, "Tokens per second and time between tokens by batch size")}
 
 
-def _limits(tuning: Tuning) -> list[Figure]:
+def _limits(tuning: TuningResult) -> list[KeyFigure]:
     assert tuning.limits is not None
     limits = tuning.limits
     return [
-        Figure("engine.max_sequences", count(limits.max_sequences), "sequences at once"),
-        Figure(
+        KeyFigure("engine.max_sequences", count(limits.max_sequences), "sequences at once"),
+        KeyFigure(
             "engine.step_tokens", NONE if limits.step_tokens is None else count(limits.step_tokens), "tokens in a step"
         ),
-        Figure("engine.itl_objective_s", exact(duration(limits.itl_objective_s)), "between two tokens"),
+        KeyFigure("engine.itl_objective_s", exact(duration(limits.itl_objective_s)), "between two tokens"),
     ]

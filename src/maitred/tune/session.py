@@ -7,10 +7,10 @@ import msgspec
 
 from maitred.core.clock import Clock
 from maitred.core.errors import InvalidRequest
-from maitred.core.ports import Replica
-from maitred.tune.growth import Growth, Reason, Sample, Size
+from maitred.core.replica import Replica
+from maitred.tune.growth import BatchGrowth, BatchSizeResult, DecodeSample, Reason
 from maitred.tune.prefill import Prefill, step_tokens
-from maitred.tune.trial import Trials
+from maitred.tune.trial import TrialRunner
 
 SAMPLES = 3
 """Stretches of a trial."""
@@ -24,7 +24,7 @@ _SAMPLES_IN_BUDGET = 60
 _SHORTEST_PROMPT = 32
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be found out, and within which bounds.
 
     Attributes:
@@ -40,7 +40,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class TunedLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What to put into the configuration."""
 
     max_sequences: int
@@ -55,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return {f"engine.{name}": value for name, value in values.items() if value is not None}
 
 
-class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it.
 
     Attributes:
@@ -67,23 +67,23 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         limits: What follows; None: nothing could be measured.
     """
 
-    wishes: Wishes
-    sizes: list[Size]
+    wishes: TuningRequest
+    sizes: list[BatchSizeResult]
     prefills: list[Prefill]
     reason: Reason
-    chosen: Size | None
-    limits: Limits | None
+    chosen: BatchSizeResult | None
+    limits: TunedLimits | None
 
 
 async def tune(
     replica: Replica,
-    wishes: Wishes,
+    wishes: TuningRequest,
     clock: Clock,
     *,
     step_tokens_limit: int,
-    watch: Callable[[Size], None] = lambda size: None,
+    watch: Callable[[BatchSizeResult], None] = lambda size: None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> Tuning:
+) -> TuningResult:
     """Measures the replica until the best batch size is known, or the time is up.
 
     Args:
@@ -107,8 +107,8 @@ async def tune(
     # Twice the prompt, so that the answers have room to grow while they are measured.
     highest = min(wishes.highest, card.max_sequences, max(1, card.kv_capacity_tokens // (2 * prompt_tokens)))
     wishes = msgspec.structs.replace(wishes, prompt_tokens=prompt_tokens, highest=highest)
-    trials = Trials(replica, clock, prompt_tokens=prompt_tokens, sleep=sleep)
-    growth = Growth(objective_s=wishes.objective_s, highest=highest)
+    trials = TrialRunner(replica, clock, prompt_tokens=prompt_tokens, sleep=sleep)
+    growth = BatchGrowth(objective_s=wishes.objective_s, highest=highest)
     end_s = clock.monotonic_s() + wishes.budget_s
     try:
         async with asyncio.timeout(wishes.budget_s * DECODE_SHARE):
@@ -125,10 +125,12 @@ async def tune(
     return _outcome(wishes, growth, prefills)
 
 
-async def _grow(trials: Trials, growth: Growth, wishes: Wishes, watch: Callable[[Size], None]) -> None:
+async def _grow(
+    trials: TrialRunner, growth: BatchGrowth, wishes: TuningRequest, watch: Callable[[BatchSizeResult], None]
+) -> None:
     sample_s = min(_LONGEST_SAMPLE_S, wishes.budget_s * DECODE_SHARE / _SAMPLES_IN_BUDGET)
     while (sequences := growth.next_size()) is not None:
-        samples: list[Sample] = []
+        samples: list[DecodeSample] = []
         try:
             await trials.decode(sequences, samples=SAMPLES, sample_s=sample_s, into=samples)
         finally:
@@ -142,7 +144,7 @@ async def _grow(trials: Trials, growth: Growth, wishes: Wishes, watch: Callable[
             )
 
 
-async def _lengthen(trials: Trials, prefills: list[Prefill], longest: int) -> None:
+async def _lengthen(trials: TrialRunner, prefills: list[Prefill], longest: int) -> None:
     """Prompts alone, from the shortest up, each twice as long as the one before."""
     tokens = min(_SHORTEST_PROMPT, longest)
     await trials.prefill(tokens, repeats=1)
@@ -151,7 +153,7 @@ async def _lengthen(trials: Trials, prefills: list[Prefill], longest: int) -> No
         tokens *= 2
 
 
-def _outcome(wishes: Wishes, growth: Growth, prefills: list[Prefill]) -> Tuning:
+def _outcome(wishes: TuningRequest, growth: BatchGrowth, prefills: list[Prefill]) -> TuningResult:
     chosen, sizes = growth.chosen, growth.sizes
     limits = None
     if sizes:
@@ -163,5 +165,7 @@ def _outcome(wishes: Wishes, growth: Growth, prefills: list[Prefill]) -> Tuning:
             decode_s=taken.step_s,
             objective_s=wishes.objective_s,
         )
-        limits = Limits(max_sequences=taken.sequences, step_tokens=tokens, itl_objective_s=wishes.objective_s)
-    return Tuning(wishes=wishes, sizes=sizes, prefills=prefills, reason=growth.reason, chosen=chosen, limits=limits)
+        limits = TunedLimits(max_sequences=taken.sequences, step_tokens=tokens, itl_objective_s=wishes.objective_s)
+    return TuningResult(
+        wishes=wishes, sizes=sizes, prefills=prefills, reason=growth.reason, chosen=chosen, limits=limits
+    )

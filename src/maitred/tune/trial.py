@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from maitred.core.clock import Clock
-from maitred.core.ports import ModelCard, Replica
-from maitred.core.request import Request, SamplingParams
-from maitred.tune.growth import Sample
+from maitred.core.replica import ModelCard, Replica
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.tune.growth import DecodeSample
 from maitred.tune.prefill import Prefill
 
 SETTLE_TOKENS = 3
@@ -22,7 +22,7 @@ FEWEST_STEPS = 6
 """Of a sample: a slow machine is given longer, so that a percentile means something."""
 
 
-class Trials:
+class TrialRunner:
     """Runs trials, one at a time.
 
     Args:
@@ -47,7 +47,7 @@ class Trials:
         self._prompt_tokens = prompt_tokens
         self._numbers = 0
 
-    async def decode(self, sequences: int, *, samples: int, sample_s: float, into: list[Sample]) -> None:
+    async def decode(self, sequences: int, *, samples: int, sample_s: float, into: list[DecodeSample]) -> None:
         """So many sequences at once, once all of them have begun.
 
         Their prompts are those of the trials before, so that the prefix cache has most of them already.
@@ -104,10 +104,10 @@ class Trials:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the replica was lost, to all of them at once
 
-    def _request(self, prompt: str, tokens: int, longest: int) -> Request:
+    def _request(self, prompt: str, tokens: int, longest: int) -> EngineRequest:
         """A request whose prompt follows from its name alone, and which only ever ends by its length."""
         draw = random.Random(prompt)
-        return Request(
+        return EngineRequest(
             id=f"{prompt}-{self._numbers}",
             prompt=[draw.randrange(self._card.vocab_size) for _ in range(tokens)],
             sampling=SamplingParams(max_tokens=max(1, longest), seed=0, temperature=0.0, ignore_eos=True),
@@ -127,7 +127,7 @@ class _Reader:
         self._clock = clock
         self._news = asyncio.Event()
 
-    async def read(self, replica: Replica, request: Request) -> None:
+    async def read(self, replica: Replica, request: EngineRequest) -> None:
         try:
             async with replica.generate(request) as stream:
                 async for batch in stream:
@@ -145,7 +145,7 @@ class _Reader:
             await self._news.wait()
 
 
-def _sample(readers: Sequence[_Reader], counts: Sequence[int], seconds: float) -> Sample:
+def _sample(readers: Sequence[_Reader], counts: Sequence[int], seconds: float) -> DecodeSample:
     """What came since `counts` deliveries, of all readers together."""
     gaps_s = sorted(
         later - earlier
@@ -153,7 +153,7 @@ def _sample(readers: Sequence[_Reader], counts: Sequence[int], seconds: float) -
         for earlier, later in zip(reader.times_s[count - 1 :], reader.times_s[count:], strict=False)
     )
     tokens = sum(sum(reader.tokens[count:]) for reader, count in zip(readers, counts, strict=True))
-    return Sample(
+    return DecodeSample(
         sequences=len(readers),
         tokens_per_s=tokens / seconds,
         itl_p50_s=gaps_s[len(gaps_s) // 2],

@@ -8,7 +8,7 @@ split; any other form takes the standard reader.
 from maitred.wire.sse import SSEDecoder
 
 
-class EventCutter:
+class SseSplitter:
     """The data of each event of one stream, as bytes.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Feedback, Kept, Verdict
+from maitred.core.feedback import Feedback, FeedbackLabel, FeedbackReceipt
 from maitred.wire.admin.rules import check_count, check_word
 from maitred.wire.openai.faults import shown
 
@@ -43,13 +43,13 @@ class FeedbackGiven(Struct, frozen=True, kw_only=True):
     request_id: str
     model: Annotated[str, Meta(description="That served the request.")]
     score: float
-    verdict: Annotated[Verdict, Meta(description="`good` above a score of 0.5, `bad` below it, else `neutral`.")]
+    verdict: Annotated[FeedbackLabel, Meta(description="`good` above a score of 0.5, `bad` below it, else `neutral`.")]
     text: str
     tags: list[str]
     replaced: Annotated[bool, Meta(description="Whether it took the place of earlier feedback on this request.")]
 
     @classmethod
-    def of(cls, request_id: str, kept: Kept) -> "FeedbackGiven":
+    def of(cls, request_id: str, kept: FeedbackReceipt) -> "FeedbackGiven":
         """An opinion as the API writes it."""
         feedback = kept.feedback
         return cls(

@@ -1,18 +1,19 @@
 """The protocol between a gateway and an engine: length-prefixed msgpack frames over any byte stream.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `Hello` (after the
-proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`, `Rest` and
-`Ping` whenever it likes, and the engine sends each gateway one `Step` after every model step (and, when it has none to
-do, after what it was told), carrying the new tokens of *all* of its requests: at a hundred running sequences this is
-one system call and one decode instead of a hundred.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine speaks first, with `EngineHello` (after
+the proofs of `link.handshake`, where it has a secret). Then the gateway sends `Submit`, `Cancel`, `Pause`,
+`SleepCommand` and `Ping` whenever it likes, and the engine sends each gateway one `Step` after every model step (and,
+when it has none to do, after what it was told), carrying the new tokens of *all* of its requests: at a hundred running
+sequences this is one system call and one decode instead of a hundred.
 
 `Step.sequence` counts up by one per connection, from 1; a gap means a lost message, and the reader must treat the
-connection as dead. `Hello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine for
-the one that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of
+connection as dead. `EngineHello.epoch` differs each time an engine starts, so a gateway never takes a restarted engine
+for the one that it gave its requests to. There is no goodbye: the end of the byte stream, at any point, is the death of
 the peer. An engine cancels everything a vanished gateway had submitted.
 
-What its prefix cache holds an engine tells in `Hello`, and the changes in each `Step`. They have a number of their own:
-an engine with more of them at once than it tells skips one, and a gateway that misses a number sends `Recount`.
+What its prefix cache holds an engine tells in `EngineHello`, and the changes in each `Step`. They have a number of
+their own: an engine with more of them at once than it tells skips one, and a gateway that misses a number sends
+`ResendBlocks`.
 """
 
 import struct
@@ -22,9 +23,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from maitred.core.errors import ProtocolViolation
-from maitred.core.ports import LoadReport, ModelCard
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Delta, Request
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.core.request import EngineRequest, TokenDelta
 
 PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -34,7 +35,7 @@ _LENGTH = struct.Struct(">I")
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Gateway to engine: run this."""
 
-    request: Request
+    request: EngineRequest
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -65,11 +66,11 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Gateway to engine: are you there? Answered by a `Step`, as everything is."""
 
 
-class Recount(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
+class ResendBlocks(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
     """Gateway to engine: news of blocks were missed, so tell all that there are in the next step."""
 
 
-class Rest(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
+class SleepCommand(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
     """Gateway to engine: sleep as soon as nothing runs, or wake. A `Submit` wakes it, too.
 
     Attributes:
@@ -91,7 +92,7 @@ class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
     name: str
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Engine to gateway, first of all: who I am and what I can hold."""
 
     protocol: int
@@ -103,11 +104,11 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """All that its prefix cache holds; None: it has none."""
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request's choice."""
 
     request_id: str
-    delta: Delta
+    delta: TokenDelta
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):
@@ -128,7 +129,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """Engine to gateway: what one step did for you."""
 
     sequence: int
-    outputs: list[Output]
+    outputs: list[TokenOutput]
     rejections: list[Rejection]
     load: LoadReport
     submits_heard: int = 0
@@ -137,8 +138,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What has changed in its prefix cache; None: nothing."""
 
 
-ToEngine = Submit | Cancel | Pause | Ping | Recount | Rest | Unpin
-ToGateway = Hello | Step
+ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin
+ToGateway = EngineHello | Step
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 
 from maitred.core.clock import SystemClock
-from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import Bug
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.memory import MemoryCounters
 from maitred.store.counters.redis import RedisCounters
-from maitred.store.counters.session import Mode
+from maitred.store.counters.session import CounterMode
 from maitred.testing.counters_conformance import CHECKS, CountersUnderTest, exercise_counters
 from tests.redis_server import redis_server
 
@@ -51,15 +51,17 @@ async def nothing_spent(counters):
 
 
 def budget(capacity, fixed, **changes):
-    return Claim(counter="budget", kind=CounterKind.BUDGET, capacity=capacity, fixed=fixed, **changes)
+    return LimitClaim(counter="budget", kind=CounterKind.BUDGET, capacity=capacity, fixed=fixed, **changes)
 
 
 def pool(capacity, fixed):
-    return Claim(counter="pool", kind=CounterKind.POOL, capacity=capacity, fixed=fixed)
+    return LimitClaim(counter="pool", kind=CounterKind.POOL, capacity=capacity, fixed=fixed)
 
 
 def bucket(capacity, fixed, refill_per_s=1e-6):
-    return Claim(counter="bucket", kind=CounterKind.BUCKET, capacity=capacity, fixed=fixed, refill_per_s=refill_per_s)
+    return LimitClaim(
+        counter="bucket", kind=CounterKind.BUCKET, capacity=capacity, fixed=fixed, refill_per_s=refill_per_s
+    )
 
 
 def reservation(lease, claims, output=0, least=None, lease_s=30.0):
@@ -114,7 +116,7 @@ async def test_counts_as_the_counters_in_memory_do(server, seed):
             for kind in CounterKind:
                 per_output = rng.choice([0, 1, 3])
                 choices.append(
-                    Claim(
+                    LimitClaim(
                         counter=f"{kind}-{n}",
                         kind=kind,
                         capacity=rng.choice([400, 500]),
@@ -131,7 +133,7 @@ async def test_counts_as_the_counters_in_memory_do(server, seed):
 
     def seen(answer):
         readings = [(r.capacity, r.remaining, r.used, r.reserved) for r in answer.readings]
-        if isinstance(answer, Granted):
+        if isinstance(answer, ReservationGranted):
             return answer.output, readings
         return answer.claim, answer.retry_after_s is None, readings
 
@@ -148,7 +150,7 @@ async def test_counts_as_the_counters_in_memory_do(server, seed):
                     asked = reservation(str(n), some_claims(), output, rng.randint(0, output))
                     answer = await redis.reserve(asked)
                     assert seen(answer) == seen(await memory.reserve(asked)), f"call {n}: {asked}"
-                    if isinstance(answer, Granted):
+                    if isinstance(answer, ReservationGranted):
                         leases.append(asked)
                 case "settle" if leases:
                     asked = leases.pop(rng.randrange(len(leases))) if rng.random() < 0.9 else rng.choice(leases)
@@ -163,7 +165,9 @@ async def test_counts_as_the_counters_in_memory_do(server, seed):
                     await clock.advance(rng.choice([0.0, 1.0, 9.0]))
                 case "read":
                     claims = some_claims()
-                    assert seen(Granted(0, await redis.read(claims))) == seen(Granted(0, await memory.read(claims)))
+                    assert seen(ReservationGranted(0, await redis.read(claims))) == seen(
+                        ReservationGranted(0, await memory.read(claims))
+                    )
         assert redis.healthy
 
 
@@ -184,7 +188,7 @@ async def test_gateways_that_race_overspend_nothing(server, counters_class):
                 lease = f"{name}-{n}"
                 claims = [budget(capacity, rng.randint(1, 50), per_output=2, clamps=True), pool(60_000, 1)]
                 answer = await counters.reserve(reservation(lease, claims, output=rng.randint(1, 400), least=1))
-                if isinstance(answer, Denied):
+                if isinstance(answer, ReservationDenied):
                     denied += 1
                     continue
                 granted += 1
@@ -215,7 +219,7 @@ async def test_leases_and_slices_of_a_gateway_that_vanishes_expire(server):
     claims = [bucket(100, 10), pool(100, 10), budget(100, 10)]
     gone = RedisCounters(config, clock, "gone", spent=nothing_spent, offset_s=lambda: clock.added_s)
     await gone.__aenter__()
-    assert isinstance(await gone.reserve(reservation("a", claims)), Granted)
+    assert isinstance(await gone.reserve(reservation("a", claims)), ReservationGranted)
     await gone._session.renew_slices()
     await gone._session._end_upkeep()  # As `kill -9` does: Redis is told nothing.
     await gone._session._link.close()
@@ -244,7 +248,7 @@ async def test_slices_vanish_as_a_budget_runs_out(server):
     async with RedisCounters(config_of(server), SystemClock(), "one", spent=nothing_spent) as one:
         for n, slices in enumerate((1, 1, 0)):
             answer = await one.reserve(reservation(str(n), [budget(1000, (500, 450, 50)[n])]))
-            assert isinstance(answer, Granted)
+            assert isinstance(answer, ReservationGranted)
             await one._session.renew_slices()
             assert one.state().slices == slices
 
@@ -264,11 +268,11 @@ async def test_a_cancelled_reservation_leaves_nothing(server):
             call.cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for n, answer in enumerate(answers):
-            if isinstance(answer, Granted):
+            if isinstance(answer, ReservationGranted):
                 await one.settle(str(n), {})
         await one._session.deliver()
         assert (await one.read([pool(100, 0)]))[0].remaining == 100
-        assert one.state().mode is Mode.SHARED
+        assert one.state().mode is CounterMode.SHARED
 
 
 async def test_an_empty_redis_waits_for_all_gateways_before_it_opens(server):
@@ -276,4 +280,4 @@ async def test_an_empty_redis_waits_for_all_gateways_before_it_opens(server):
     async with RedisCounters(config_of(server, recovery_s=0.3), SystemClock(), "one", spent=nothing_spent) as one:
         assert 0.3 <= time.monotonic() - started_s < 2.0
         assert one.healthy
-        assert isinstance(await one.reserve(reservation("a", [pool(10, 1)])), Granted)
+        assert isinstance(await one.reserve(reservation("a", [pool(10, 1)])), ReservationGranted)

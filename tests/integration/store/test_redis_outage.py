@@ -10,12 +10,12 @@ import pytest
 import uvloop
 
 from maitred.core.clock import SystemClock
-from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.link import LinkLost
 from maitred.store.counters.redis import RedisCounters
-from maitred.store.counters.session import Mode
+from maitred.store.counters.session import CounterMode
 from tests.redis_server import redis_server
 
 TIMEOUT_S = 0.25
@@ -30,15 +30,17 @@ def server():
 
 
 def budget(capacity, fixed=0, **changes):
-    return Claim(counter="budget", kind=CounterKind.BUDGET, capacity=capacity, fixed=fixed, **changes)
+    return LimitClaim(counter="budget", kind=CounterKind.BUDGET, capacity=capacity, fixed=fixed, **changes)
 
 
 def pool(capacity, fixed=0):
-    return Claim(counter="pool", kind=CounterKind.POOL, capacity=capacity, fixed=fixed)
+    return LimitClaim(counter="pool", kind=CounterKind.POOL, capacity=capacity, fixed=fixed)
 
 
 def bucket(capacity, fixed=0, refill_per_s=1e-6):
-    return Claim(counter="bucket", kind=CounterKind.BUCKET, capacity=capacity, fixed=fixed, refill_per_s=refill_per_s)
+    return LimitClaim(
+        counter="bucket", kind=CounterKind.BUCKET, capacity=capacity, fixed=fixed, refill_per_s=refill_per_s
+    )
 
 
 class Gateways:
@@ -98,7 +100,7 @@ async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices
                 except StoreUnavailable:
                     await asyncio.sleep(0.02)
                     continue
-                if isinstance(answer, Denied):
+                if isinstance(answer, ReservationDenied):
                     await asyncio.sleep(0.02)
                     continue
                 lent += not counters.healthy
@@ -150,19 +152,19 @@ async def test_slices_are_all_there_is_while_redis_is_away(server):
             for n in range(30):
                 try:
                     answer = await timed(counters.reserve(reservation(f"{n}-{uuid4().hex}", *claims)))
-                    assert isinstance(answer, Granted)
+                    assert isinstance(answer, ReservationGranted)
                     granted[counters] += 1
                 except StoreUnavailable:
                     continue
         assert granted[one] == 9, "a tenth of the 990 that remained of the budget"
         assert granted[two] == 8, "a tenth of what the first left"
-        assert one.state().mode is Mode.AWAY
+        assert one.state().mode is CounterMode.AWAY
         with pytest.raises(StoreUnavailable, match="away") as refusal:
-            await one.reserve(reservation("other", Claim("other", CounterKind.POOL, 10, 1)))
+            await one.reserve(reservation("other", LimitClaim("other", CounterKind.POOL, 10, 1)))
         assert refusal.value.retry_after_s is not None
-        assert isinstance(await one.reserve(reservation("free")), Granted)
-        soft = Claim("soft", CounterKind.BUDGET, 10, 1, hard=False)
-        assert isinstance(await one.reserve(reservation("soft", soft)), Granted)
+        assert isinstance(await one.reserve(reservation("free")), ReservationGranted)
+        soft = LimitClaim("soft", CounterKind.BUDGET, 10, 1, hard=False)
+        assert isinstance(await one.reserve(reservation("soft", soft)), ReservationGranted)
 
 
 async def test_what_a_slice_lent_returns_to_it(server):
@@ -174,7 +176,7 @@ async def test_what_a_slice_lent_returns_to_it(server):
         server.kill()
         await until(lambda: not one.healthy)
         for n in range(5):
-            assert isinstance(await one.reserve(reservation(str(n), *claims)), Granted)
+            assert isinstance(await one.reserve(reservation(str(n), *claims)), ReservationGranted)
             with pytest.raises(StoreUnavailable):
                 await one.reserve(reservation("too-much", pool(1000, 1)))
             await one.settle(str(n), {})
@@ -214,7 +216,9 @@ async def test_leases_and_charges_survive_a_redis_that_forgets(server):
         await one._session.renew_slices()
         server.kill()
         await until(lambda: not one.healthy and not two.healthy)
-        assert isinstance(await one.reserve(reservation("from-slice", budget(1000, 20), pool(100, 1))), Granted)
+        assert isinstance(
+            await one.reserve(reservation("from-slice", budget(1000, 20), pool(100, 1))), ReservationGranted
+        )
         await one.settle("settled-away", {"budget": 55})
         await one.renew(["runs", "from-slice"], 60.0)
         server.start()
@@ -252,7 +256,7 @@ async def test_a_redis_that_hangs_holds_nobody_up(server):
             started_s = time.monotonic()
             calls = [one.reserve(reservation(str(n), budget(100_000, 10), pool(10_000, 10))) for n in range(50)]
             answers = await asyncio.gather(*(timed(call) for call in calls), timed(one.settle("held", {"budget": 1})))
-            assert all(isinstance(answer, Granted) for answer in answers[:-1])
+            assert all(isinstance(answer, ReservationGranted) for answer in answers[:-1])
             assert time.monotonic() - started_s >= TIMEOUT_S / 2
             started_s = time.monotonic()
             for n in range(50, 90):
@@ -278,7 +282,7 @@ async def spend_all(counters, capacity):
             answer = await counters.reserve(reservation(lease, claim, output=capacity, least=1))
         except StoreUnavailable:
             return used
-        if isinstance(answer, Denied):
+        if isinstance(answer, ReservationDenied):
             return used
         used += answer.output
         await counters.settle(lease, {"budget": answer.output})
@@ -316,9 +320,9 @@ async def test_a_gateway_that_is_busy_itself_does_not_blame_redis(server):
         calls = [asyncio.create_task(one.reserve(reservation(str(n), pool(1000, 1)))) for n in range(50)]
         await asyncio.sleep(0)
         time.sleep(2 * TIMEOUT_S)  # noqa: ASYNC251 - this is what it is about
-        assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*calls))
+        assert all(isinstance(answer, ReservationGranted) for answer in await asyncio.gather(*calls))
         assert one.healthy
-        assert one.state().mode is Mode.SHARED
+        assert one.state().mode is CounterMode.SHARED
         assert one._session.losses == 0
 
 
@@ -342,7 +346,7 @@ async def test_calls_whose_answer_was_lost_count_once(server):
             await one.reserve(reservation("refused", budget(1000, 500), pool(100, 40)))
         await until(lambda: one.healthy)
         link.call = lose_answer
-        assert isinstance(await one.reserve(reservation("granted", budget(1000, 20), pool(100, 1))), Granted)
+        assert isinstance(await one.reserve(reservation("granted", budget(1000, 20), pool(100, 1))), ReservationGranted)
         await until(lambda: one.healthy)
         readings = await one.read([budget(1000), pool(100)])
         assert (readings[0].used, readings[0].reserved, readings[1].used) == (30, 20, 1)
@@ -358,7 +362,7 @@ async def test_a_redis_that_is_emptied_under_way_is_noticed(server):
         await one._session.renew_slices()
         server.command("FLUSHALL")
         answer = await one.reserve(reservation("b", budget(1000, 10), pool(100, 1)))
-        assert isinstance(answer, Granted), "from the slices"
+        assert isinstance(answer, ReservationGranted), "from the slices"
         assert not one.healthy
         await until(lambda: one.healthy)
         readings = await one.read([budget(1000), pool(100)])
@@ -373,13 +377,13 @@ async def test_what_ends_while_redis_recovers_is_told_at_once(server):
         await one.reserve(reservation("before", budget(1000, 100)))
         await session.renew_slices()
         server.kill()
-        await until(lambda: session.mode is Mode.AWAY)
-        assert isinstance(await one.reserve(reservation("away", budget(1000, 10))), Granted)
+        await until(lambda: session.mode is CounterMode.AWAY)
+        assert isinstance(await one.reserve(reservation("away", budget(1000, 10))), ReservationGranted)
         server.start()
-        await until(lambda: session.mode is Mode.RECOVERING)
+        await until(lambda: session.mode is CounterMode.RECOVERING)
         await one.settle("away", {"budget": 7})
         await until(lambda: not session.holdings.unsettled, timeout_s=0.7)
-        assert session.mode is Mode.RECOVERING
+        assert session.mode is CounterMode.RECOVERING
         await until(lambda: one.healthy)
         assert (await one.read([budget(1000)]))[0].used == 7
 
@@ -392,7 +396,7 @@ def test_a_call_in_the_turn_in_which_the_connection_closes_falls_back_to_the_sli
             # What a Redis that dies leaves: a transport that is closed, and a reader that has not run since.
             counters._session._link._connection._writer.transport.abort()
             await asyncio.sleep(0)
-            assert isinstance(await counters.reserve(reservation("after", pool(100, 1))), Granted)
+            assert isinstance(await counters.reserve(reservation("after", pool(100, 1))), ReservationGranted)
 
     uvloop.run(main())
 
@@ -406,7 +410,7 @@ async def test_starts_without_redis_and_finds_it(server):
         assert await one.read([pool(10, 1)]) == [one._session.book.readings([pool(10, 1)], 0.0)[0]]
         server.start()
         await until(lambda: one.healthy)
-        assert isinstance(await one.reserve(reservation("a", pool(10, 1))), Granted)
+        assert isinstance(await one.reserve(reservation("a", pool(10, 1))), ReservationGranted)
 
 
 async def test_a_redis_that_takes_no_writes_is_away(server):
@@ -415,7 +419,7 @@ async def test_a_redis_that_takes_no_writes_is_away(server):
         await one.reserve(reservation("a", pool(1000, 1)))
         await one._session.renew_slices()
         server.command("REPLICAOF", "127.0.0.1", "1")
-        assert isinstance(await one.reserve(reservation("b", pool(1000, 1))), Granted)
+        assert isinstance(await one.reserve(reservation("b", pool(1000, 1))), ReservationGranted)
         for _ in range(20):
             await asyncio.sleep(0.01)
             assert not one.healthy, "it still answers, but that is not enough"

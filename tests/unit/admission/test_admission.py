@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.errors import (
     ContextLengthExceeded,
     Draining,
@@ -153,7 +153,7 @@ async def test_a_rate_refuses_and_refills():
     desk = Desk(limit("key:alice", "requests_per_minute", 60, burst=1))
     async with desk.admit():
         pass
-    tally = Tally("req-1", 0.0)
+    tally = RequestContext("req-1", 0.0)
     with pytest.raises(RateLimited, match="key alice may use 60 requests per minute") as caught:
         async with desk.admit(tally=tally):
             pass
@@ -189,7 +189,7 @@ async def test_each_key_by_itself():
 
 async def test_tokens_at_one_time_lower_the_length():
     desk = Desk(limit("*", "concurrent_tokens", 150))
-    tally = Tally("req-1", 0.0)
+    tally = RequestContext("req-1", 0.0)
     async with desk.admit(10, 100):
         async with desk.admit(10, 100, tally=tally) as second:
             assert (second.max_tokens, second.clamped, tally.clamped_max_tokens) == (30, True, 30)
@@ -222,7 +222,7 @@ async def test_a_budget_is_charged_what_was_used():
 
 async def test_a_budget_lowers_the_length_to_what_is_left():
     desk = Desk(limit("tenant:acme", "usd_per_day", 110_000))
-    tally = Tally("req-1", 0.0)
+    tally = RequestContext("req-1", 0.0)
     async with desk.admit(10, 100, choices=2, tally=tally) as grant:
         assert (grant.max_tokens, grant.clamped, tally.clamped_max_tokens) == (25, True, 25)
         await grant.settle(Usage(10, 50), Outcome.FINISHED)
@@ -306,7 +306,7 @@ async def test_the_longest_prompt_counts_for_the_context():
 
 async def test_a_limit_on_the_output_is_said():
     desk = Desk(limit("*", "output_tokens", 50))
-    tally = Tally("req-1", 0.0)
+    tally = RequestContext("req-1", 0.0)
     async with desk.admit(10, 100, tally=tally) as grant:
         assert (grant.max_tokens, grant.clamped, tally.clamped_max_tokens) == (50, True, 50)
 
@@ -371,7 +371,7 @@ async def test_what_is_turned_away_leaves_no_trace_in_the_rates(error):
 
 
 async def test_the_tally_knows_what_nobody_says():
-    tally = Tally("req-1", 900.0)
+    tally = RequestContext("req-1", 900.0)
     tally.completion_tokens, tally.cached_tokens, tally.first_token_s = 7, 4, 950.0
     _, event = await end_with(asyncio.CancelledError(), tally=tally)
     assert (event.prompt_tokens, event.cached_tokens, event.output_tokens) == (10, 4, 7)
@@ -379,7 +379,7 @@ async def test_the_tally_knows_what_nobody_says():
 
 
 async def test_a_reading_replica_without_a_token_has_processed_the_prompt():
-    tally = Tally("req-1", 900.0)
+    tally = RequestContext("req-1", 900.0)
     tally.first_token_s = 950.0
     _, event = await end_with(ReplicaUnavailable(), tally=tally)
     assert (event.outcome, event.prompt_tokens) == ("failed", 10)

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from maitred.admission.leases import Leases
-from maitred.core.counters import Claim, CounterKind, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 from tests.admission_desk import FlakyCounters, StillClock
 
 LEASE_S = 30.0
-POOL = Claim("pool", CounterKind.POOL, 10, 1)
+POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 
 class House:
@@ -20,7 +20,7 @@ class House:
         self.leases = Leases(self.counters, lease_s, **others)
 
     async def take(self, lease):
-        assert isinstance(await self.counters.reserve(Reservation(lease, [POOL], 1, 1, LEASE_S)), Granted)
+        assert isinstance(await self.counters.reserve(Reservation(lease, [POOL], 1, 1, LEASE_S)), ReservationGranted)
         self.leases.hold(lease)
 
     async def used(self):

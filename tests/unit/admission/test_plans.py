@@ -2,11 +2,11 @@
 
 import msgspec
 
-from maitred.admission import plans
+from maitred.admission import limit_plans as plans
 from maitred.admission.config import PriceConfig
-from maitred.admission.plans import Plans
-from maitred.admission.policy.output import Bounds
-from maitred.admission.policy.rules import Rule
+from maitred.admission.limit_plans import LimitPlanCache
+from maitred.admission.policy.output import PerRequestLimits
+from maitred.admission.policy.rules import LimitRule
 from maitred.admission.prices import PriceList
 from tests.admission_desk import ALICE, BOB, SATURDAY_S, limit
 
@@ -41,8 +41,8 @@ def test_what_holds_is_found_from_the_narrowest_subject_to_the_widest():
     )
     for one in (everywhere, each, own):
         book.write(one.subject, one)
-    plan = Plans(book, PRICES).of(ALICE, "tiny", SATURDAY_S)
-    assert plan.bounds == Bounds(None, Rule("key:alice", own))
+    plan = LimitPlanCache(book, PRICES).of(ALICE, "tiny", SATURDAY_S)
+    assert plan.bounds == PerRequestLimits(None, LimitRule("key:alice", own))
     assert counters(plan) == [
         "usd_per_day|tenant:team|*|2026-11-21",
         "usd_per_day|tenant:acme|*|2026-11-21",
@@ -55,7 +55,7 @@ def test_what_holds_is_found_from_the_narrowest_subject_to_the_widest():
 def test_a_plan_is_made_once_as_long_as_limits_stay_the_same():
     book = Book()
     book.write("key:alice", limit("key:alice", "requests_per_minute", 9))
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     first = kept.of(ALICE, "tiny", SATURDAY_S)
     asked = book.asked
     assert kept.of(msgspec.structs.replace(ALICE), "tiny", SATURDAY_S) is first
@@ -64,7 +64,7 @@ def test_a_plan_is_made_once_as_long_as_limits_stay_the_same():
 
 def test_a_changed_limit_holds_for_the_next_request():
     book = Book()
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     assert not kept.of(ALICE, "tiny", SATURDAY_S).demand.claims
     for subject in ("key:alice", "key:*", "tenant:*"):
         for value in (9, 8):
@@ -77,7 +77,7 @@ def test_a_changed_limit_holds_for_the_next_request():
 def test_another_day_has_other_windows():
     book = Book()
     book.write("*", limit("*", "usd_per_day", 9))
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     days = [0, 1, 0]
     named = [counters(kept.of(ALICE, "tiny", SATURDAY_S + day * 86_400)) for day in days]
     assert named == [[f"usd_per_day|*|*|2026-11-2{1 + day}"] for day in days]
@@ -87,7 +87,7 @@ def test_models_and_callers_are_told_apart():
     book = Book()
     book.write("*", limit("*", "requests_per_minute", 9, model="tiny"))
     book.write("key:bob", limit("key:bob", "requests_per_minute", 9))
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     assert [len(kept.of(ALICE, model, SATURDAY_S).demand.claims) for model in ("tiny", "large", "tiny")] == [1, 0, 1]
     assert [len(kept.of(who, "tiny", SATURDAY_S).demand.claims) for who in (ALICE, BOB)] == [1, 2]
 
@@ -95,7 +95,7 @@ def test_models_and_callers_are_told_apart():
 def test_prices_are_those_of_the_model(caplog):
     book = Book()
     book.write("*", limit("*", "usd_total", 9))
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     (claim,) = kept.of(ALICE, "tiny", SATURDAY_S).demand.claims
     price = PRICES.of("tiny").price
     assert (claim.fixed, claim.per_prompt, claim.per_output) == (0, price.prompt, price.output)
@@ -107,7 +107,7 @@ def test_prices_are_those_of_the_model(caplog):
 def test_only_so_many_plans_are_kept(monkeypatch):
     monkeypatch.setattr(plans, "_MOST_KEPT", 3)
     book = Book()
-    kept = Plans(book, PRICES)
+    kept = LimitPlanCache(book, PRICES)
     for number in (*range(10), 0):
         caller = msgspec.structs.replace(ALICE, key=str(number))
         book.write(f"key:{number}", limit(f"key:{number}", "requests_per_minute", number))

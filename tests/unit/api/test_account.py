@@ -1,9 +1,9 @@
 """What the headers of an answer tell of its request."""
 
-from maitred.api.account import account_headers
-from maitred.core.answer import Chosen, Tally
+from maitred.api.timing_headers import account_headers
+from maitred.core.answer import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass
-from maitred.core.place import Place
+from maitred.core.queue_position import QueuePosition
 
 
 def told(tally, *, explain=False):
@@ -13,11 +13,11 @@ def told(tally, *, explain=False):
 
 
 def test_a_request_that_came_near_no_queue_is_told_nothing():
-    assert told(Tally("r", 0.0)) == {}
+    assert told(RequestContext("r", 0.0)) == {}
 
 
 def test_a_prediction_is_rounded_up():
-    tally = Tally("r", 0.0, forecast=Place(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
+    tally = RequestContext("r", 0.0, forecast=QueuePosition(3, 1.2001, 1.3), priority=PriorityClass.BATCH)
     assert told(tally) == {
         "x-maitred-queue-position": "3",
         "x-maitred-predicted-wait-ms": "1201",
@@ -27,20 +27,20 @@ def test_a_prediction_is_rounded_up():
 
 
 def test_waits_are_told_to_those_who_ask_with_the_longest_first():
-    tally = Tally("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
+    tally = RequestContext("r", 0.0, waited_ms={"slots": 0.04, "tenant_share": 120.26})
     assert told(tally) == {}
     assert told(tally, explain=True) == {"x-maitred-waited": "tenant_share=120.3, slots=0.0"}
-    assert told(Tally("r", 0.0), explain=True) == {"x-maitred-waited": ""}
+    assert told(RequestContext("r", 0.0), explain=True) == {"x-maitred-waited": ""}
 
 
 def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
-    tally = Tally("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
+    tally = RequestContext("r", 0.0, degraded=["max_tokens=64", "model=klein\r\nx: ü"])
     assert told(tally) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
 
 
 def test_who_answers_is_told_where_the_caller_had_left_it_open():
-    tally = Tally("req-1", 0.0, model="groß")
+    tally = RequestContext("req-1", 0.0, model="groß")
     assert told(tally) == {}
-    tally.chosen = Chosen("auto", "small", "small", 0.1)
+    tally.chosen = ModelSelection("auto", "small", "small", 0.1)
     assert told(tally) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
-    assert told(Tally("req-2", 0.0, chosen=tally.chosen)) == {}, "none has been reached yet"
+    assert told(RequestContext("req-2", 0.0, chosen=tally.chosen)) == {}, "none has been reached yet"

@@ -4,7 +4,7 @@ import json
 
 from jsonschema import Draft202012Validator
 
-from maitred.api.admin.administration import administration
+from maitred.api.admin.routes import administration
 from maitred.api.openapi import describe
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Scope

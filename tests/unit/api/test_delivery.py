@@ -2,25 +2,25 @@
 
 import pytest
 
-from maitred.api.call import Call
-from maitred.api.connection import EXTENSION, Unknown
-from maitred.api.delivery import WholeChoice, _Outlet, deliver
+from maitred.api.connection import EXTENSION, PlainAsgiConnection
+from maitred.api.exchange import HttpExchange
 from maitred.api.idempotent import RecordedCall
-from maitred.core.answer import Part, Pouring, Score, TokenScore
+from maitred.api.streaming import CollectedChoice, _Outlet, deliver
+from maitred.core.answer import PushStream, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
 
 
 def scored(offset: int) -> TokenScore:
-    return TokenScore(chosen=Score("a", b"a", -1.0), top=[], offset=offset)
+    return TokenScore(chosen=TokenLogprob("a", b"a", -1.0), top=[], offset=offset)
 
 
 def test_a_choice_is_the_sum_of_its_parts() -> None:
-    choice = WholeChoice()
+    choice = CollectedChoice()
     assert choice.scores is None
     first = [scored(0)]
-    choice.add(Part(0, "a", None, first))
+    choice.add(TextDelta(0, "a", None, first))
     collected = choice.scores
-    choice.add(Part(0, "", FinishReason.STOP, [scored(1), scored(2)]))
+    choice.add(TextDelta(0, "", FinishReason.STOP, [scored(1), scored(2)]))
     assert ("".join(choice.text), choice.finish) == ("a", FinishReason.STOP)
     assert choice.scores == [scored(0), scored(1), scored(2)]
     # Appended to, not copied: a copy for each token would cost the square of the answer's length.
@@ -31,11 +31,11 @@ def test_a_choice_is_the_sum_of_its_parts() -> None:
 def test_a_recording_is_not_passed_by():
     """It shares the connection of its first reader; what goes there directly would be missing from what is kept."""
 
-    class Ready(Unknown):
+    class Ready(PlainAsgiConnection):
         ready = True
 
     scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: Ready()}}
-    call = Call(scope, None, None, 0.0)
+    call = HttpExchange(scope, None, None, 0.0)
     assert _Outlet(call, None).open
     assert not _Outlet(RecordedCall(call, None, None), None).open
 
@@ -46,8 +46,8 @@ class Batches:
     def __init__(self):
         self.asked = 0
         self.batches = [
-            [Part(0, "a"), Part(1, "b", FinishReason.STOP)],
-            [Part(0, "c"), Part(0, "", FinishReason.LENGTH)],
+            [TextDelta(0, "a"), TextDelta(1, "b", FinishReason.STOP)],
+            [TextDelta(0, "c"), TextDelta(0, "", FinishReason.LENGTH)],
         ]
 
     def __aiter__(self):
@@ -60,7 +60,7 @@ class Batches:
         return self.batches[self.asked - 1]
 
 
-class Poured(Batches, Pouring):
+class Poured(Batches, PushStream):
     def pour(self, outlet):
         raise AssertionError("it is not streamed")
 
@@ -77,7 +77,7 @@ async def test_an_answer_that_is_whole_is_not_asked_for_more_unless_it_may_wrap_
     async def send(message):
         sent.append(message)
 
-    call, answer = Call({"path": "/", "method": "POST", "headers": []}, None, send, 0.0), kind()
+    call, answer = HttpExchange({"path": "/", "method": "POST", "headers": []}, None, send, 0.0), kind()
     await deliver(call, answer, Texts(), choices=2, streams=False, heartbeat_s=1.0)
     assert sent[1]["body"] == b"ac:length;b:stop"
     assert answer.asked == asked
@@ -85,7 +85,7 @@ async def test_an_answer_that_is_whole_is_not_asked_for_more_unless_it_may_wrap_
 
 def test_an_answer_has_the_digits_of_its_request_unless_the_client_has_chosen_them():
     def named(*headers):
-        call = Call({"path": "/", "method": "POST", "headers": headers}, None, None, 0.0)
+        call = HttpExchange({"path": "/", "method": "POST", "headers": headers}, None, None, 0.0)
         return call.tally.request_id, call.named("chatcmpl")
 
     for headers in ((), ((b"x-request-id", b"not a safe one"),)):

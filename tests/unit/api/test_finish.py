@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from maitred.api.chat_shape import ChatShape
-from maitred.api.completions import CompletionShape
-from maitred.api.delivery import WholeChoice
-from maitred.core.answer import Part
+from maitred.api.chat_format import ChatFormatter
+from maitred.api.completions import CompletionFormatter
+from maitred.api.streaming import CollectedChoice
+from maitred.core.answer import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 
 SHAPES = {
-    "chat": ChatShape(
+    "chat": ChatFormatter(
         decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True), "chatcmpl-1"
     ),
-    "completion": CompletionShape(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1"),
+    "completion": CompletionFormatter(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1"),
 }
 ENDS = [
     (FinishReason.STOP, {"finish_reason": "stop"}),
@@ -31,8 +31,8 @@ def ending(choice):
 @pytest.mark.parametrize(("reason", "told"), ENDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_is_told(shape, reason, told):
-    whole = json.loads(shape.whole([WholeChoice(["Hi"], finish=reason)], Usage(1, 1)))
+    whole = json.loads(shape.whole([CollectedChoice(["Hi"], finish=reason)], Usage(1, 1)))
     assert ending(whole["choices"][0]) == told
-    events = shape.events([Part(0, "Hi"), Part(0, "", reason)]).decode().strip().split("\n\n")
+    events = shape.events([TextDelta(0, "Hi"), TextDelta(0, "", reason)]).decode().strip().split("\n\n")
     ends = [ending(json.loads(event.removeprefix("data: "))["choices"][0]) for event in events]
     assert ends == [{"finish_reason": None}, told]

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from maitred.api.gate import Gate
-from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.api.cancel_scope import CancelScope, ClientDisconnected
+from maitred.api.in_flight import InFlightLimiter
 from maitred.core.errors import Draining, Saturated, Unauthenticated
 from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock
@@ -23,7 +23,7 @@ def principal(tenant, key="one"):
 
 
 async def test_no_more_than_its_capacity():
-    gate = Gate(2)
+    gate = InFlightLimiter(2)
     with gate.enter(), gate.enter():
         assert gate.inside == 2
         with pytest.raises(Saturated) as refusal, gate.enter():
@@ -34,7 +34,7 @@ async def test_no_more_than_its_capacity():
 
 async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
     clock = FakeClock()
-    gate = Gate(2, clock, draw=lambda: 0.5)
+    gate = InFlightLimiter(2, clock, draw=lambda: 0.5)
 
     async def refused_s(tenant):
         with pytest.raises(Saturated) as refusal, gate.enter(principal(tenant)):
@@ -54,7 +54,7 @@ async def test_the_time_to_come_back_is_the_pace_at_which_places_come_free():
 
 
 async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
-    gate = Gate(1)
+    gate = InFlightLimiter(1)
     with gate.enter(), gate.enter(even_if_full=True):
         assert gate.inside == 2
     gate.close()
@@ -63,14 +63,14 @@ async def test_some_come_in_even_if_it_is_full_but_not_when_it_closes():
 
 
 async def test_an_empty_house_drains_at_once():
-    gate = Gate(1)
+    gate = InFlightLimiter(1)
     assert await gate.drain(1000) == 0
     with pytest.raises(Draining), gate.enter():
         pass
 
 
 async def test_those_inside_may_finish():
-    gate, door = Gate(9), asyncio.Event()
+    gate, door = InFlightLimiter(9), asyncio.Event()
     guest = asyncio.create_task(inside(gate, door))
     await asyncio.sleep(0)
     draining = asyncio.create_task(gate.drain(1000))
@@ -82,7 +82,7 @@ async def test_those_inside_may_finish():
 
 
 async def test_who_is_still_there_after_the_grace_period_is_told_why():
-    gate, door = Gate(9), asyncio.Event()
+    gate, door = InFlightLimiter(9), asyncio.Event()
     guests = [asyncio.create_task(inside(gate, door)) for _ in range(3)]
     await asyncio.sleep(0)
     assert await gate.drain(0) == 3
@@ -92,7 +92,7 @@ async def test_who_is_still_there_after_the_grace_period_is_told_why():
 
 
 async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
-    gate, door, asked = Gate(9), asyncio.Event(), []
+    gate, door, asked = InFlightLimiter(9), asyncio.Event(), []
     keys = [principal("a", "good"), principal("a", "revoked"), principal("a", "revoked"), None]
     guests = [asyncio.create_task(inside(gate, door, key)) for key in keys]
     await asyncio.sleep(0)
@@ -111,8 +111,8 @@ async def test_whose_key_is_no_longer_valid_is_shown_out_and_nobody_else():
 
 async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
     async with asyncio.timeout(1):
-        with pytest.raises(ClientLeft), Interruptible() as block:
-            asyncio.get_running_loop().call_soon(block.interrupt, ClientLeft())
+        with pytest.raises(ClientDisconnected), CancelScope() as block:
+            asyncio.get_running_loop().call_soon(block.interrupt, ClientDisconnected())
             asyncio.get_running_loop().call_soon(block.interrupt, Draining())
             await asyncio.Event().wait()
     task = asyncio.current_task()
@@ -121,15 +121,15 @@ async def test_an_interruption_leaves_with_its_reason_and_only_the_first():
 
 
 async def test_an_interruption_after_the_end_does_nothing():
-    with Interruptible() as block:
+    with CancelScope() as block:
         pass
-    block.interrupt(ClientLeft())
+    block.interrupt(ClientDisconnected())
     await asyncio.sleep(0)
 
 
 async def test_a_cancellation_from_outside_stays_one():
     async def work(blocks):
-        with Interruptible() as block:
+        with CancelScope() as block:
             blocks.append(block)
             await asyncio.Event().wait()
 
@@ -137,6 +137,6 @@ async def test_a_cancellation_from_outside_stays_one():
     task = asyncio.create_task(work(blocks))
     await asyncio.sleep(0)
     task.cancel()
-    blocks[0].interrupt(ClientLeft())
+    blocks[0].interrupt(ClientDisconnected())
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,10 +1,10 @@
 """What is read of a head is read once where the head is kept, and holds for as long as it holds."""
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.edge import Edge
-from maitred.api.gate import Gate
-from maitred.api.greeting import KEPT, greeting_of
-from maitred.api.retries import Retries
+from maitred.api.app import GatewayApp
+from maitred.api.in_flight import InFlightLimiter
+from maitred.api.parsed_head import KEPT, greeting_of
+from maitred.api.retries import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Principal, Scope
@@ -40,9 +40,9 @@ def edge(identity, told, name):
     async def standing(tally):
         return None
 
-    return Edge(
+    return GatewayApp(
         RouteTable([Route("GET", "/one/{name}", handler, "", needs=Scope.METRICS)]),
-        *(identity, Gate(1), [], standing, Retries(RetryBudget(0.0, 0), SystemClock())),
+        *(identity, InFlightLimiter(1), [], standing, RetryAdvisor(RetryBudget(0.0, 0), SystemClock())),
         max_body_bytes=1,
         body_timeout_s=1.0,
         clock=SystemClock(),

@@ -2,20 +2,20 @@
 
 import asyncio
 
-from maitred.api.call import Call
-from maitred.api.connection import EXTENSION, Unknown
-from maitred.api.heartbeat import Heartbeat
-from maitred.core.place import Place
+from maitred.api.connection import EXTENSION, PlainAsgiConnection
+from maitred.api.exchange import HttpExchange
+from maitred.api.heartbeat import StreamHeartbeat
+from maitred.core.queue_position import QueuePosition
 
 
 class Client:
     """One who reads a stream, and what it has got so far."""
 
     def __init__(self, *, writable=True):
-        self.connection = Unknown()
+        self.connection = PlainAsgiConnection()
         self.connection.writable = writable
         scope = {"path": "/", "method": "POST", "headers": [], "extensions": {EXTENSION: self.connection}}
-        self.call = Call(scope, None, self.send, 0.0)
+        self.call = HttpExchange(scope, None, self.send, 0.0)
         self.messages = []
         self.news = asyncio.Event()
 
@@ -37,8 +37,8 @@ class Client:
 
 async def test_the_first_comment_begins_the_stream_and_tells_the_place():
     client = Client()
-    client.call.tally.place = lambda: Place(12, 3.4, 3.6)
-    async with Heartbeat(client.call, 0.01):
+    client.call.tally.place = lambda: QueuePosition(12, 3.4, 3.6)
+    async with StreamHeartbeat(client.call, 0.01):
         assert await client.has(2) == [b": queue position 12, predicted wait 3400 ms\n\n"] * 2
     assert client.messages[0]["type"] == "http.response.start"
     assert client.call.status == 200
@@ -47,7 +47,7 @@ async def test_the_first_comment_begins_the_stream_and_tells_the_place():
 async def test_it_says_what_is_waited_for():
     client = Client()
     client.call.tally.place = lambda: None
-    async with Heartbeat(client.call, 0.01):
+    async with StreamHeartbeat(client.call, 0.01):
         await client.has(1)
         client.call.tally.first_token_s = 1.0
         await client.has(3)
@@ -57,7 +57,7 @@ async def test_it_says_what_is_waited_for():
 
 async def test_a_stream_that_talks_gets_none():
     client = Client()
-    async with Heartbeat(client.call, 0.05):
+    async with StreamHeartbeat(client.call, 0.05):
         async with asyncio.timeout(5):
             loop = asyncio.get_running_loop()
             end_s = loop.time() + 0.2
@@ -69,7 +69,7 @@ async def test_a_stream_that_talks_gets_none():
 
 async def test_a_client_that_does_not_read_what_there_is_gets_none():
     client = Client(writable=False)
-    async with Heartbeat(client.call, 0.001):
+    async with StreamHeartbeat(client.call, 0.001):
         # Only when it has read what there is.
         asyncio.get_running_loop().call_later(0.02, setattr, client.connection, "writable", True)
         await client.has(1)
@@ -78,7 +78,7 @@ async def test_a_client_that_does_not_read_what_there_is_gets_none():
 
 async def test_there_are_none_after_its_end():
     client = Client()
-    async with Heartbeat(client.call, 0.001):
+    async with StreamHeartbeat(client.call, 0.001):
         await client.has(1)
     got = len(client.messages)
     await asyncio.sleep(0.01)

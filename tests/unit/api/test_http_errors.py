@@ -6,8 +6,8 @@ import pytest
 
 from maitred.api.errors import body_of, clamped_headers, headers_of, public, standing_headers
 from maitred.core import errors
-from maitred.core.answer import Standing
-from maitred.core.counters import Reading
+from maitred.core.answer import RateLimitStatus
+from maitred.core.counters import CounterState
 from tests.openai_schemas import validate
 
 
@@ -21,7 +21,7 @@ def reached(kind=errors.RateLimited, limit="tokens_per_minute", retry_after_s=No
         subject="tenant:acme",
         limit=limit,
         value=60_000,
-        reading=Reading(60_000, -10, reset_s, used=60_010),
+        reading=CounterState(60_000, -10, reset_s, used=60_010),
         retry_after_s=retry_after_s,
     )
 
@@ -91,7 +91,7 @@ def test_who_is_not_known_is_told_how_to_say_who_they_are():
 
 
 def test_the_standing_is_written_as_openai_writes_it():
-    standing = Standing(requests=Reading(60, 59, 1.0), tokens=Reading(60_000, -3, 360.0))
+    standing = RateLimitStatus(requests=CounterState(60, 59, 1.0), tokens=CounterState(60_000, -3, 360.0))
     assert standing_headers(standing) == [
         (b"x-ratelimit-limit-requests", b"60"),
         (b"x-ratelimit-remaining-requests", b"59"),
@@ -100,12 +100,12 @@ def test_the_standing_is_written_as_openai_writes_it():
         (b"x-ratelimit-remaining-tokens", b"0"),
         (b"x-ratelimit-reset-tokens", b"6m0s"),
     ]
-    assert [name for name, _ in standing_headers(Standing(tokens=Reading(1, 1, 0)))] == [
+    assert [name for name, _ in standing_headers(RateLimitStatus(tokens=CounterState(1, 1, 0)))] == [
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
         b"x-ratelimit-reset-tokens",
     ]
-    assert standing_headers(None) == standing_headers(Standing()) == []
+    assert standing_headers(None) == standing_headers(RateLimitStatus()) == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_standing_is_written_as_openai_writes_it():
     ],
 )  # fmt: skip
 def test_times_until_a_reset(seconds, text):
-    standing = Standing(requests=Reading(1, 0, seconds))
+    standing = RateLimitStatus(requests=CounterState(1, 0, seconds))
     assert dict(standing_headers(standing))[b"x-ratelimit-reset-requests"] == text
 
 

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
 from maitred.api.idempotent import Idempotency
 from maitred.api.routes import Route
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.memory import MemoryAnswers
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.cache.recording import ENTRY_BYTES, PIECE_BYTES
-from maitred.core.answer import Standing
+from maitred.core.answer import RateLimitStatus
 from maitred.core.clock import SystemClock
-from maitred.core.counters import Reading
+from maitred.core.counters import CounterState
 from maitred.core.errors import Draining, IdempotencyConflict
 from maitred.core.tenancy import Principal, Scope
 
@@ -23,7 +23,7 @@ class House:
     def __init__(self, work, *, idempotent=True, **bounds):
         self.ran = []
         self.work = work
-        self.store = MemoryAnswers(IdempotencyConfig(**bounds), SystemClock())
+        self.store = MemoryIdempotencyStore(IdempotencyConfig(**bounds), SystemClock())
         route = Route("POST", "/work", self.handle, "Works.", reads=object, idempotent=idempotent)
         self.route = Idempotency(self.store, self.standing).guard(route)
 
@@ -32,7 +32,7 @@ class House:
         await self.work(call)
 
     async def standing(self, tally):
-        return Standing(requests=Reading(60, 59.0, 1.0))
+        return RateLimitStatus(requests=CounterState(60, 59.0, 1.0))
 
     def call(self, request_id, *, key="k", principal=None, body=b"{}", may_send=None):
         sent = []
@@ -44,7 +44,7 @@ class House:
 
         headers = [(b"x-request-id", request_id.encode()), (b"idempotency-key", key.encode())]
         scope = {"path": "/work", "method": "POST", "headers": headers}
-        call = Call(scope, None, send, 0.0)
+        call = HttpExchange(scope, None, send, 0.0)
         call.body = body
         call.tally.principal = principal
         return call, sent

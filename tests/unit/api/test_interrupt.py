@@ -5,14 +5,14 @@ import asyncio
 
 import pytest
 
-from maitred.api.interrupt import ClientLeft, Interruptible
+from maitred.api.cancel_scope import CancelScope, ClientDisconnected
 from maitred.core.errors import Draining
 
 
-@pytest.mark.parametrize("reason", [ClientLeft(), Draining()])
+@pytest.mark.parametrize("reason", [ClientDisconnected(), Draining()])
 async def test_the_stack_and_the_caller_see_the_reason(reason):
     seen = []
-    with pytest.raises(type(reason)) as caught, Interruptible() as block:
+    with pytest.raises(type(reason)) as caught, CancelScope() as block:
         asyncio.get_running_loop().call_soon(block.interrupt, reason)
         try:
             await asyncio.Event().wait()

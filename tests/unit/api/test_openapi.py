@@ -7,7 +7,7 @@ import jsonschema
 
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
-from maitred.api.gate import Gate
+from maitred.api.in_flight import InFlightLimiter
 from maitred.core.clock import SystemClock
 
 
@@ -17,7 +17,9 @@ async def document():
     async def send(message):
         sent.append(message)
 
-    edge = build(ServerConfig(), SimpleNamespace(standing=None), None, Gate(1), [], lambda: b"", SystemClock())
+    edge = build(
+        ServerConfig(), SimpleNamespace(standing=None), None, InFlightLimiter(1), [], lambda: b"", SystemClock()
+    )
     scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": []}
     await edge(scope, None, send)
     return json.loads(sent[1]["body"])

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.api.call import Call
+from maitred.api.exchange import HttpExchange
 from maitred.core.errors import InvalidRequest
 
 
 def query_of(raw):
-    return Call({"path": "/", "method": "GET", "headers": [], "query_string": raw}, None, None, 0.0).query
+    return HttpExchange({"path": "/", "method": "GET", "headers": [], "query_string": raw}, None, None, 0.0).query
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_parameters_in_their_order(raw, parameters):
 
 
 def test_a_call_without_a_query():
-    assert Call({"path": "/", "method": "GET", "headers": []}, None, None, 0.0).query == []
+    assert HttpExchange({"path": "/", "method": "GET", "headers": []}, None, None, 0.0).query == []
 
 
 @pytest.mark.parametrize("raw", [b"a=%ff", b"\xff", b"&".join(b"a%d=1" % number for number in range(51))])

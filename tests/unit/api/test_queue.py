@@ -8,9 +8,9 @@ import pytest
 
 from maitred.api.application import build
 from maitred.api.config import ServerConfig
-from maitred.api.gate import Gate
+from maitred.api.in_flight import InFlightLimiter
 from maitred.core.answer import Outcome
-from maitred.core.counters import Reading
+from maitred.core.counters import CounterState
 from maitred.core.errors import (
     DeadlineUnmeetable,
     InvalidRequest,
@@ -21,7 +21,7 @@ from maitred.core.errors import (
     ResourceNotFound,
 )
 from maitred.core.flow import PriorityClass
-from maitred.core.place import Place
+from maitred.core.queue_position import QueuePosition
 from maitred.core.tenancy import Principal, Scope
 from tests.clock import FakeClock
 
@@ -41,7 +41,9 @@ class House:
         self.asks = []
         self.tallies = []
         self.clock = FakeClock()
-        self.edge = build(ServerConfig(**config), self, self, Gate(capacity), [self], lambda: b"", self.clock)
+        self.edge = build(
+            ServerConfig(**config), self, self, InFlightLimiter(capacity), [self], lambda: b"", self.clock
+        )
 
     async def identify(self, header):
         return self.caller
@@ -54,14 +56,14 @@ class House:
 
     def answer(self, ask, tally):
         self.asks.append(ask)
-        tally.forecast = Place(40, 9.5, 9.75)
+        tally.forecast = QueuePosition(40, 9.5, 9.75)
         tally.priority = PriorityClass.BATCH
         raise self.refusal
 
     def place(self, principal, request_id):
         if principal.tenants[-1] != "acme" or request_id != "req/1":
             raise ResourceNotFound
-        return Place(12, 3.4, 3.65)
+        return QueuePosition(12, 3.4, 3.65)
 
     async def ask(self, path="/v1/chat/completions", method="POST", **headers):
         sent = []
@@ -153,7 +155,7 @@ async def test_a_full_house_counts_too():
         InvalidRequest("No."),
         ReplicaLost(),
         RateLimited(
-            "No.", subject="*", limit="requests_per_minute", value=1, reading=Reading(1, 0.0, 1.0), retry_after_s=1
+            "No.", subject="*", limit="requests_per_minute", value=1, reading=CounterState(1, 0.0, 1.0), retry_after_s=1
         ),
     ],
 )

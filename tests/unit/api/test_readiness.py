@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from maitred.api.gate import Gate
-from maitred.api.service import Health, ServiceRoutes
+from maitred.api.health import HealthStatus, ServiceRoutes
+from maitred.api.in_flight import InFlightLimiter
 from maitred.core.errors import StoreUnavailable
 
 
@@ -36,13 +36,13 @@ def fresh():
 @pytest.mark.parametrize(
     ("up", "check", "expected"),
     [
-        (True, fresh, (200, Health("ok"))),
-        (False, fresh, (200, Health("degraded", ["database"]))),
-        (False, too_old, (503, Health("no_store", ["database"]))),
+        (True, fresh, (200, HealthStatus("ok"))),
+        (False, fresh, (200, HealthStatus("degraded", ["database"]))),
+        (False, too_old, (503, HealthStatus("no_store", ["database"]))),
     ],
 )
 async def test_a_gateway_that_refuses_everybody_for_want_of_a_store_is_not_ready(up, check, expected):
-    routes = ServiceRoutes(Answers(), Gate(1), lambda accept: (b"", ""), lambda: {"database": up}, check)
+    routes = ServiceRoutes(Answers(), InFlightLimiter(1), lambda accept: (b"", ""), lambda: {"database": up}, check)
     probe = Probe()
     await routes.ready(probe)
-    assert (probe.status, msgspec.json.decode(probe.body, type=Health)) == expected
+    assert (probe.status, msgspec.json.decode(probe.body, type=HealthStatus)) == expected

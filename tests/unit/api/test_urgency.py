@@ -3,15 +3,15 @@
 import pytest
 
 from maitred.api.headers import Headers
-from maitred.api.urgency import retries_in, with_urgency
-from maitred.core.answer import Ask
+from maitred.api.priority_headers import retries_in, with_urgency
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import SamplingParams
 
 
 def read(priority=None, **headers):
     given = Headers([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
-    ask = Ask("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
+    ask = InferenceRequest("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
     return with_urgency(ask, given, retries=2)
 
 

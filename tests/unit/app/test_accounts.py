@@ -7,8 +7,8 @@ import pytest
 
 from maitred.admission.admission import Admission
 from maitred.admission.config import AdmissionConfig
-from maitred.app.accounts import AccountsView, SoftBudgetAlarm
-from maitred.core.counters import Reading
+from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
+from maitred.core.counters import CounterState
 from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
@@ -34,7 +34,7 @@ def parts():
 
 
 def view_of(parts):
-    return AccountsView(parts.stores, parts.access, parts.admission, parts.alarm, parts.engines)
+    return StoreHealth(parts.stores, parts.access, parts.admission, parts.alarm, parts.engines)
 
 
 def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
@@ -77,7 +77,7 @@ def test_stores_that_refuse_everybody_are_told(parts):
 def test_soft_budgets_are_counted_and_logged(parts, caplog):
     limit = Limit(id="l", subject="tenant:acme", kind=LimitKind.USD_PER_DAY, value=2_000_000_000, hard=False)
     with caplog.at_level(logging.WARNING):
-        parts.alarm(limit, Reading(2_000_000_000, -1, 0.0, used=2_500_000_000))
+        parts.alarm(limit, CounterState(2_000_000_000, -1, 0.0, used=2_500_000_000))
     assert "usd_per_day of tenant:acme was passed: 2.5000 of 2.0000 USD" in caplog.text
     assert view_of(parts).state().soft_budgets_passed == 1
 

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from maitred.app.control import LocalControl
 from maitred.app.pipeline import Pipeline
+from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.router import Router
-from maitred.core.answer import Outcome, Part, Tally
+from maitred.core.answer import Outcome, RequestContext, TextDelta
 from maitred.core.errors import CallerError, DeadlineExceeded, ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
-from maitred.core.request import Delta, FinishReason, Usage
+from maitred.core.request import FinishReason, TokenDelta, Usage
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
 from tests import admission_desk
 from tests.clock import FakeClock
@@ -59,18 +59,20 @@ class House:
     def __init__(self, *replicas, draw=1.0, **dispatch):
         self.clock = FakeClock()
         self.replicas = replicas
-        posts = [Post(name, replica) for name, replica in zip("ab", replicas, strict=False)]
+        posts = [Endpoint(name, replica) for name, replica in zip("ab", replicas, strict=False)]
         config = DispatchConfig(headroom=0.0, **dispatch)
         self.dispatcher = Dispatcher("m", posts, config, self.clock, draw=lambda: draw)
         self.desk = admission_desk.Desk()
         catalog = Catalog([ServedModel("m", replicas[-1], TOKENIZER)])
         self.pipeline = Pipeline(
-            Router(catalog), LocalControl({"m": self.dispatcher}, self.desk.admission, self.clock), clock=self.clock
+            Router(catalog),
+            LocalFlowController({"m": self.dispatcher}, self.desk.admission, self.clock),
+            clock=self.clock,
         )
-        self.tally = Tally("req", self.clock.now_s)
+        self.tally = RequestContext("req", self.clock.now_s)
 
-    async def run(self, asked) -> list[Part]:
-        parts: list[Part] = []
+    async def run(self, asked) -> list[TextDelta]:
+        parts: list[TextDelta] = []
         try:
             async with self.pipeline.answer(asked, self.tally) as answer:
                 async for batch in answer:
@@ -85,8 +87,8 @@ class House:
 
 
 async def test_the_rest_comes_from_the_other_replica_and_is_billed_once():
-    first = Fragile(([[Delta(0, HELLO[:1], cached_tokens=1)], [Delta(0, HELLO[1:3])]], LOST))
-    second = Fragile(([[Delta(0, HELLO[3:])], [Delta(0, [EOS], STOP)]], None))
+    first = Fragile(([[TokenDelta(0, HELLO[:1], cached_tokens=1)], [TokenDelta(0, HELLO[1:3])]], LOST))
+    second = Fragile(([[TokenDelta(0, HELLO[3:])], [TokenDelta(0, [EOS], STOP)]], None))
     house = House(first, second)
     parts = await house.run(ask(seed=5))
     assert text_of(parts) == "Hello there, dear friends"
@@ -106,7 +108,7 @@ async def test_the_rest_comes_from_the_other_replica_and_is_billed_once():
 
 @pytest.mark.parametrize("failure", [LOST, REFUSED])
 async def test_before_the_first_token_nothing_is_resumed(failure):
-    first, second = Fragile(([], failure)), Fragile(([[Delta(0, HELLO, LENGTH)]], None))
+    first, second = Fragile(([], failure)), Fragile(([[TokenDelta(0, HELLO, LENGTH)]], None))
     house = House(first, second)
     assert text_of(await house.run(ask())) == "Hello there, dear friends"
     assert second.requests[0].resumes is None
@@ -115,9 +117,19 @@ async def test_before_the_first_token_nothing_is_resumed(failure):
 
 async def test_choices_that_have_ended_are_not_resumed():
     first = Fragile(
-        ([[Delta(0, HELLO[:2]), Delta(1, HELLO[:1]), Delta(2, HELLO[:1]), Delta(1, [EOS], STOP)]], LOST),
+        (
+            [
+                [
+                    TokenDelta(0, HELLO[:2]),
+                    TokenDelta(1, HELLO[:1]),
+                    TokenDelta(2, HELLO[:1]),
+                    TokenDelta(1, [EOS], STOP),
+                ]
+            ],
+            LOST,
+        ),
     )
-    second = Fragile(([[Delta(2, HELLO[1:], LENGTH)]], None))
+    second = Fragile(([[TokenDelta(2, HELLO[1:], LENGTH)]], None))
     house = House(first, second)
     parts = await house.run(ask(n=3, stops=(TOKENIZER.decode(HELLO[:2]),)))
     assert {part.index: part.finish for part in parts if part.finish} == dict.fromkeys(range(3), STOP)
@@ -125,8 +137,8 @@ async def test_choices_that_have_ended_are_not_resumed():
 
 
 async def test_only_prompts_that_are_not_answered_are_submitted_again():
-    first = Fragile(([[Delta(0, HELLO[:1], LENGTH)]], None), ([[Delta(0, HELLO[:1])]], LOST))
-    second = Fragile(*[([[Delta(0, HELLO[1:], LENGTH)]], None)] * 2)
+    first = Fragile(([[TokenDelta(0, HELLO[:1], LENGTH)]], None), ([[TokenDelta(0, HELLO[:1])]], LOST))
+    second = Fragile(*[([[TokenDelta(0, HELLO[1:], LENGTH)]], None)] * 2)
     house = House(first, second)
     parts = await house.run(ask(prompt=[[5, 6], [7, 8, 9]]))
     assert text_of(parts, 1) == "Hello there, dear friends"
@@ -142,7 +154,7 @@ async def test_a_fault_of_the_caller_goes_nowhere_else():
 
 
 async def test_what_fails_everywhere_fails_in_the_end():
-    replica = Fragile(*[([[Delta(0, [token])]], LOST) for token in HELLO])
+    replica = Fragile(*[([[TokenDelta(0, [token])]], LOST) for token in HELLO])
     house = House(replica, recoveries=3, draw=0.0)
     with pytest.raises(ReplicaLost):
         await house.run(ask())
@@ -161,7 +173,7 @@ async def passing(house, seconds):
 
 @pytest.mark.parametrize("partial", [True, False])
 async def test_a_deadline_that_passes_while_no_replica_is_there_ends_what_there_is(partial):
-    replica = Fragile(([[Delta(0, HELLO[:2])]], LOST))
+    replica = Fragile(([[TokenDelta(0, HELLO[:2])]], LOST))
     replica.down_after = True
     house = House(replica)
     asked = msgspec.structs.replace(ask(), deadline_in_s=4.0, partial=partial)
@@ -177,7 +189,7 @@ async def test_a_deadline_that_passes_while_no_replica_is_there_ends_what_there_
 
 
 async def test_no_replica_comes_back_in_time():
-    replica = Fragile(([[Delta(0, HELLO[:2])]], LOST))
+    replica = Fragile(([[TokenDelta(0, HELLO[:2])]], LOST))
     replica.down_after = True
     house = House(replica, max_wait_s={PriorityClass.STANDARD: 10.0})
     time = asyncio.create_task(passing(house, 11.0))

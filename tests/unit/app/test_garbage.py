@@ -5,8 +5,8 @@ import gc
 import weakref
 from contextlib import contextmanager
 
-from maitred.app import garbage
-from maitred.app.garbage import Sweep, collect_seldom
+from maitred.app.runtime import gc as garbage
+from maitred.app.runtime.gc import GcSweep, collect_seldom
 
 
 class Circle:
@@ -47,7 +47,7 @@ async def test_what_was_old_when_it_was_let_go_of_is_swept_away_in_one_look(monk
     circles = [Circle() for _ in range(3)]
     known = [weakref.ref(circle) for circle in circles]
     gc.collect()  # they are old now
-    sweep, enabled = Sweep(), gc.isenabled()
+    sweep, enabled = GcSweep(), gc.isenabled()
     gc.disable()
     try:
         with looks() as ends:

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from maitred.app.control import LocalControl
-from maitred.app.hedging import Head, opened
+from maitred.app.hedging import PeekableStream, opened
 from maitred.app.pipeline import Pipeline
+from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.router import Router
 from maitred.app.slot import Slot
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.core.request import Delta, FinishReason
+from maitred.core.request import FinishReason, TokenDelta
 from maitred.dispatch.config import DispatchConfig, HedgingConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
 from tests.admission_desk import Desk
 from tests.unit.app.test_pipeline import EOS, TOKENIZER, MemoryReplica, MemoryStream, ask, ids
@@ -66,7 +66,7 @@ class Replicas:
         self.open.append(post.name)
         try:
             submitted()
-            yield Head(self._items(post.name))
+            yield PeekableStream(self._items(post.name))
         finally:
             self.open.remove(post.name)
             self.ended.append(post.name)
@@ -80,7 +80,7 @@ class Race:
     """One in a task."""
 
     def __init__(self, seat):
-        self.seat, self.replicas, self.tally = seat, Replicas(), Tally("req-1", 0.0)
+        self.seat, self.replicas, self.tally = seat, Replicas(), RequestContext("req-1", 0.0)
         self.running = Slot()
         self.task = asyncio.create_task(
             opened(seat, SimpleNamespace(name="a"), self.replicas.at, self.running, self.tally)
@@ -190,18 +190,18 @@ class SilentReplica(MemoryReplica):
 
 async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     words = ids(" one two")
-    answer = [[Delta(0, words, cached_tokens=0)], [Delta(0, [EOS], FinishReason.STOP)]]
+    answer = [[TokenDelta(0, words, cached_tokens=0)], [TokenDelta(0, [EOS], FinishReason.STOP)]]
     silent, quick = SilentReplica(), MemoryReplica(*answer)
     config = DispatchConfig(hedging=HedgingConfig(models=["m"], least_s=0.001, share=0.5))
-    dispatcher = Dispatcher("m", [Post("silent", silent), Post("quick", quick)], config, SystemClock())
+    dispatcher = Dispatcher("m", [Endpoint("silent", silent), Endpoint("quick", quick)], config, SystemClock())
     dispatcher._hedging._seconds.extend([0.001] * 20)
     dispatcher._hedging._saved = 1.0
     desk = Desk()
     pipeline = Pipeline(
         Router(Catalog([ServedModel("m", quick, TOKENIZER)])),
-        LocalControl({"m": dispatcher}, desk.admission, SystemClock()),
+        LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
     )
-    tally = Tally("req-1", 0.0)
+    tally = RequestContext("req-1", 0.0)
     async with pipeline.answer(replace(ask("Hi", max_tokens=4), priority=10), tally) as parts:
         text = "".join([part.text async for batch in parts for part in batch])
         assert (silent.open, quick.open) == (0, 1), "the other one is left as soon as this one has begun"

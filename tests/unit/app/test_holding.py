@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.holding import Holding
+from maitred.app.holding import ResourceStack
 
 FAILURES = {"no": None, "error": ValueError, "end": asyncio.CancelledError}
 failures = st.sampled_from([*FAILURES, "no", "no"])
@@ -47,7 +47,7 @@ async def held(things, body):
     async def begin(holder):
         return [await taken(holder, thing) for thing in things]
 
-    async with Holding(begin) as entered:
+    async with ResourceStack(begin) as entered:
         body(entered)
 
 

@@ -6,8 +6,8 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.api.call import Call
-from maitred.app.http_protocol import BoundedHttp
+from maitred.api.exchange import HttpExchange
+from maitred.api.http.protocol import HttpProtocol
 
 REQUEST = b"%b /x HTTP/%b\r\nhost: here\r\ncontent-length: 2\r\n%b\r\n{}"
 
@@ -42,7 +42,7 @@ class Transport(asyncio.Transport):
         pass
 
 
-class RoundAbout(BoundedHttp):
+class RoundAbout(HttpProtocol):
     """Has everything go through ASGI's messages."""
 
     ready = False
@@ -61,7 +61,7 @@ async def answered(kind, application, *requests):
     """What is written for these requests, and whether the connection is closed then."""
 
     async def serve(scope, receive, send):
-        call = Call(scope, receive, send, 0.0)
+        call = HttpExchange(scope, receive, send, 0.0)
         call.tally.request_id = "one"
         if not call.has_body(1 << 20):
             await call.read_body(1 << 20, 5.0)
@@ -114,7 +114,7 @@ APPLICATIONS = [whole, large, refused, streamed, begun_with_nothing]
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n", b"expect: 100-continue\r\n"])
 async def test_both_ways_write_the_same(application, method, version, header):
     request = REQUEST % (method, version, header)
-    direct = await answered(BoundedHttp, application, request)
+    direct = await answered(HttpProtocol, application, request)
     assert direct[0]
     assert direct == await answered(RoundAbout, application, request)
 
@@ -122,7 +122,7 @@ async def test_both_ways_write_the_same(application, method, version, header):
 @pytest.mark.parametrize("application", [whole, streamed])
 async def test_pipelined_requests_are_answered_in_turn(application):
     request = REQUEST % (b"POST", b"1.1", b"")
-    direct = await answered(BoundedHttp, application, request * 3, request)
+    direct = await answered(HttpProtocol, application, request * 3, request)
     assert direct[0].count(b"HTTP/1.1 200 OK") == 4
     assert direct == await answered(RoundAbout, application, request * 3, request)
 
@@ -134,7 +134,7 @@ async def test_an_answer_is_one_write_without_a_message(monkeypatch):
     monkeypatch.setattr("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send", no_message)
     monkeypatch.setattr("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.receive", no_message)
     for application in (whole, streamed):
-        written, closed = await answered(BoundedHttp, application, REQUEST % (b"POST", b"1.1", b""))
+        written, closed = await answered(HttpProtocol, application, REQUEST % (b"POST", b"1.1", b""))
         assert written.startswith(b"HTTP/1.1 200 OK\r\ndate: today\r\n")
         assert not closed
 
@@ -143,7 +143,7 @@ async def test_a_header_that_would_break_out_is_not_written():
     async def injected(call):
         await call.respond(b"", headers=[(b"x-evil", b"a\r\nset-cookie: b")])
 
-    written, _ = await answered(BoundedHttp, injected, REQUEST % (b"POST", b"1.1", b""))
+    written, _ = await answered(HttpProtocol, injected, REQUEST % (b"POST", b"1.1", b""))
     assert b"set-cookie" not in written
 
 
@@ -157,6 +157,6 @@ async def test_who_does_not_read_is_waited_for():
         await call.respond(b"late")
         finished.append("answered")
 
-    written, _ = await answered(BoundedHttp, slow, REQUEST % (b"POST", b"1.1", b""))
+    written, _ = await answered(HttpProtocol, slow, REQUEST % (b"POST", b"1.1", b""))
     assert finished == ["room", "answered"]
     assert written.endswith(b"\r\n\r\nlate")

@@ -7,7 +7,7 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.app.http_protocol import BoundedHttp
+from maitred.api.http.protocol import HttpProtocol
 
 
 class Transport:
@@ -40,7 +40,7 @@ class Transport:
 
 async def connected(unsent, stall_grace_s=0.01):
     transport = Transport(unsent)
-    protocol = BoundedHttp(Config(lambda: None), ServerState(), {}, stall_grace_s=stall_grace_s)
+    protocol = HttpProtocol(Config(lambda: None), ServerState(), {}, stall_grace_s=stall_grace_s)
     protocol.connection_made(transport)
     return protocol, transport
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.app.http_protocol import BoundedHttp
-from maitred.app.http_repeats import RepeatedHead
+from maitred.api.http.head_cache import CachedHead
+from maitred.api.http.protocol import HttpProtocol
 from tests.unit.app.test_http_direct import Transport
 
 
-class Parsed(BoundedHttp):
+class Parsed(HttpProtocol):
     """Has the parser read everything."""
 
     def _repeatable(self, data):
@@ -104,7 +104,7 @@ NOUGHTS = [
 @example(reads=[head + b"{}" * (b"2" in head) for head in NOUGHTS])
 @settings(max_examples=300, deadline=None)
 def test_both_ways_tell_the_same(reads):
-    assert asyncio.run(seen(BoundedHttp, reads)) == asyncio.run(seen(Parsed, reads))
+    assert asyncio.run(seen(HttpProtocol, reads)) == asyncio.run(seen(Parsed, reads))
 
 
 REQUEST = b"POST /v1/chat HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\nx-a: 1\r\n\r\n%b"
@@ -112,14 +112,14 @@ REQUEST = b"POST /v1/chat HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\nx-a: 1
 
 async def test_the_third_request_of_a_connection_needs_no_parser(monkeypatch):
     taken = []
-    monkeypatch.setattr(BoundedHttp, "_take", lambda protocol, head, body: taken.append(body))
-    await seen(BoundedHttp, [REQUEST % (len(body), body) for body in (b"{}", b"{}", b"[1, 2]")])
+    monkeypatch.setattr(HttpProtocol, "_take", lambda protocol, head, body: taken.append(body))
+    await seen(HttpProtocol, [REQUEST % (len(body), body) for body in (b"{}", b"{}", b"[1, 2]")])
     assert taken == [b"[1, 2]"]
 
 
 def test_a_body_is_as_long_as_is_said():
     scope = {"headers": [(b"host", b"here"), (b"content-length", b"2"), (b"x-a", b"1")], "state": {}, "path": "/"}
-    head = RepeatedHead.of(REQUEST % (2, b"{}"), scope)
+    head = CachedHead.of(REQUEST % (2, b"{}"), scope)
     assert head is not None
     assert head.body_in(REQUEST % (12, b"x" * 12)) == b"x" * 12
     assert head.scope_for(b"x" * 12)["headers"][1] == (b"content-length", b"12")

@@ -3,13 +3,13 @@
 import pytest
 
 from maitred.app.limits import check_needs
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import SamplingParams
 
 
 def ask(*needs):
-    return Ask(model="m", prompts=["a"], sampling=SamplingParams(max_tokens=1, seed=0), needs=needs)
+    return InferenceRequest(model="m", prompts=["a"], sampling=SamplingParams(max_tokens=1, seed=0), needs=needs)
 
 
 def test_more_than_text_is_refused_by_its_name():

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.app.manuscript import Manuscript
-from maitred.core.answer import Part
-from maitred.core.relay import TextRequest
+from maitred.app.manuscript import TextContinuation
+from maitred.core.answer import TextDelta
+from maitred.core.text_replica import TextRequest
 
 USER = [{"role": "user", "content": "Count."}]
 
 
 def manuscript(text, *, max_tokens=8, chat=True, choices=1, **fields):
     asked = {"model": "m", **({"messages": USER} if chat else {"prompt": "Count: "}), **fields}
-    made = Manuscript(TextRequest("id", asked, choices, max_tokens, chat), 1)
-    made.heard(Part(0, piece) for piece in text)
+    made = TextContinuation(TextRequest("id", asked, choices, max_tokens, chat), 1)
+    made.heard(TextDelta(0, piece) for piece in text)
     return made
 
 
@@ -72,5 +72,5 @@ def test_several_prompts_choices_and_prompts_in_tokens_are_not():
 def test_a_thought_and_a_call_are_not():
     for extra in ({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}):
         made = manuscript(["0"])
-        made.heard([Part(0, " 1", extra=extra)])
+        made.heard([TextDelta(0, " 1", extra=extra)])
         assert made.rest(2) is None

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.app.merge import merged
 from maitred.core.errors import ReplicaLost
-from maitred.core.request import Delta
+from maitred.core.request import TokenDelta
 
 
 class Stream:
@@ -28,7 +28,7 @@ class Stream:
 
 
 def batch(token):
-    return [Delta(0, [token])]
+    return [TokenDelta(0, [token])]
 
 
 async def test_one_stream_is_read_as_it_is():

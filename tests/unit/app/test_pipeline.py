@@ -6,19 +6,19 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from maitred.app.control import LocalControl
 from maitred.app.pipeline import Pipeline
+from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.router import Router
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.answer import Ask, Conversation, Outcome, Part, Tally
+from maitred.core.answer import Conversation, InferenceRequest, Outcome, RequestContext, TextDelta
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ReplicaLost, ReplicaUnavailable
-from maitred.core.ports import LoadReport, ModelCard
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams, TokenLogprobs, Usage
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta, TokenLogprobs, Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
@@ -57,10 +57,10 @@ class FrozenClock:
 class MemoryReplica:
     """Plays prepared batches; notes what it was asked and what was cancelled."""
 
-    def __init__(self, *batches: list[Delta], up=True):
+    def __init__(self, *batches: list[TokenDelta], up=True):
         self.batches = batches
         self.up = up
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[str, int]] = []
         self.open = 0
 
@@ -81,7 +81,7 @@ class MemoryReplica:
         pass
 
     @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator["MemoryStream"]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator["MemoryStream"]:
         if not self.up:
             raise ReplicaUnavailable
         self.requests.append(request)
@@ -108,7 +108,9 @@ def ask(prompt="Hi", stops=(), **sampling):
     own = {key: sampling.pop(key) for key in ("model", "max_tokens", "seed", "echo") if key in sampling}
     prompts = prompt if isinstance(prompt, list) else [prompt]
     params = SamplingParams(max_tokens=0, seed=0, **sampling)
-    return Ask(**{"model": "m", "prompts": prompts, "sampling": params, "stops": stops, "max_tokens": 20, **own})
+    return InferenceRequest(
+        **{"model": "m", "prompts": prompts, "sampling": params, "stops": stops, "max_tokens": 20, **own}
+    )
 
 
 def ids(text):
@@ -116,11 +118,11 @@ def ids(text):
 
 
 def pipeline(replica, **options):
-    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
+    dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     catalog = Catalog([ServedModel("m", replica, TOKENIZER)])
     return Pipeline(
         Router(catalog),
-        LocalControl({"m": dispatcher}, Desk().admission, FrozenClock()),
+        LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
         clock=FrozenClock(),
         **options,
     )
@@ -128,8 +130,8 @@ def pipeline(replica, **options):
 
 async def run(replica, asked, tally=None, **options):
     """All parts of an answer, merged per choice."""
-    tally = tally or Tally("req", 0.0)
-    parts: list[Part] = []
+    tally = tally or RequestContext("req", 0.0)
+    parts: list[TextDelta] = []
     async with pipeline(replica, **options).answer(asked, tally) as answer:
         async for batch in answer:
             parts += batch
@@ -144,7 +146,7 @@ def text_of(parts, index=0):
 async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
     hello = ids("Hello there")
     replica = MemoryReplica(
-        [Delta(0, hello[:1], cached_tokens=1)], [Delta(0, hello[1:])], [Delta(0, [EOS], finish=STOP)]
+        [TokenDelta(0, hello[:1], cached_tokens=1)], [TokenDelta(0, hello[1:])], [TokenDelta(0, [EOS], finish=STOP)]
     )
     parts, tally = await run(replica, ask())
     assert text_of(parts) == "Hello there"
@@ -153,30 +155,32 @@ async def test_tokens_become_text_and_the_end_token_is_counted_not_shown():
 
 
 async def test_what_a_request_leaves_open_is_as_the_model_has_it():
-    replica = MemoryReplica([Delta(0, [EOS], finish=STOP)])
+    replica = MemoryReplica([TokenDelta(0, [EOS], finish=STOP)])
     model = ServedModel("m", replica, TOKENIZER, defaults=GenerationDefaults(temperature=0.3, top_k=5))
-    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(recoveries=0), SystemClock())
+    dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(recoveries=0), SystemClock())
     spine = Pipeline(
-        Router(Catalog([model])), LocalControl({"m": dispatcher}, Desk().admission, FrozenClock()), clock=FrozenClock()
+        Router(Catalog([model])),
+        LocalFlowController({"m": dispatcher}, Desk().admission, FrozenClock()),
+        clock=FrozenClock(),
     )
     asked = msgspec.structs.replace(ask(top_k=7), left_open=frozenset({"temperature"}))
-    async with spine.answer(asked, Tally("req", 0.0)) as answer:
+    async with spine.answer(asked, RequestContext("req", 0.0)) as answer:
         assert [part async for batch in answer for part in batch]
     assert (replica.requests[0].sampling.temperature, replica.requests[0].sampling.top_k) == (0.3, 7)
 
 
 async def test_a_plain_token_that_stops_is_hidden_only_when_it_was_asked_to_stop():
     (x,) = ids(" there")
-    parts, _ = await run(MemoryReplica([Delta(0, [x], finish=STOP)]), ask(stop_token_ids=(x,)))
+    parts, _ = await run(MemoryReplica([TokenDelta(0, [x], finish=STOP)]), ask(stop_token_ids=(x,)))
     assert text_of(parts) == ""
-    parts, _ = await run(MemoryReplica([Delta(0, [x], finish=LENGTH)]), ask())
+    parts, _ = await run(MemoryReplica([TokenDelta(0, [x], finish=LENGTH)]), ask())
     assert text_of(parts) == " there"
 
 
 async def test_a_stop_string_across_tokens_cuts_cancels_and_counts():
     tokens = ids("one two three four")
     upto = len(ids("one two three"))
-    replica = MemoryReplica(*([Delta(0, [token])] for token in tokens))
+    replica = MemoryReplica(*([TokenDelta(0, [token])] for token in tokens))
     parts, tally = await run(replica, ask(stops=("wo thr",)))
     assert text_of(parts) == "one t"
     assert parts[-1].finish is STOP
@@ -186,16 +190,16 @@ async def test_a_stop_string_across_tokens_cuts_cancels_and_counts():
 
 async def test_where_the_stop_falls_does_not_depend_on_how_tokens_were_batched():
     tokens = ids("one two three four")
-    one_by_one, tally_one = await run(MemoryReplica(*([Delta(0, [t])] for t in tokens)), ask(stops=(" three",)))
-    at_once, tally_all = await run(MemoryReplica([Delta(0, tokens, finish=STOP)]), ask(stops=(" three",)))
-    piled_up, tally_pile = await run(MemoryReplica([Delta(0, [t]) for t in tokens]), ask(stops=(" three",)))
+    one_by_one, tally_one = await run(MemoryReplica(*([TokenDelta(0, [t])] for t in tokens)), ask(stops=(" three",)))
+    at_once, tally_all = await run(MemoryReplica([TokenDelta(0, tokens, finish=STOP)]), ask(stops=(" three",)))
+    piled_up, tally_pile = await run(MemoryReplica([TokenDelta(0, [t]) for t in tokens]), ask(stops=(" three",)))
     assert text_of(one_by_one) == text_of(at_once) == text_of(piled_up) == "one two"
     assert tally_one.completion_tokens == tally_all.completion_tokens == tally_pile.completion_tokens
 
 
 async def test_a_stop_string_that_completes_with_the_last_token_wins_over_length():
     tokens = ids("one two")
-    replica = MemoryReplica([Delta(0, tokens, finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, tokens, finish=LENGTH)])
     parts, _ = await run(replica, ask(stops=(" two",)))
     assert (text_of(parts), parts[-1].finish) == ("one", STOP)
     assert replica.cancelled == []
@@ -205,7 +209,7 @@ async def test_stop_strings_are_overlooked_before_min_tokens():
     tokens = ids("one two one two")
     count = len(tokens)
     parts, tally = await run(
-        MemoryReplica([Delta(0, tokens, finish=LENGTH)]), ask(stops=(" two",), min_tokens=count - 1)
+        MemoryReplica([TokenDelta(0, tokens, finish=LENGTH)]), ask(stops=(" two",), min_tokens=count - 1)
     )
     assert text_of(parts) == "one two one"
     assert tally.completion_tokens == count
@@ -215,20 +219,22 @@ async def test_the_first_token_after_min_tokens_may_complete_a_stop_string():
     tokens = [*ids("a"), *ids("b"), *ids("c")]
     assert len(tokens) == 3
     for min_tokens, text in [(0, "a"), (1, "a"), (2, "abc")]:
-        replica = MemoryReplica([Delta(0, tokens, finish=LENGTH)])
+        replica = MemoryReplica([TokenDelta(0, tokens, finish=LENGTH)])
         parts, _ = await run(replica, ask(stops=("b",), min_tokens=min_tokens))
         assert text_of(parts) == text
 
 
 async def test_text_that_was_held_back_comes_out_at_the_end():
     tokens = ids("one two")
-    parts, _ = await run(MemoryReplica([Delta(0, tokens, finish=LENGTH)]), ask(stops=(" twofold",)))
+    parts, _ = await run(MemoryReplica([TokenDelta(0, tokens, finish=LENGTH)]), ask(stops=(" twofold",)))
     assert text_of(parts) == "one two"
 
 
 async def test_choices_of_several_prompts_are_told_apart():
     a, b = ids(" there"), ids("Hello")
-    replica = MemoryReplica([Delta(0, a), Delta(1, b)], [Delta(1, b, finish=LENGTH), Delta(0, a, finish=LENGTH)])
+    replica = MemoryReplica(
+        [TokenDelta(0, a), TokenDelta(1, b)], [TokenDelta(1, b, finish=LENGTH), TokenDelta(0, a, finish=LENGTH)]
+    )
     parts, tally = await run(replica, ask(prompt=["x", "y"], n=2))
     assert [text_of(parts, index) for index in range(4)] == [" there there", "HelloHello"] * 2
     assert tally.completion_tokens == 8
@@ -237,7 +243,15 @@ async def test_choices_of_several_prompts_are_told_apart():
 
 async def test_deltas_that_piled_up_become_one_part_per_choice():
     a = ids("Hello")
-    replica = MemoryReplica([Delta(0, a), Delta(1, a), Delta(0, a), Delta(1, a, finish=LENGTH), Delta(0, a, LENGTH)])
+    replica = MemoryReplica(
+        [
+            TokenDelta(0, a),
+            TokenDelta(1, a),
+            TokenDelta(0, a),
+            TokenDelta(1, a, finish=LENGTH),
+            TokenDelta(0, a, LENGTH),
+        ]
+    )
     parts, _ = await run(replica, ask(n=2))
     assert [(part.index, part.text, part.finish) for part in parts] == [
         (0, "HelloHelloHello", LENGTH),
@@ -247,7 +261,7 @@ async def test_deltas_that_piled_up_become_one_part_per_choice():
 
 async def test_seeds_are_the_callers_or_drawn_per_prompt():
     draws = iter([11, 12])
-    done = [Delta(0, ids("x"), finish=LENGTH)]
+    done = [TokenDelta(0, ids("x"), finish=LENGTH)]
     replica = MemoryReplica(done)
     await run(replica, ask(prompt=["a", "b"]), draw_seed=lambda: next(draws))
     await run(replica, ask(prompt=["a", "b"], seed=7))
@@ -256,13 +270,13 @@ async def test_seeds_are_the_callers_or_drawn_per_prompt():
 
 @pytest.mark.parametrize(("asked_s", "passed_s"), [(None, None), (0.05, 0.05), (0.001, 0.02)])
 async def test_the_replica_hears_what_a_reader_wants_between_tokens_within_reason(asked_s, passed_s):
-    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
     await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), least_itl_s=0.02)
     assert replica.requests[0].itl_objective_s == passed_s
 
 
 async def test_max_tokens_is_what_the_window_leaves_if_not_given():
-    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
     await run(replica, ask(prompt=[[5] * 10], max_tokens=None))
     assert replica.requests[0].sampling.max_tokens == 54
     with pytest.raises(ContextLengthExceeded, match=r"10 tokens .* 55 .* 64.* at most 54"):
@@ -281,26 +295,26 @@ async def test_text_that_is_far_too_long_is_refused_unread(monkeypatch):
 
 async def test_a_kv_cache_smaller_than_the_window_is_the_limit():
     small = msgspec.structs.replace(CARD, kv_capacity_tokens=32)
-    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
     replica.card = lambda: small
     await run(replica, ask(prompt=[[5] * 10], max_tokens=None))
     assert replica.requests[0].sampling.max_tokens == 22
 
 
 async def test_a_prompt_is_counted_once_however_many_choices_find_it_in_the_cache():
-    first, last = Delta(0, ids("x"), LENGTH, cached_tokens=16), Delta(1, ids("x"), LENGTH, cached_tokens=32)
+    first, last = TokenDelta(0, ids("x"), LENGTH, cached_tokens=16), TokenDelta(1, ids("x"), LENGTH, cached_tokens=32)
     _, tally = await run(MemoryReplica([last, first]), ask(prompt=[[5] * 40], n=2))
     assert tally.usage == Usage(40, 2, 16)
 
 
 @pytest.mark.parametrize(("begun", "billed_tokens"), [(False, 0), (True, 40)])
 async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(begun, billed_tokens):
-    replica = MemoryReplica([Delta(index, [], DEADLINE, begun=begun) for index in range(2)])
-    dispatcher = Dispatcher("m", [Post("local", replica)], DispatchConfig(), SystemClock())
-    desk, tally = Desk(), Tally("req", 0.0)
+    replica = MemoryReplica([TokenDelta(index, [], DEADLINE, begun=begun) for index in range(2)])
+    dispatcher = Dispatcher("m", [Endpoint("local", replica)], DispatchConfig(), SystemClock())
+    desk, tally = Desk(), RequestContext("req", 0.0)
     spine = Pipeline(
         Router(Catalog([ServedModel("m", replica, TOKENIZER)])),
-        LocalControl({"m": dispatcher}, desk.admission, SystemClock()),
+        LocalFlowController({"m": dispatcher}, desk.admission, SystemClock()),
     )
     asked = msgspec.structs.replace(ask(prompt=[[5] * 40], n=2), partial=True)
     async with spine.answer(asked, tally) as answer:
@@ -317,7 +331,7 @@ async def test_what_expires_before_anything_of_it_was_computed_costs_nothing(beg
 
 
 async def test_a_chat_is_rendered_with_the_models_template():
-    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
     messages = [{"role": "user", "content": "Hi"}]
     await run(replica, ask(prompt=[Conversation(messages)]))
     assert TOKENIZER.chat_template is not None
@@ -326,7 +340,7 @@ async def test_a_chat_is_rendered_with_the_models_template():
 
 
 async def test_echo_begins_with_the_prompt_and_the_stop_string_in_it_does_not_count():
-    replica = MemoryReplica([Delta(0, ids(" there"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids(" there"), finish=LENGTH)])
     parts, _ = await run(replica, ask(prompt="Hello", echo=True, stops=("Hello",)))
     assert text_of(parts) == "Hello there"
 
@@ -334,7 +348,7 @@ async def test_echo_begins_with_the_prompt_and_the_stop_string_in_it_does_not_co
 async def test_log_probabilities_are_told_in_text():
     (token,) = ids("Hello")
     scores = [TokenLogprobs(-0.25, [(token, -0.25), (EOS, -3.0)])]
-    parts, _ = await run(MemoryReplica([Delta(0, [token], LENGTH, scores)]), ask(top_logprobs=2))
+    parts, _ = await run(MemoryReplica([TokenDelta(0, [token], LENGTH, scores)]), ask(top_logprobs=2))
     assert parts[0].scores is not None
     (score,) = parts[0].scores
     assert (score.chosen.text, score.chosen.raw, score.chosen.logprob) == ("Hello", b"Hello", -0.25)
@@ -344,7 +358,7 @@ async def test_log_probabilities_are_told_in_text():
 async def test_a_token_begins_where_the_text_before_it_ends():
     tokens = [*ids("Füße"), 0, *ids(" two")]
     scores = [TokenLogprobs(-1.0, [])] * len(tokens)
-    parts, _ = await run(MemoryReplica([Delta(0, tokens, LENGTH, scores)]), ask(top_logprobs=0))
+    parts, _ = await run(MemoryReplica([TokenDelta(0, tokens, LENGTH, scores)]), ask(top_logprobs=0))
     assert text_of(parts) == "Füße two"
     assert parts[0].scores is not None
     offsets = [score.offset for score in parts[0].scores]
@@ -352,7 +366,9 @@ async def test_a_token_begins_where_the_text_before_it_ends():
 
 
 async def test_times_are_noted_at_delivery():
-    replica = MemoryReplica([Delta(0, ids("x"))], [Delta(0, ids("x"))], [Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica(
+        [TokenDelta(0, ids("x"))], [TokenDelta(0, ids("x"))], [TokenDelta(0, ids("x"), finish=LENGTH)]
+    )
     _, tally = await run(replica, ask())
     # One look at the clock lies in between: the attempt has begun.
     assert tally.first_token_s - tally.released_s == 2.0
@@ -361,9 +377,9 @@ async def test_times_are_noted_at_delivery():
 
 async def test_a_stream_that_just_ends_is_not_a_whole_answer():
     with pytest.raises(ReplicaLost):
-        await run(MemoryReplica([Delta(0, ids("x"))]), ask())
+        await run(MemoryReplica([TokenDelta(0, ids("x"))]), ask())
     with pytest.raises(ReplicaLost):
-        await run(MemoryReplica([Delta(0, [], finish=FinishReason.CANCELLED)]), ask())
+        await run(MemoryReplica([TokenDelta(0, [], finish=FinishReason.CANCELLED)]), ask())
 
 
 async def test_what_cannot_run_is_refused_before_the_replica_hears_of_it():
@@ -383,7 +399,7 @@ async def test_what_cannot_run_is_refused_before_the_replica_hears_of_it():
 
 
 async def test_a_replica_that_restarts_is_still_known():
-    replica = MemoryReplica([Delta(0, ids("x"), finish=LENGTH)])
+    replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
     spine = pipeline(replica)
     assert spine.ready()
     assert spine.card(ANONYMOUS, "m") == CARD
@@ -391,10 +407,10 @@ async def test_a_replica_that_restarts_is_still_known():
     assert not spine.ready()
     assert spine.card(ANONYMOUS, "m") == CARD
     with pytest.raises(ContextLengthExceeded):
-        async with spine.answer(ask(prompt=[[5] * 64]), Tally("req", 0.0)):
+        async with spine.answer(ask(prompt=[[5] * 64]), RequestContext("req", 0.0)):
             pass
     with pytest.raises(ReplicaUnavailable):
-        async with spine.answer(ask(), Tally("req", 0.0)):
+        async with spine.answer(ask(), RequestContext("req", 0.0)):
             pass
 
 
@@ -403,8 +419,10 @@ async def test_a_model_without_a_template_cannot_chat():
     tokenizer.chat_template = None
     spine = Pipeline(
         Router(Catalog([ServedModel("m", MemoryReplica(), tokenizer)])),
-        LocalControl({}, Desk().admission, SystemClock()),
+        LocalFlowController({}, Desk().admission, SystemClock()),
     )
     with pytest.raises(InvalidRequest, match="no chat template"):
-        async with spine.answer(ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), Tally("r", 0.0)):
+        async with spine.answer(
+            ask(prompt=[Conversation([{"role": "user", "content": "x"}])]), RequestContext("r", 0.0)
+        ):
             pass

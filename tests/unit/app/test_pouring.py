@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from maitred.core.answer import Part, Pouring, Tally
+from maitred.core.answer import PushStream, RequestContext, TextDelta
 from maitred.core.errors import ReplicaLost
-from maitred.core.request import Delta, FinishReason
-from maitred.replica.stream import EngineStream
+from maitred.core.request import FinishReason, TokenDelta
+from maitred.replica.engine.stream import EngineStream
 from tests.unit.app.test_pipeline import MemoryReplica, ask, ids, pipeline
 
 
@@ -45,7 +45,7 @@ class DrivenReplica(MemoryReplica):
             self.open -= 1
 
     def say(self, text="", finish=None):
-        self.stream.push(Delta(0, ids(text) if text else [], finish))
+        self.stream.push(TokenDelta(0, ids(text) if text else [], finish))
         self.stream.wake()
 
 
@@ -53,12 +53,12 @@ class DrivenReplica(MemoryReplica):
 async def answering(asked, tally=None):
     """The answer after its first part, read up to there, and waited for."""
     replica, outlet = DrivenReplica(), Outlet()
-    async with pipeline(replica).answer(asked, tally or Tally("req", 0.0)) as answer:
+    async with pipeline(replica).answer(asked, tally or RequestContext("req", 0.0)) as answer:
         first = asyncio.ensure_future(anext(answer))
         await replica.opened.wait()
         replica.say("a")
-        assert await first == [Part(0, "a")]
-        assert isinstance(answer, Pouring)
+        assert await first == [TextDelta(0, "a")]
+        assert isinstance(answer, PushStream)
         answer.pour(outlet)
         reading = asyncio.ensure_future(anext(answer))
         await asyncio.sleep(0)
@@ -69,11 +69,11 @@ async def answering(asked, tally=None):
 
 
 async def test_text_goes_out_at_once_and_its_reader_sleeps_on():
-    tally = Tally("req", 0.0)
+    tally = RequestContext("req", 0.0)
     async with answering(ask(), tally) as (replica, outlet, reading, _):
         replica.say("b")
         replica.say("c")
-        assert outlet.parts == [Part(0, "b"), Part(0, "c")]
+        assert outlet.parts == [TextDelta(0, "b"), TextDelta(0, "c")]
         await asyncio.sleep(0)
         assert not reading.done()
         assert tally.completion_tokens == 3
@@ -83,9 +83,9 @@ async def test_text_goes_out_at_once_and_its_reader_sleeps_on():
 
 async def test_the_end_is_for_the_reader():
     async with answering(ask()) as (replica, outlet, reading, answer):
-        replica.stream.push(Delta(0, ids("b")))
+        replica.stream.push(TokenDelta(0, ids("b")))
         replica.say("c", FinishReason.STOP)
-        assert await reading == [Part(0, "bc", FinishReason.STOP)]
+        assert await reading == [TextDelta(0, "bc", FinishReason.STOP)]
         assert outlet.parts == []
         with pytest.raises(StopAsyncIteration):
             await anext(answer)
@@ -97,19 +97,19 @@ async def test_what_has_no_way_out_waits_for_the_reader():
         replica.say("b")
         outlet.open = True
         replica.say("c")  # the reader has not got what was before it
-        assert await reading == [Part(0, "bc")]
+        assert await reading == [TextDelta(0, "bc")]
         reading = asyncio.ensure_future(anext(answer))
         await asyncio.sleep(0)
         replica.say("d")
-        assert outlet.parts == [Part(0, "d")]
+        assert outlet.parts == [TextDelta(0, "d")]
         replica.say(finish=FinishReason.LENGTH)
-        assert await reading == [Part(0, "", FinishReason.LENGTH)]
+        assert await reading == [TextDelta(0, "", FinishReason.LENGTH)]
 
 
 async def test_what_must_be_looked_at_is_read():
     async with answering(ask(stops=("z",))) as (replica, outlet, reading, _):
         replica.say("b")
-        assert await reading == [Part(0, "b")]
+        assert await reading == [TextDelta(0, "b")]
         assert outlet.parts == []
 
 
@@ -128,4 +128,4 @@ async def test_a_loss_behind_what_went_out_is_told():
         replica.stream.fail(ReplicaLost())
         with pytest.raises(ReplicaLost):
             await reading
-        assert outlet.parts == [Part(0, "b")]
+        assert outlet.parts == [TextDelta(0, "b")]

@@ -3,11 +3,11 @@
 import asyncio
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.edge import Edge
-from maitred.api.gate import Gate
-from maitred.api.retries import Retries
+from maitred.api.app import GatewayApp
+from maitred.api.in_flight import InFlightLimiter
+from maitred.api.retries import RetryAdvisor
 from maitred.api.routes import Route, RouteTable
-from maitred.app.regime import Reception
+from maitred.app.assembly.generation import GenerationSwitch
 from maitred.core.clock import SystemClock
 
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
@@ -18,9 +18,9 @@ class House:
 
     def __init__(self):
         self.door, self.answered = asyncio.Event(), 0
-        self.edge = Edge(
+        self.edge = GatewayApp(
             RouteTable([Route("GET", "/", self.handle, "")]),
-            *(None, Gate(9), [], None, Retries(RetryBudget(0.0, 0), SystemClock())),
+            *(None, InFlightLimiter(9), [], None, RetryAdvisor(RetryBudget(0.0, 0), SystemClock())),
             max_body_bytes=1,
             body_timeout_s=1.0,
             clock=SystemClock(),
@@ -34,7 +34,7 @@ class House:
 async def test_a_regime_is_over_when_the_last_of_its_requests_has_ended():
     first, second, third = House(), House(), House()
     living = []
-    reception = Reception(first, lambda regimes: living.append([*regimes]))
+    reception = GenerationSwitch(first, lambda regimes: living.append([*regimes]))
 
     def ask():
         return asyncio.create_task(reception(SCOPE, None, None))

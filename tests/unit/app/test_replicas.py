@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from maitred.app.replicas import Replicas
+from maitred.app.replicas import ReplicaAdmin
 from maitred.core.errors import InvalidRequest, ReplicaUnavailable, ResourceNotFound
 from tests.clock import FakeClock
 from tests.dispatch_desk import Desk
 
 
 def operated(*desks):
-    return Replicas({f"m{number}": desk.dispatcher for number, desk in enumerate(desks)}, FakeClock())
+    return ReplicaAdmin({f"m{number}": desk.dispatcher for number, desk in enumerate(desks)}, FakeClock())
 
 
 async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():

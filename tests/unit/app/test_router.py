@@ -4,7 +4,7 @@ import pytest
 
 from maitred.app.router import Router, routes_of
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Forbidden, ModelNotFound
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -22,7 +22,7 @@ def router(*names, **settings):
 
 
 def asked(model, **wants):
-    return Ask(model, ["Hi"], SAMPLING, **wants)
+    return InferenceRequest(model, ["Hi"], SAMPLING, **wants)
 
 
 def caller(**properties):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from maitred.app.steady import SteadyClock
-from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.app.runtime.clock import PauseFreeClock
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.store.counters.memory import MemoryCounters
 from tests.clock import FakeClock
 
@@ -14,7 +14,7 @@ def clock():
 
 
 def test_a_clock_that_is_looked_at_often_enough_loses_nothing(clock):
-    steady = SteadyClock(clock, longest_s=10)
+    steady = PauseFreeClock(clock, longest_s=10)
     before_s = steady.monotonic_s()
     for _ in range(100):
         clock.now_s += 9.5
@@ -23,7 +23,7 @@ def test_a_clock_that_is_looked_at_often_enough_loses_nothing(clock):
 
 
 def test_a_pause_counts_as_next_to_nothing_and_the_calendar_goes_on(clock):
-    steady = SteadyClock(clock, longest_s=10)
+    steady = PauseFreeClock(clock, longest_s=10)
     before_s, wall_s = steady.monotonic_s(), steady.wall_s()
     clock.now_s += 3600
     assert steady.monotonic_s() - before_s == 0
@@ -33,8 +33,8 @@ def test_a_pause_counts_as_next_to_nothing_and_the_calendar_goes_on(clock):
 
 
 async def test_after_a_pause_nobody_is_given_what_running_requests_hold(clock):
-    counters = MemoryCounters(SteadyClock(clock, longest_s=10))
-    budget = Claim("usd_total|*|*|total", CounterKind.BUDGET, 100, 80, 0)
-    assert isinstance(await counters.reserve(Reservation("running", [budget], 0, 0, lease_s=30)), Granted)
+    counters = MemoryCounters(PauseFreeClock(clock, longest_s=10))
+    budget = LimitClaim("usd_total|*|*|total", CounterKind.BUDGET, 100, 80, 0)
+    assert isinstance(await counters.reserve(Reservation("running", [budget], 0, 0, lease_s=30)), ReservationGranted)
     clock.now_s += 60  # stopped: neither a request nor a renewal came
-    assert isinstance(await counters.reserve(Reservation("next", [budget], 0, 0, lease_s=30)), Denied)
+    assert isinstance(await counters.reserve(Reservation("next", [budget], 0, 0, lease_s=30)), ReservationDenied)

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from maitred.app.trials import seen_of
-from maitred.core.answer import Tally
-from maitred.core.rollout import Arm, Version
+from maitred.core.answer import RequestContext
+from maitred.core.rollout import RolloutArm, RolloutVersion
 
-CANARY = Arm(rollout="chat", version=Version.CANARY)
+CANARY = RolloutArm(rollout="chat", version=RolloutVersion.CANARY)
 
 
 def tally(**known):
-    one = Tally(request_id="r", route="/v1/chat/completions", started_s=10.0)
+    one = RequestContext(request_id="r", route="/v1/chat/completions", started_s=10.0)
     one.arm = CANARY
     for name, value in known.items():
         setattr(one, name, value)

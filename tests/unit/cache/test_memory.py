@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.idempotency import Head, RepeatKey
-from maitred.cache.memory import MemoryAnswers
+from maitred.cache.idempotency import IdempotencyKey, RecordedHead
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.cache.recording import ENTRY_BYTES, PIECE_BYTES
 from maitred.core.errors import IdempotencyConflict, ReplicaLost
 
-HEAD = Head(200, b"text/event-stream", (), streams=True)
+HEAD = RecordedHead(200, b"text/event-stream", (), streams=True)
 BODY = b"#" * 32
 
 
@@ -27,7 +27,7 @@ class StoppedClock:
 
 
 def key(value="k", caller="acme/key1", route="/v1/chat/completions"):
-    return RepeatKey(caller, route, value)
+    return IdempotencyKey(caller, route, value)
 
 
 class Bench:
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, **bounds):
         self.clock = StoppedClock()
-        self.store = MemoryAnswers(IdempotencyConfig(**bounds), self.clock)
+        self.store = MemoryIdempotencyStore(IdempotencyConfig(**bounds), self.clock)
 
     async def claim(self, name="k", body=BODY):
         return await self.store.claim(key(name), body, f"req-{name}")

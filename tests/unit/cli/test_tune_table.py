@@ -7,24 +7,24 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from maitred.cli.tune_table import WIDTH, bar, print_table
-from maitred.tune.growth import Sample, Size
+from maitred.tune.growth import BatchSizeResult, DecodeSample
 from maitred.tune.report import FIGURE, draw, outline, verdict
-from maitred.tune.session import Limits, Tuning, Wishes
+from maitred.tune.session import TunedLimits, TuningRequest, TuningResult
 
 
-def size(sequences: int, tokens_per_s: float, itl_s: float) -> Size:
-    sample = Sample(sequences=sequences, tokens_per_s=tokens_per_s, itl_p50_s=itl_s, itl_p95_s=itl_s)
-    return Size(sequences, ((sample,),))
+def size(sequences: int, tokens_per_s: float, itl_s: float) -> BatchSizeResult:
+    sample = DecodeSample(sequences=sequences, tokens_per_s=tokens_per_s, itl_p50_s=itl_s, itl_p95_s=itl_s)
+    return BatchSizeResult(sequences, ((sample,),))
 
 
 SIZES = [size(1, 100, 0.01), size(2, 180, 0.02), size(4, 190, 0.08)]
-TUNING = Tuning(
-    wishes=Wishes(objective_s=0.05, prompt_tokens=256, highest=256, budget_s=60),
+TUNING = TuningResult(
+    wishes=TuningRequest(objective_s=0.05, prompt_tokens=256, highest=256, budget_s=60),
     sizes=SIZES,
     prefills=[],
     reason="objective",
     chosen=SIZES[1],
-    limits=Limits(max_sequences=2, step_tokens=64, itl_objective_s=0.05),
+    limits=TunedLimits(max_sequences=2, step_tokens=64, itl_objective_s=0.05),
 )
 
 
@@ -58,7 +58,7 @@ def test_the_table_shows_both_plots_and_the_choice() -> None:
         (replace(TUNING, limits=None), "too short to measure anything"),
     ],
 )
-def test_the_verdict_says_what_was_found_and_why(tuning: Tuning, text: str) -> None:
+def test_the_verdict_says_what_was_found_and_why(tuning: TuningResult, text: str) -> None:
     assert text in verdict(tuning).text
 
 

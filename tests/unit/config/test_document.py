@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from maitred.config.checks import Conflict
+from maitred.config.checks import ConfigConflict
 from maitred.config.document import read_document
-from maitred.config.node import Fault
+from maitred.config.nodes import ConfigFault
 from maitred.config.sources import Flag, read_overrides
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
@@ -26,12 +26,12 @@ class Menu(Struct, frozen=True, kw_only=True):
     seats: int = 4
 
 
-def rules(menu: Menu) -> Iterator[Conflict]:
+def rules(menu: Menu) -> Iterator[ConfigConflict]:
     if len(menu.dishes) > menu.seats:
-        yield Conflict(("dishes", "seats"), "More dishes than seats.")
+        yield ConfigConflict(("dishes", "seats"), "More dishes than seats.")
 
 
-def read(tmp_path: Path, text: str, overrides: dict[str, object] | None = None, faults: list[Fault] = []) -> Menu:  # noqa: B006
+def read(tmp_path: Path, text: str, overrides: dict[str, object] | None = None, faults: list[ConfigFault] = []) -> Menu:  # noqa: B006
     path = tmp_path / "menu.yaml"
     path.write_text(text)
     flags, found = read_overrides(overrides or {})
@@ -59,7 +59,7 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
             tmp_path,
             "dishes:\n  - {nam: soup}\n  - {name: stew, grams: x}\n",
             {"seats": Flag("--seats", "two")},
-            [Fault("--dish", "", "Twice.")],
+            [ConfigFault("--dish", "", "Twice.")],
         )
     assert caught.value.message.replace(str(tmp_path), "").split("\n") == [
         "The menu has 5 faults:",
@@ -85,8 +85,8 @@ def test_rules_between_settings_point_at_what_was_set(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_the_only_fault(tmp_path: Path) -> None:
-    def never_right(menu: Menu) -> Iterator[Conflict]:
-        yield Conflict(("seats",), "Wrong.")
+    def never_right(menu: Menu) -> Iterator[ConfigConflict]:
+        yield ConfigConflict(("seats",), "Wrong.")
 
     with pytest.raises(ConfigInvalid, match=r"The menu has a fault:\n.*: No such file\."):
         read_document(Menu, tmp_path / "no.yaml", {}, subject="The menu", rules=never_right)

@@ -7,7 +7,7 @@ import pytest
 
 from maitred.config.duration import parse_seconds
 from maitred.config.loader import load
-from maitred.config.profiles import PROFILES, Profile, Settings
+from maitred.config.profiles import PROFILES, ConfigProfile, Settings
 from maitred.config.sources import Flag
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
@@ -79,7 +79,7 @@ def test_one_that_does_not_exist_is_a_fault(text: str) -> None:
 
 
 def test_a_typing_mistake_in_a_profile_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROFILES, "team", Profile("", {"engine": {"max_sequence": 3}}))  # type: ignore[arg-type]
+    monkeypatch.setitem(PROFILES, "team", ConfigProfile("", {"engine": {"max_sequence": 3}}))  # type: ignore[arg-type]
     with pytest.raises(ConfigInvalid, match=r"profile team: engine\.max_sequence: No such setting"):
         load(None, {"MAITRED__PROFILE": "team"})
 

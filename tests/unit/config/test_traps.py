@@ -7,7 +7,7 @@ import pytest
 
 from maitred.config.loader import load
 from maitred.config.profiles import ProfileName
-from maitred.config.traps import traps
+from maitred.config.suspicious import traps
 from maitred.config.tree import BUNDLED_MODEL
 
 ENVIRONMENT = {"DATABASE": "postgresql://db/maitred", "REDIS": "redis://there"}

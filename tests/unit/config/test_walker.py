@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from msgspec import Meta, Struct
 
-from maitred.config.node import Node
+from maitred.config.nodes import ConfigNode
 from maitred.config.sources import parse_yaml
 from maitred.config.walker import Walker
 from maitred.core.secret import Secret
@@ -85,7 +85,7 @@ def test_type_without_a_reader_is_a_bug_of_ours() -> None:
         ratio: complex = 0j
 
     with pytest.raises(TypeError, match="no way to read"):
-        Walker({}).build(Odd, Node({"ratio": Node("1", "f")}, "f"))
+        Walker({}).build(Odd, ConfigNode({"ratio": ConfigNode("1", "f")}, "f"))
 
 
 @pytest.mark.parametrize("text", [".inf", "nan", "-inf", "half"])
@@ -94,7 +94,7 @@ def test_numbers_are_finite_also_without_bounds(text: str) -> None:
         ratio: float = 0.5
 
     walker = Walker({})
-    assert walker.build(Free, Node({"ratio": Node(text, "f", is_text=True)}, "f")) == Free()
+    assert walker.build(Free, ConfigNode({"ratio": ConfigNode(text, "f", is_text=True)}, "f")) == Free()
     assert [fault.message for fault in walker.faults] == [f"Must be a number, not {text!r}."]
 
 
@@ -183,18 +183,22 @@ def test_empty_sections_of_names_are_empty() -> None:
 )
 def test_a_variable_writes_a_list_in_brackets(written: str, expected: tuple[str, ...]) -> None:
     walker = Walker({})
-    built = walker.build(Party, Node({"wines": Node(written, "WINES", is_text=True)}, "environment"))
+    built = walker.build(Party, ConfigNode({"wines": ConfigNode(written, "WINES", is_text=True)}, "environment"))
     assert walker.faults == []
     assert built == Party(wines=expected)
 
 
 def test_only_brackets_make_a_list_of_text() -> None:
-    for node in (Node("red, white", "f", is_text=True), Node("[red", "f", is_text=True), Node("[red]", "f")):
+    for node in (
+        ConfigNode("red, white", "f", is_text=True),
+        ConfigNode("[red", "f", is_text=True),
+        ConfigNode("[red]", "f"),
+    ):
         walker = Walker({})
-        walker.build(Party, Node({"wines": node}, "f"))
+        walker.build(Party, ConfigNode({"wines": node}, "f"))
         assert len(walker.faults) == 1
     walker = Walker({})
-    walker.build(Party, Node({"courses": Node("[3]", "COURSES", is_text=True)}, "environment"))
+    walker.build(Party, ConfigNode({"courses": ConfigNode("[3]", "COURSES", is_text=True)}, "environment"))
     assert str(walker.faults[0]).startswith("COURSES: courses[0]: Is a section")
 
 

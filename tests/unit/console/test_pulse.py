@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.console.pulse import Pulse
+from maitred.console.pulse import LiveFeed
 from maitred.core.errors import Saturated
 from tests.clock import FakeClock
 
@@ -24,7 +24,7 @@ class Source:
 
 def pulse(most_viewers=3):
     source, clock = Source(), FakeClock()
-    return source, clock, Pulse(source.beat, source.make, clock, most_viewers)
+    return source, clock, LiveFeed(source.beat, source.make, clock, most_viewers)
 
 
 async def test_a_state_is_made_once_for_all_who_ask_at_once_and_again_when_it_is_old():

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from maitred.console.sessions import COOKIE, SessionIdentity, Sessions, same_origin
+from maitred.console.sessions import COOKIE, ConsoleSessions, SessionIdentity, same_origin
 from maitred.core.tenancy import ANONYMOUS, Principal, Scope
 from tests.clock import FakeClock
 
@@ -28,7 +28,7 @@ class Known:
 
 def sessions(lasting_s=100.0, most=4):
     clock = FakeClock()
-    return clock, Sessions(clock, lasting_s, most)
+    return clock, ConsoleSessions(clock, lasting_s, most)
 
 
 def headers(cookie, token=None):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.core.backoff import Attempts, Ceiling, Stop
+from maitred.core.backoff import BackoffCeiling, GiveUpReason, RetryState
 
 SECONDS = st.floats(0, 1_000)
 
@@ -14,30 +14,30 @@ def drawn(value):
 
 
 def test_the_ceiling_doubles_up_to_the_most():
-    assert [Ceiling(1, 5).after(failures) for failures in (1, 2, 3, 4, 10**9)] == [1, 2, 4, 5, 5]
+    assert [BackoffCeiling(1, 5).after(failures) for failures in (1, 2, 3, 4, 10**9)] == [1, 2, 4, 5, 5]
 
 
 def test_a_wait_is_drawn_from_the_whole_of_it():
     for value, expected in ((0.0, [0, 0, 0]), (0.5, [0.5, 1, 2])):
-        attempts = Attempts(9, Ceiling(1, 5), draw=drawn(value))
+        attempts = RetryState(9, BackoffCeiling(1, 5), draw=drawn(value))
         assert [attempts.wait(0) for _ in range(3)] == expected
 
 
 def test_nobody_comes_before_the_time_that_was_named_nor_all_at_it():
-    attempts = Attempts(9, Ceiling(1, 5), draw=drawn(0.25))
+    attempts = RetryState(9, BackoffCeiling(1, 5), draw=drawn(0.25))
     assert attempts.wait(0, told_s=7) == 7.25
     assert attempts.wait(0, told_s=-3) == 0.5, "a date that has passed"
 
 
 def test_a_pause_that_nobody_waits_for_is_the_end():
-    assert Attempts(9, Ceiling(), draw=drawn(0), patience_s=10).wait(0, told_s=10.1) is Stop.TOLD
+    assert RetryState(9, BackoffCeiling(), draw=drawn(0), patience_s=10).wait(0, told_s=10.1) is GiveUpReason.TOLD
 
 
 def test_the_jitter_is_cut_before_the_attempt_is_given_up():
-    attempts = Attempts(9, Ceiling(4, 100), draw=drawn(1.0), deadline_s=10)
+    attempts = RetryState(9, BackoffCeiling(4, 100), draw=drawn(1.0), deadline_s=10)
     assert attempts.wait(7, takes_s=2) == 1
     assert attempts.wait(7, told_s=1, takes_s=2) == 1
-    assert attempts.wait(7, told_s=1.1, takes_s=2) is Stop.DEADLINE
+    assert attempts.wait(7, told_s=1.1, takes_s=2) is GiveUpReason.DEADLINE
 
 
 def test_what_is_not_tried_takes_nothing_from_the_budget():
@@ -47,13 +47,13 @@ def test_what_is_not_tried_takes_nothing_from_the_budget():
         return budget.refused("acme", 0.0)
 
     def fresh(most=3, deadline_s=math.inf):
-        return Attempts(most, Ceiling(), draw=drawn(0), granted=granted, deadline_s=deadline_s)
+        return RetryState(most, BackoffCeiling(), draw=drawn(0), granted=granted, deadline_s=deadline_s)
 
-    assert fresh(most=1).wait(0) is Stop.ATTEMPTS
-    assert fresh(deadline_s=-1).wait(0) is Stop.DEADLINE
-    assert fresh().wait(0, told_s=1e9) is Stop.TOLD
+    assert fresh(most=1).wait(0) is GiveUpReason.ATTEMPTS
+    assert fresh(deadline_s=-1).wait(0) is GiveUpReason.DEADLINE
+    assert fresh().wait(0, told_s=1e9) is GiveUpReason.TOLD
     assert fresh().wait(0) == 0.0, "the one that the budget has"
-    assert fresh().wait(0) is Stop.BUDGET
+    assert fresh().wait(0) is GiveUpReason.BUDGET
 
 
 @given(
@@ -68,9 +68,9 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
     """However it goes: as many as allowed, none too early, none that could not be over in time."""
     chance = iter([draw for *_, draw in tries])
     asked = []
-    attempts = Attempts(
+    attempts = RetryState(
         most,
-        Ceiling(first_s, most_s),
+        BackoffCeiling(first_s, most_s),
         draw=lambda: next(chance),
         granted=lambda: not asked.append(None),
         deadline_s=deadline_s,
@@ -80,7 +80,7 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
     for passes_s, told_s, takes_s, _ in tries:
         now_s += passes_s
         wait = attempts.wait(now_s, told_s=told_s, takes_s=takes_s)
-        if isinstance(wait, Stop):
+        if isinstance(wait, GiveUpReason):
             break
         made += 1
         assert (told_s or 0.0) <= wait <= (told_s or 0.0) + most_s

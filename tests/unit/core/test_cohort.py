@@ -5,23 +5,23 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.cohort import Cohort, Halt
+from maitred.core.cohort import Cohort, CohortStage
 
-STAGES = (Halt.KNOWN, Halt.READ, Halt.ADMITTED)
+STAGES = (CohortStage.KNOWN, CohortStage.READ, CohortStage.ADMITTED)
 
 
 async def goes(cohort, name, seen):
     """A request's task: its first step, and a stage before each halt."""
-    cohort.came(Halt.COME)
+    cohort.came(CohortStage.COME)
     for halt in STAGES:
         seen.append((halt, name))
         await cohort.regroup(halt)
-    seen.append((Halt.RELEASED, name))
+    seen.append((CohortStage.RELEASED, name))
 
 
 def test_who_is_alone_does_not_halt():
     cohort, seen = Cohort(), []
-    cohort.called(Halt.COME)
+    cohort.called(CohortStage.COME)
     alone = goes(cohort, "one", seen)
     try:
         alone.send(None)
@@ -29,16 +29,16 @@ def test_who_is_alone_does_not_halt():
         pass
     else:
         raise AssertionError("it has halted")
-    assert [halt for halt, _ in seen] == [*STAGES, Halt.RELEASED]
+    assert [halt for halt, _ in seen] == [*STAGES, CohortStage.RELEASED]
     assert cohort.empty
 
 
 async def test_those_who_come_together_go_through_each_stage_together():
     cohort, seen = Cohort(), []
     for _ in range(3):
-        cohort.called(Halt.COME)
+        cohort.called(CohortStage.COME)
     await asyncio.gather(*(goes(cohort, name, seen) for name in "abc"))
-    assert seen == [(halt, name) for halt in (*STAGES, Halt.RELEASED) for name in "abc"]
+    assert seen == [(halt, name) for halt in (*STAGES, CohortStage.RELEASED) for name in "abc"]
     assert cohort.empty
 
 
@@ -46,17 +46,17 @@ async def test_nobody_halts_for_who_is_stages_away():
     cohort, seen = Cohort(), []
 
     async def stands():
-        cohort.called(Halt.READ)
-        await cohort.regroup(Halt.ADMITTED)
+        cohort.called(CohortStage.READ)
+        await cohort.regroup(CohortStage.ADMITTED)
         seen.append("stood")
 
     standing = asyncio.create_task(stands())
     await asyncio.sleep(0)
-    ahead = asyncio.create_task(goes_on_from(cohort, Halt.SETTLED, seen))
-    behind = asyncio.create_task(goes_on_from(cohort, Halt.KNOWN, seen))
+    ahead = asyncio.create_task(goes_on_from(cohort, CohortStage.SETTLED, seen))
+    behind = asyncio.create_task(goes_on_from(cohort, CohortStage.KNOWN, seen))
     await asyncio.wait([standing, ahead, behind])
-    assert seen == ["stood", Halt.SETTLED, Halt.KNOWN]
-    cohort.came(Halt.READ)
+    assert seen == ["stood", CohortStage.SETTLED, CohortStage.KNOWN]
+    cohort.came(CohortStage.READ)
     assert cohort.empty
 
 
@@ -79,7 +79,7 @@ def test_nobody_is_left_standing(plans):
         async def begins(name, after, cancelled_after):
             for _ in range(after):
                 await asyncio.sleep(0)
-            cohort.called(Halt.COME)
+            cohort.called(CohortStage.COME)
             task = tasks[name] = asyncio.create_task(goes(cohort, name, seen))
             await asyncio.sleep(0)  # it has begun
             for _ in range(cancelled_after):
@@ -91,7 +91,7 @@ def test_nobody_is_left_standing(plans):
         assert cohort.empty
         for name, task in tasks.items():
             stages = [halt for halt, who in seen if who == name]
-            assert stages == [*STAGES, Halt.RELEASED][: len(stages)]
+            assert stages == [*STAGES, CohortStage.RELEASED][: len(stages)]
             assert task.cancelled() or len(stages) == len(STAGES) + 1
 
     asyncio.run(play())

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.core.flow import PriorityClass
-from maitred.dispatch.config import DispatchConfig, PoolConfig
-from maitred.dispatch.errand import Post
-from maitred.fairness.config import LineConfig
+from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
+from maitred.dispatch.request import Endpoint
+from maitred.fairness.config import QueueOrderConfig
 from tests.dispatch_desk import Desk, SaidReplica
 from tests.unit.dispatch.test_dispatcher import Guest, turn
 
@@ -23,7 +23,7 @@ def adopt(desk, config=PLAIN, posts=None):
 
 
 def in_other_words(post, replica):
-    return Post(post.name, replica, post.exact, post.duty)
+    return Endpoint(post.name, replica, post.exact, post.duty)
 
 
 async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_came():
@@ -33,7 +33,7 @@ async def test_who_waits_is_served_by_the_new_rules_in_the_order_in_which_it_cam
             await running.enter_async_context(desk.seat(number))
         guests = [Guest(desk, number, org) for number, org in enumerate(("acme", "acme", "acme", "bolt"))]
         await turn()
-        adopt(desk, replace(PLAIN, line=LineConfig(policy="fifo")))
+        adopt(desk, replace(PLAIN, line=QueueOrderConfig(policy="fifo")))
         await turn()
         assert desk.floor.waiting == 4
         assert [guest.seat.place().position for guest in guests] == [0, 1, 2, 3]
@@ -49,7 +49,7 @@ async def test_a_replica_that_is_gone_gets_nothing_new_and_keeps_what_it_has():
     guests = [Guest(desk, number) for number in range(4)]
     await turn()
     other = SaidReplica()
-    desk.dispatcher.adopt([Post("new", other)], PLAIN, None)
+    desk.dispatcher.adopt([Endpoint("new", other)], PLAIN, None)
     later = Guest(desk, 9)
     await turn()
     assert {guest.post.name for guest in guests} == {"post-0"}
@@ -67,7 +67,7 @@ async def test_who_waits_for_a_replica_that_is_away_goes_to_the_one_that_comes()
     guest = Guest(desk)
     await turn()
     assert guest.post is None
-    desk.dispatcher.adopt([Post("new", SaidReplica())], PLAIN, None)
+    desk.dispatcher.adopt([Endpoint("new", SaidReplica())], PLAIN, None)
     await turn()
     assert guest.post.name == "new"
     await guest.go()
@@ -113,7 +113,7 @@ async def test_a_lower_bound_refuses_who_comes_and_keeps_who_waits():
 async def test_after_any_changes_in_any_order_everybody_was_served_once_and_nothing_is_held(seed):
     draw = random.Random(seed)
     desk = Desk(replicas=2)
-    posts = [*(station.post for station in desk.floor.stations), Post("post-2", SaidReplica())]
+    posts = [*(station.post for station in desk.floor.stations), Endpoint("post-2", SaidReplica())]
     guests: list[Guest] = []
     for number in range(120):
         here = [guest for guest in guests if not guest.task.done()]
@@ -127,9 +127,9 @@ async def test_after_any_changes_in_any_order_everybody_was_served_once_and_noth
             case "reload":
                 config = replace(
                     PLAIN,
-                    line=LineConfig(policy=draw.choice(("fair", "fifo", "priority", "deficit"))),
+                    line=QueueOrderConfig(policy=draw.choice(("fair", "fifo", "priority", "deficit"))),
                     reserved=draw.choice(({}, {"acme": 0.3})),
-                    pools=draw.choice(({}, {"mine": PoolConfig(tenants=["bolt"], share=0.4)})),
+                    pools=draw.choice(({}, {"mine": TenantPoolConfig(tenants=["bolt"], share=0.4)})),
                     headroom=draw.choice((0.0, 0.1)),
                 )
                 adopt(desk, config, draw.sample(posts, draw.randint(1, 3)))

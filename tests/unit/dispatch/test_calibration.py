@@ -2,12 +2,12 @@
 
 import pytest
 
-from maitred.dispatch.policy.calibration import Calibration, Caution, Correction
-from maitred.dispatch.policy.comeback import Comebacks
+from maitred.dispatch.policy.calibration import PredictionCalibration, PredictionCorrection, SafetyMargin
+from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 
 def test_quantiles_of_the_last_ones():
-    calibration = Calibration(most=100)
+    calibration = PredictionCalibration(most=100)
     assert calibration.ratio(0.5) == 1.0
     assert calibration.error(0.9) == 0.0
     for _ in range(500):
@@ -21,7 +21,7 @@ def test_quantiles_of_the_last_ones():
 
 
 def test_the_factor_follows_what_comes():
-    correction = Correction()
+    correction = PredictionCorrection()
     assert correction.factor(0.0) == 1.0
     for second in range(200):
         correction.compare(1.0, 2.0, second / 10)
@@ -30,7 +30,7 @@ def test_the_factor_follows_what_comes():
 
 
 def test_the_factor_is_bounded_and_slow():
-    correction = Correction()
+    correction = PredictionCorrection()
     correction.compare(1.0, 100.0, 0.0)
     assert correction.factor(0.0) < 1.1
     for _ in range(1000):
@@ -40,14 +40,14 @@ def test_the_factor_is_bounded_and_slow():
 
 
 def test_a_few_that_go_astray_do_not_move_the_others():
-    correction = Correction()
+    correction = PredictionCorrection()
     for number in range(100):
         correction.compare(1.0, 3.0 if number % 8 == 0 else 1.1, 0.0)
     assert correction.factor(0.0) == pytest.approx(1.1)
 
 
 def test_what_was_learnt_before_a_pause_counts_little_after_it():
-    correction = Correction()
+    correction = PredictionCorrection()
     for _ in range(100):
         correction.compare(1.0, 2.0, 0.0)
     correction.compare(1.0, 2.0, 600.0)
@@ -55,7 +55,7 @@ def test_what_was_learnt_before_a_pause_counts_little_after_it():
 
 
 def test_caution_covers_most_waits():
-    caution = Caution()
+    caution = SafetyMargin()
     assert caution.factor == 1.0
     for number in range(100):
         caution.compare(1.0, 0.5 + number / 100)
@@ -66,7 +66,7 @@ def test_caution_covers_most_waits():
 
 
 def test_each_one_that_is_refused_gets_a_turn_of_its_own():
-    comebacks = Comebacks()
+    comebacks = RetryAfterTurns()
     assert comebacks.take("acme", 5.0, 0.5, 100.0, 0.0) == 5.0
     assert comebacks.take("acme", 5.0, 0.5, 100.0, 0.0) == 5.5
     assert comebacks.take("other", 5.0, 0.5, 100.0, 0.0) == 5.0
@@ -75,7 +75,7 @@ def test_each_one_that_is_refused_gets_a_turn_of_its_own():
 
 
 def test_nobody_is_put_off_for_ever_or_asked_back_at_once():
-    comebacks = Comebacks()
+    comebacks = RetryAfterTurns()
     for _ in range(1000):
         last_s = comebacks.take("acme", 1.0, 1.0, 0.0, 0.0)
     assert last_s == 61.0

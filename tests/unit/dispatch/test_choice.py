@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from maitred.app.text_reading import Beginning
-from maitred.core.ports import StepTimes
+from maitred.app.request.upstream_plan import TruncatedPrompt
 from maitred.core.prefix import BlockNews, chain, shared_scope
-from maitred.core.service import ServiceWeights
+from maitred.core.replica import StepTimes
+from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.ticket import State
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueueState
+from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
-from maitred.routing.placement import Placement
+from maitred.routing.prefix.balancer import PrefixCacheBalancer
 from tests.dispatch_desk import CARD, SaidReplica, errand
 
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001)
@@ -29,9 +29,9 @@ class Pool:
         for number in range(count):
             replica = self.replicas[f"r{number}"] = SaidReplica(CARD)
             replica.say(**load)
-        placement = Placement(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
-        posts = [Post(name, replica) for name, replica in self.replicas.items()]
-        self.floor = Floor(posts, DispatchConfig(headroom=0.0), placement)
+        placement = PrefixCacheBalancer(Balancer(BalanceConfig(**settings), ServiceWeights(), random.Random(1).random))
+        posts = [Endpoint(name, replica) for name, replica in self.replicas.items()]
+        self.floor = DispatchCore(posts, DispatchConfig(headroom=0.0), placement)
         self.now_s = 1_000_000.0
         self.made = 0
 
@@ -44,7 +44,7 @@ class Pool:
         ticket = self.floor.ticket(asked)
         self.floor.join(ticket, self.now_s)
         assert self.floor.turn(self.now_s) == [ticket]
-        assert ticket.state is State.RELEASED
+        assert ticket.state is QueueState.RELEASED
         name = ticket.grip.station.post.name
         self.floor.leave(ticket, self.now_s, finished=True)
         return name
@@ -163,7 +163,7 @@ def test_what_the_engine_holds_of_a_prompt_counts_while_others_wait():
 
 def test_of_a_prompt_whose_tokens_nobody_knows_as_much_is_computed_as_usual():
     foreseen_s = []
-    for prompt in (Beginning((), 640), text(2)):
+    for prompt in (TruncatedPrompt((), 640), text(2)):
         pool = Alone(text(1))
         for _ in range(200):
             pool.floor.outlook.prompt(100, 50)

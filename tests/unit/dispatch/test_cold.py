@@ -8,7 +8,7 @@ from maitred.core.errors import DeadlineUnmeetable, ModelLoadFailed, ModelLoadin
 from maitred.core.flow import PriorityClass
 from maitred.core.request import WaitCause
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.errand import Post
+from maitred.dispatch.request import Endpoint
 from tests.dispatch_desk import Desk, SaidReplica, errand
 
 NOW_S = 1_000_000.0
@@ -38,7 +38,7 @@ class ColdDesk(Desk):
         self.wanted = 0
         config = self.floor._config
         self.dispatcher = Dispatcher(
-            *("m", [Post("post", self.replica)], config, self.clock), draw=lambda: 0.0, wanted=self.want
+            *("m", [Endpoint("post", self.replica)], config, self.clock), draw=lambda: 0.0, wanted=self.want
         )
         self.floor = self.dispatcher.floor
 

@@ -1,6 +1,6 @@
 """By when a first token must come that nobody has asked for by a time."""
 
-from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.dispatch.config import DispatchConfig
 
 CONFIG = DispatchConfig(
@@ -9,7 +9,7 @@ CONFIG = DispatchConfig(
 
 
 def within_s(*path, priority=PriorityClass.INTERACTIVE):
-    return CONFIG.first_token_within_s(Flow(tuple(map(Share, path)), priority))
+    return CONFIG.first_token_within_s(Flow(tuple(map(FlowLevel, path)), priority))
 
 
 def test_the_narrowest_name_counts_and_then_the_class():

@@ -1,6 +1,6 @@
 """What a replica has left, between its reports."""
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, cost_of
 
 REPORT = LoadReport(free_blocks=90, total_blocks=100, promised_blocks=10, free_sequences=6, running=2)

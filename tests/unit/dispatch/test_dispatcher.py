@@ -7,9 +7,9 @@ import pytest
 
 from maitred.core.errors import DeadlineExceeded, DeadlineUnmeetable, QueueFull, ReplicaLost, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
-from maitred.core.ports import StepTimes
-from maitred.dispatch.config import PoolConfig
-from maitred.fairness.config import LineConfig
+from maitred.core.replica import StepTimes
+from maitred.dispatch.config import TenantPoolConfig
+from maitred.fairness.config import QueueOrderConfig
 from tests.dispatch_desk import Desk, errand
 
 
@@ -436,7 +436,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once():
 
 
 async def test_a_pool_is_for_its_tenants_alone():
-    desk = Desk(pools={"gold": PoolConfig(tenants=["rich"], share=0.5)})
+    desk = Desk(pools={"gold": TenantPoolConfig(tenants=["rich"], share=0.5)})
     common = [Guest(desk, number) for number in range(3)]
     await turn()
     assert [guest.post is not None for guest in common] == [True, True, False]
@@ -611,7 +611,7 @@ async def test_its_place_can_be_asked_for_by_its_organisation_alone():
 
 
 async def test_what_others_were_owed_is_no_lack_of_places():
-    desk = Desk(line=LineConfig(policy="fifo"))
+    desk = Desk(line=QueueOrderConfig(policy="fifo"))
     running = [Guest(desk, number, "acme") for number in range(4)]
     await turn()
     others = [Guest(desk, number, "other") for number in range(10, 12)]

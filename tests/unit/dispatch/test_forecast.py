@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Post
-from maitred.dispatch.floor import Floor
-from maitred.fairness.config import LineConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.request import Endpoint
+from maitred.fairness.config import QueueOrderConfig
 from tests.dispatch_desk import EMPTY, Desk, SaidReplica, errand
 
 
@@ -18,7 +18,7 @@ def replica():
 
 @pytest.fixture
 def floor(replica):
-    return Floor([Post("local", replica)], DispatchConfig())
+    return DispatchCore([Endpoint("local", replica)], DispatchConfig())
 
 
 def forecast(floor, now_s, **fields):
@@ -58,7 +58,7 @@ def test_who_waits_is_always_looked_at_anew(floor, replica):
 
 
 def test_who_waits_is_released_when_a_step_begins(replica):
-    floor = Floor([Post("local", replica)], DispatchConfig(line=LineConfig(policy="fifo")))
+    floor = DispatchCore([Endpoint("local", replica)], DispatchConfig(line=QueueOrderConfig(policy="fifo")))
     times = StepTimes(fixed_s=0.1, token_s=0.001)
     replica._load = replace(EMPTY, running=4, free_sequences=4, times=times)
     floor.refresh(0.0)

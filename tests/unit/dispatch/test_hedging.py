@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import HedgingConfig
-from maitred.dispatch.policy.hedging import Hedging
+from maitred.dispatch.policy.hedging import HedgePolicy
 from tests.dispatch_desk import EMPTY, Desk, errand
 
 ON = HedgingConfig(models=["m"], least_s=0.01, most_tokens=64, share=0.5)
@@ -16,7 +16,7 @@ INTERACTIVE = {"priority": PriorityClass.INTERACTIVE}
 
 
 def learnt(config=ON, seconds=(0.1,) * 20):
-    hedging = Hedging(config, "m")
+    hedging = HedgePolicy(config, "m")
     for each in seconds:
         hedging.released()
         hedging.answered(each)
@@ -46,9 +46,9 @@ def desk(replicas=2, **config):
     ],
 )
 def test_it_is_for_small_interactive_requests(fields, expected):
-    assert Hedging(ON, "m").is_for(errand(**{**INTERACTIVE, **fields})) is expected
-    assert not Hedging(ON, "another").is_for(errand(**INTERACTIVE))
-    assert not Hedging(HedgingConfig(), "m").is_for(errand(**INTERACTIVE)), "off"
+    assert HedgePolicy(ON, "m").is_for(errand(**{**INTERACTIVE, **fields})) is expected
+    assert not HedgePolicy(ON, "another").is_for(errand(**INTERACTIVE))
+    assert not HedgePolicy(HedgingConfig(), "m").is_for(errand(**INTERACTIVE)), "off"
 
 
 def test_late_is_what_nearly_none_of_the_last_was():
@@ -61,7 +61,7 @@ def test_late_is_what_nearly_none_of_the_last_was():
 
 @given(st.floats(0.01, 0.5), st.lists(st.booleans(), max_size=400))
 def test_copies_are_never_more_than_their_part(share, wants):
-    hedging = Hedging(HedgingConfig(models=["m"], share=share), "m")
+    hedging = HedgePolicy(HedgingConfig(models=["m"], share=share), "m")
     copies = 0
     for number, wanted in enumerate(wants, 1):
         hedging.released()

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from maitred.core.errors import Refused
-from maitred.core.flow import Flow, Share
-from maitred.core.ports import LoadReport, ModelCard, StepTimes
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.errand import Errand, Post
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.gatekeeper import Gatekeeper
-from maitred.dispatch.ticket import State
-from maitred.fairness.config import LineConfig
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.entry import QueueState
+from maitred.dispatch.request import DispatchRequest, Endpoint
+from maitred.dispatch.shedding import QueueAdmission
+from maitred.fairness.config import QueueOrderConfig
 
 TIMES = StepTimes(fixed_s=0.008, token_s=0.0004, decode_s=0.0008, chunk_s=0.0002)
 SLOTS, BLOCKS, BLOCK_TOKENS, STEP_TOKENS = 16, 2000, 16, 256
@@ -106,9 +106,9 @@ class Day:
     def __init__(self, policy, load, tenants, seconds=60.0):
         self.draw = random.Random(7)
         self.engine = Engine()
-        config = DispatchConfig(line=LineConfig(policy=policy), headroom=0.0)
-        self.floor = Floor([Post("post", self.engine)], config)
-        self.gatekeeper = Gatekeeper(self.floor, config, lambda: 0.0)
+        config = DispatchConfig(line=QueueOrderConfig(policy=policy), headroom=0.0)
+        self.floor = DispatchCore([Endpoint("post", self.engine)], config)
+        self.gatekeeper = QueueAdmission(self.floor, config, lambda: 0.0)
         self.now_s = 1000.0
         self.arrived = self.expired = self.good = 0
         self.errors, self.come_back_s = [], []
@@ -133,10 +133,10 @@ class Day:
     def arrive(self, tenant):
         self.arrived += 1
         tokens = self.draw.randint(40, 80)
-        made = Errand(
+        made = DispatchRequest(
             id=str(self.arrived),
             principal_org=f"org-{tenant}",
-            flow=Flow((Share(f"org-{tenant}"), Share("key"))),
+            flow=Flow((FlowLevel(f"org-{tenant}"), FlowLevel("key"))),
             prompt_tokens=tokens,
             prompts=[[1] * tokens],
             max_tokens=self.draw.randint(60, 140),
@@ -154,7 +154,7 @@ class Day:
 
     def turn(self):
         for ticket in self.floor.turn(self.now_s):
-            if ticket.state is State.RELEASED:
+            if ticket.state is QueueState.RELEASED:
                 self.engine.sent.append(Answer(ticket))
                 self.floor.submitted(ticket)
             else:

@@ -5,13 +5,13 @@ from heapq import heapreplace
 import pytest
 from msgspec.structs import replace
 
-from maitred.core.flow import Flow, Share
-from maitred.core.ports import LoadReport, StepTimes
-from maitred.core.service import ServiceWeights
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.replica import LoadReport, StepTimes
+from maitred.core.token_costs import ServiceWeights
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.prediction import Prompts, Queue, prefill_of, wait_of
-from maitred.dispatch.policy.race import Joins, Runner, Turn, until_turn
-from maitred.dispatch.policy.rate import Pace, Typical, computed_rate, step_parts
+from maitred.dispatch.policy.prediction import QueueAhead, UnreportedPrompts, prefill_of, wait_of
+from maitred.dispatch.policy.rate import ServiceRate, TypicalRequest, computed_rate, step_parts
+from maitred.dispatch.policy.simulation import ArrivalRates, PredictedTurn, SimulatedTenant, until_turn
 from maitred.dispatch.policy.turnover import steps_until_place
 
 ONE = Cost(1, 5)
@@ -29,7 +29,7 @@ def queue(entries=0, free=(0, 100), **fields):
         "per_s": 200.0,
         "steps_per_s": 10.0,
     }
-    return Queue(entries=entries, free=Cost(*free), **(known | fields))
+    return QueueAhead(entries=entries, free=Cost(*free), **(known | fields))
 
 
 def test_a_place_that_is_free_is_there_at_once():
@@ -87,7 +87,7 @@ def test_far_away_is_what_it_would_be_if_every_place_were_followed(left, ahead):
 
 
 def runner(counter=0.0, waiting=0, *, weight=1.0, joins=0.0):
-    return Runner(counter, weight, waiting, 10.0, 100.0, joins)
+    return SimulatedTenant(counter, weight, waiting, 10.0, 100.0, joins)
 
 
 def test_the_least_served_goes_first():
@@ -121,8 +121,8 @@ def test_who_will_send_something_is_reckoned_with():
 def test_who_may_be_a_guest_needs_no_place():
     # They hold equally many; the light tenant comes in beyond the places when one of its own answers ends.
     places = [(10.0, 1), (20.0, 1), (30.0, 1), (40.0, 0), (50.0, 0), (60.0, 0)]
-    flood = Runner(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=3)
-    light = Runner(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
+    flood = SimulatedTenant(0.0, 1.0, 9, 10.0, 100.0, 0.0, held=3)
+    light = SimulatedTenant(900.0, 1.0, 0, 10.0, 100.0, 0.0, held=3)
     assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps > 50, "others were served less"
     light.counter = 100.0
     assert until_turn([flood, light], 1, 0, places, 0, 2.0).steps == 30, "no guests there"
@@ -131,22 +131,22 @@ def test_who_may_be_a_guest_needs_no_place():
 
 def test_who_may_be_a_guest_now_does_not_wait():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
-    flood = Runner(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
-    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == Turn(0, 0)
+    flood = SimulatedTenant(0.0, 1.0, 2, 10.0, 100.0, 0.0, held=3)
+    assert until_turn([flood, runner()], 1, 0, places, 0, 2.0, guests=1) == PredictedTurn(0, 0)
     assert until_turn([flood, runner()], 1, 0, places, 0, 2.0).steps == 10
     assert until_turn([flood, runner()], 1, 1, places, 0, 2.0, guests=1).steps > 0, "its own go first"
 
 
 def test_a_guest_has_the_next_place_that_comes_free():
     places = [(10.0, 0), (20.0, 0), (30.0, 0)]
-    assert until_turn([runner()], 0, 0, places, -1, 2.0) == Turn(20, 0)
+    assert until_turn([runner()], 0, 0, places, -1, 2.0) == PredictedTurn(20, 0)
 
 
 def test_releases_before_a_turn_are_counted():
     places = [(10.0, -1), (20.0, -1), (20.0, -1)]
-    assert until_turn([runner()], 0, 0, places, 0, 2.0) == Turn(10, 0)
-    assert until_turn([runner()], 0, 1, places, 0, 2.0) == Turn(20, 1)
-    assert until_turn([runner()], 0, 2, places, 0, 2.0) == Turn(20, 1), "not those of the same moment"
+    assert until_turn([runner()], 0, 0, places, 0, 2.0) == PredictedTurn(10, 0)
+    assert until_turn([runner()], 0, 1, places, 0, 2.0) == PredictedTurn(20, 1)
+    assert until_turn([runner()], 0, 2, places, 0, 2.0) == PredictedTurn(20, 1), "not those of the same moment"
 
 
 def test_far_away_is_guessed_in_proportion():
@@ -156,22 +156,22 @@ def test_far_away_is_guessed_in_proportion():
 
 
 def test_joins_fade():
-    joins = Joins()
-    flow = Flow((Share("acme"),))
+    joins = ArrivalRates()
+    flow = Flow((FlowLevel("acme"),))
     for second in range(100):
         joins.saw(flow, float(second))
     assert joins.per_s("acme", 100.0) == pytest.approx(1.0, rel=0.1)
     assert joins.per_s("acme", 130.0) < 0.06
     assert joins.per_s("other", 100.0) == 0.0
     for number in range(500):
-        joins.saw(Flow((Share(f"t{number}"),)), 100.0)
+        joins.saw(Flow((FlowLevel(f"t{number}"),)), 100.0)
     assert len(joins) < 100
 
 
 TIMES = StepTimes(fixed_s=0.01, token_s=0.001, context_token_s=0.0)
 
 
-NONE = Prompts(0, 0)
+NONE = UnreportedPrompts(0, 0)
 
 
 def test_what_is_held_of_a_prompt_is_looked_back_at():
@@ -185,7 +185,7 @@ def test_a_prompt_takes_the_steps_that_it_needs():
     idle = LoadReport(step_tokens=100, times=TIMES)
     assert prefill_of(idle, 50, NONE, NONE, 16, 9.0) == pytest.approx(0.01 + 0.05)
     assert prefill_of(idle, 250, NONE, NONE, 16, 9.0) == pytest.approx(3 * 0.01 + 0.25)
-    assert prefill_of(idle, 50, NONE, Prompts(1, 60), 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
+    assert prefill_of(idle, 50, NONE, UnreportedPrompts(1, 60), 16, 9.0) == pytest.approx(2 * 0.01 + 0.11)
     assert prefill_of(LoadReport(), 50, NONE, NONE, 16, 0.0) == 0.0
 
 
@@ -201,7 +201,7 @@ def test_what_was_sent_before_the_step_began_is_in_it():
     times = replace(TIMES, chunk_s=0.002)
     busy = LoadReport(running=10, step_tokens=110, times=times)
     step_s = 0.01 + 0.01
-    sent = Prompts(2, 60)
+    sent = UnreportedPrompts(2, 60)
     in_it = prefill_of(busy, 50, sent, NONE, 16, 0.0)
     assert in_it == pytest.approx((step_s + 0.06 + 2 * 0.002) + (step_s + 2 * 0.001 + 0.05 + 0.002))
     after_it = prefill_of(busy, 50, NONE, sent, 16, 0.0)
@@ -210,7 +210,7 @@ def test_what_was_sent_before_the_step_began_is_in_it():
 
 
 def test_the_pace_is_measured_while_it_is_full():
-    pace = Pace()
+    pace = ServiceRate()
     assert pace.per_s(None) is None
     assert pace.per_s(7.0) == 7.0
     pace.full(0.0, 0.0)
@@ -228,7 +228,7 @@ def test_the_pace_is_measured_while_it_is_full():
 
 
 def test_the_rate_of_a_full_batch():
-    typical, weights = Typical(100.0, 50.0), ServiceWeights()
+    typical, weights = TypicalRequest(100.0, 50.0), ServiceWeights()
     assert computed_rate(StepTimes(), typical, 8, weights) is None
     seconds = 0.001 * 100 + 50 * (0.001 + 0.01 / 8)
     assert computed_rate(TIMES, typical, 8, weights) == pytest.approx(200 / seconds)

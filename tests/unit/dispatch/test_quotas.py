@@ -2,9 +2,9 @@
 
 import pytest
 
-from maitred.core.flow import PriorityClass, Share
+from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.quotas import Holdings, Quotas
+from maitred.dispatch.policy.quotas import Quotas, TenantHoldings
 
 STANDARD = PriorityClass.STANDARD
 
@@ -13,15 +13,15 @@ TOTAL = Cost(10, 1000)
 
 def test_the_narrowest_tenant_that_is_named_counts():
     quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
-    assert quotas.of((Share("acme"), Share("team"), Share("key"))).name == "gold"
-    assert quotas.of((Share("acme"), Share("other"), Share("key"))).name == "acme"
-    assert quotas.of((Share("else"), Share("key"))) is quotas.common
+    assert quotas.of((FlowLevel("acme"), FlowLevel("team"), FlowLevel("key"))).name == "gold"
+    assert quotas.of((FlowLevel("acme"), FlowLevel("other"), FlowLevel("key"))).name == "acme"
+    assert quotas.of((FlowLevel("else"), FlowLevel("key"))) is quotas.common
 
 
 def test_the_common_part_is_what_the_others_leave():
     quotas = Quotas({"acme": 0.2}, {"gold": (["team"], 0.3)})
     assert quotas.limit(quotas.common, TOTAL) == Cost(5, 500)
-    acme = quotas.of((Share("acme"),))
+    acme = quotas.of((FlowLevel("acme"),))
     acme.take(Cost(1, 50))
     assert quotas.room(acme, TOTAL) == Cost(1, 150)
     acme.give(Cost(1, 50))
@@ -34,8 +34,8 @@ def test_a_small_part_has_a_place_at_least():
 
 
 def test_the_fair_share_is_by_weight_among_those_seen_lately():
-    holdings = Holdings()
-    light, heavy = Share("light"), Share("heavy", 3.0)
+    holdings = TenantHoldings()
+    light, heavy = FlowLevel("light"), FlowLevel("heavy", 3.0)
     holdings.saw(heavy, 0.0)
     holdings.take(heavy, 7, STANDARD)
     assert not holdings.above_share(heavy, 1, 8, 0.0), "alone"
@@ -47,15 +47,15 @@ def test_the_fair_share_is_by_weight_among_those_seen_lately():
 
 
 def test_who_holds_nothing_is_never_above():
-    holdings = Holdings()
+    holdings = TenantHoldings()
     for number in range(20):
-        holdings.saw(Share(f"t{number}"), 0.0)
-    assert not holdings.above_share(Share("t3"), 4, 8, 0.0)
+        holdings.saw(FlowLevel(f"t{number}"), 0.0)
+    assert not holdings.above_share(FlowLevel("t3"), 4, 8, 0.0)
 
 
 def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
-    holdings = Holdings()
-    one, two = Share("one"), Share("two")
+    holdings = TenantHoldings()
+    one, two = FlowLevel("one"), FlowLevel("two")
     holdings.saw(one, 0.0)
     holdings.saw(two, 0.0)
     holdings.take(one, 5, STANDARD)
@@ -69,8 +69,8 @@ def test_who_was_not_seen_for_a_minute_is_forgotten_unless_something_runs():
 
 
 def test_a_guest_of_those_who_hold_more_per_weight_and_are_not_more_urgent():
-    holdings = Holdings()
-    light, flood = Share("light"), Share("flood", 2.0)
+    holdings = TenantHoldings()
+    light, flood = FlowLevel("light"), FlowLevel("flood", 2.0)
     holdings.saw(light, 0.0)
     holdings.saw(flood, 0.0)
     holdings.take(flood, 2, STANDARD)
@@ -86,11 +86,11 @@ def test_a_guest_of_those_who_hold_more_per_weight_and_are_not_more_urgent():
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_a_weight_may_change(weight):
-    holdings = Holdings()
-    holdings.saw(Share("one"), 0.0)
-    holdings.saw(Share("two"), 0.0)
-    holdings.saw(Share("one", weight), 1.0)
-    holdings.take(Share("one"), 1, STANDARD)
+    holdings = TenantHoldings()
+    holdings.saw(FlowLevel("one"), 0.0)
+    holdings.saw(FlowLevel("two"), 0.0)
+    holdings.saw(FlowLevel("one", weight), 1.0)
+    holdings.take(FlowLevel("one"), 1, STANDARD)
     share = 12 * weight / (1 + weight)
-    assert not holdings.above_share(Share("one", weight), int(share) - 1, 12, 1.0)
-    assert holdings.above_share(Share("one", weight), int(share), 12, 1.0)
+    assert not holdings.above_share(FlowLevel("one", weight), int(share) - 1, 12, 1.0)
+    assert holdings.above_share(FlowLevel("one", weight), int(share), 12, 1.0)

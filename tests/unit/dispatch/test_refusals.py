@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from maitred.core.errors import DeadlineUnmeetable
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.ticket import State
+from maitred.dispatch.entry import QueueState
 from tests.dispatch_desk import Desk
 
 IN_S = 3.0
@@ -124,7 +124,7 @@ async def test_those_of_many_keys_are_forgotten(crowd):
 async def test_it_falls_when_nobody_waits_any_more(crowd):
     assert crowd.refused(org="other") is not None
     while crowd.seats:
-        for seat in [seat for seat in crowd.seats if seat.ticket.state is State.RELEASED]:
+        for seat in [seat for seat in crowd.seats if seat.ticket.state is QueueState.RELEASED]:
             crowd.seats.remove(seat)
             crowd.desk.dispatcher.leave(seat, None)
         crowd.desk.replica.say()

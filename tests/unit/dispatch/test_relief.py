@@ -8,7 +8,7 @@ import pytest
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.seat import AskedToLeave
+from maitred.dispatch.seat import OverflowRequested
 from tests.dispatch_desk import Desk, errand
 
 OBJECTIVE_S = 4.5
@@ -127,7 +127,7 @@ async def test_a_look_sends_those_away_who_would_miss_and_then_stops(stack):
     assert gone == [f"req-{number}" for number in range(1, 1 + len(gone))], "least reuse first"
     assert 0 < len(gone) < 8
     for name in gone:
-        with pytest.raises(AskedToLeave):
+        with pytest.raises(OverflowRequested):
             await seats[name].granted()
         assert seats[name].move()
         await seats[name].__aexit__(None, None, None)
@@ -165,7 +165,7 @@ async def test_who_says_no_keeps_its_place_and_is_not_asked_again(stack):
     relieving = asyncio.create_task(desk.dispatcher.relieve(new))
     await asyncio.sleep(0)
     seat = next(seat for seat in seats.values() if seat.answer is not None)
-    with pytest.raises(AskedToLeave):
+    with pytest.raises(OverflowRequested):
         await seat.granted()
     seat.stay()
     for other in seats.values():

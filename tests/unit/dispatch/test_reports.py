@@ -3,17 +3,17 @@
 import pytest
 
 from maitred.dispatch.config import DispatchConfig, ReportsConfig
-from maitred.dispatch.floor import Floor
-from maitred.dispatch.state import state_of
-from tests.dispatch_desk import Post, SaidReplica, errand
+from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.metrics import state_of
+from tests.dispatch_desk import Endpoint, SaidReplica, errand
 
 BEGAN_S = 1_000_000.0
 
 
 def floor_of(count=3, **reports):
     replicas = [SaidReplica() for _ in range(count)]
-    posts = [Post(f"r{number}", replica) for number, replica in enumerate(replicas)]
-    floor = Floor(posts, DispatchConfig(headroom=0.0, reports=ReportsConfig(**reports)))
+    posts = [Endpoint(f"r{number}", replica) for number, replica in enumerate(replicas)]
+    floor = DispatchCore(posts, DispatchConfig(headroom=0.0, reports=ReportsConfig(**reports)))
     floor.refresh(BEGAN_S)
     return floor, replicas
 

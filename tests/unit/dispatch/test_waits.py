@@ -2,11 +2,11 @@
 
 import pytest
 
-from maitred.core.flow import Share
+from maitred.core.flow import FlowLevel
 from maitred.core.request import WaitCause
 from maitred.dispatch.policy.waits import WaitAccount
 
-ACME, OTHER = Share("acme"), Share("other", 2.0)
+ACME, OTHER = FlowLevel("acme"), FlowLevel("other", 2.0)
 
 
 def test_the_head_waits_for_places_and_the_others_for_their_turn():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -46,7 +46,7 @@ class Bench:
 
     def submit(self, request_id, *, prompt=4, max_tokens=4, n=1, **fields):
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n)
-        self.engine.submit("owner", Request(request_id, list(range(1, prompt + 1)), sampling, **fields))
+        self.engine.submit("owner", EngineRequest(request_id, list(range(1, prompt + 1)), sampling, **fields))
 
     def step(self):
         return [(output.request_id, output.delta) for output in self.engine.step().get("owner", [])]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -38,7 +38,7 @@ def engine(clock):
 
 
 def request(name):
-    return Request(name, [1, 2, 3], SamplingParams(max_tokens=50, seed=0, ignore_eos=True))
+    return EngineRequest(name, [1, 2, 3], SamplingParams(max_tokens=50, seed=0, ignore_eos=True))
 
 
 def test_a_step_takes_until_the_next_one_with_what_readers_wait_for_besides(engine, clock):

@@ -1,9 +1,9 @@
 import numpy as np
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.block_table_rows import BlockTableRows
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
-from maitred.engine.lanes import Lanes
 from maitred.engine.scheduler.plan import Chunk
 from maitred.engine.scheduler.sequence import Sequence
 
@@ -11,7 +11,7 @@ POOL = BlockPool(64)
 
 
 def make_sequence(key, tokens):
-    request = Request(id=str(key), prompt=[1] * tokens, sampling=SamplingParams(max_tokens=8, seed=0))
+    request = EngineRequest(id=str(key), prompt=[1] * tokens, sampling=SamplingParams(max_tokens=8, seed=0))
     sequence = Sequence(key, request, 0, BlockTable(POOL, 4, ""), frozenset())
     sequence.table.open(sequence.tokens)
     return sequence
@@ -22,7 +22,7 @@ def rows(lanes, *sequences):
 
 
 def test_rows_follow_the_block_tables_as_they_grow():
-    lanes = Lanes(max_sequences=2, context_tokens=32, block_tokens=4)
+    lanes = BlockTableRows(max_sequences=2, context_tokens=32, block_tokens=4)
     short, long = make_sequence(1, 3), make_sequence(2, 10)
     lanes.take(short)
     lanes.take(long)
@@ -36,7 +36,7 @@ def test_rows_follow_the_block_tables_as_they_grow():
 
 
 def test_a_lane_is_reused_without_a_trace_of_its_last_sequence():
-    lanes = Lanes(max_sequences=1, context_tokens=32, block_tokens=4)
+    lanes = BlockTableRows(max_sequences=1, context_tokens=32, block_tokens=4)
     first = make_sequence(1, 12)
     lanes.take(first)
     rows(lanes, first)
@@ -48,7 +48,7 @@ def test_a_lane_is_reused_without_a_trace_of_its_last_sequence():
 
 
 def test_a_resumed_sequence_shows_its_new_blocks():
-    lanes = Lanes(max_sequences=1, context_tokens=32, block_tokens=4)
+    lanes = BlockTableRows(max_sequences=1, context_tokens=32, block_tokens=4)
     sequence = make_sequence(1, 8)
     lanes.take(sequence)
     rows(lanes, sequence)
@@ -62,7 +62,7 @@ def test_a_resumed_sequence_shows_its_new_blocks():
 
 
 def test_releasing_twice_is_harmless():
-    lanes = Lanes(max_sequences=1, context_tokens=8, block_tokens=4)
+    lanes = BlockTableRows(max_sequences=1, context_tokens=8, block_tokens=4)
     sequence = make_sequence(1, 2)
     lanes.take(sequence)
     lanes.release(sequence)

@@ -4,15 +4,15 @@ import torch
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig
 from maitred.engine.kernels.linear import torchao_linear
-from maitred.engine.precision import Precision
+from maitred.engine.precision import PrecisionPlan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_auto_is_what_is_fast_on_the_device():
-    assert Precision.of(EngineConfig(), CPU).dtype == torch.float32
-    assert Precision.of(EngineConfig(), GPU).dtype == torch.bfloat16
-    assert Precision.of(EngineConfig(dtype="fp32"), GPU).dtype == torch.float32
+    assert PrecisionPlan.of(EngineConfig(), CPU).dtype == torch.float32
+    assert PrecisionPlan.of(EngineConfig(), GPU).dtype == torch.bfloat16
+    assert PrecisionPlan.of(EngineConfig(dtype="fp32"), GPU).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_auto_is_what_is_fast_on_the_device():
     ],
 )
 def test_engines_that_compute_differently_say_so(config, text):
-    assert str(Precision.of(config, CPU)) == text
+    assert str(PrecisionPlan.of(config, CPU)) == text
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,21 @@ def test_engines_that_compute_differently_say_so(config, text):
 )
 def test_rounding_where_there_is_no_kernel_for_it_says_what_to_do(config, device, remedy):
     with pytest.raises(ConfigInvalid, match=remedy):
-        Precision.of(config, device)
+        PrecisionPlan.of(config, device)
 
 
 def test_rounding_on_a_gpu_takes_torchao(monkeypatch):
     monkeypatch.setattr(torchao_linear, "find_spec", lambda module: None)
     with pytest.raises(ConfigInvalid, match=r"torchao is not installed. Install it \(pip install torchao\)"):
-        Precision.of(EngineConfig(quantization="int8"), GPU)
+        PrecisionPlan.of(EngineConfig(quantization="int8"), GPU)
     monkeypatch.setattr(torchao_linear, "find_spec", lambda module: module)
-    assert str(Precision.of(EngineConfig(quantization="int8"), GPU)) == "bf16, int8 weights"
+    assert str(PrecisionPlan.of(EngineConfig(quantization="int8"), GPU)) == "bf16, int8 weights"
     with pytest.raises(ConfigInvalid, match=r"works with bf16 on a GPU. Set engine.dtype to bf16"):
-        Precision.of(EngineConfig(dtype="fp32", quantization="int8"), GPU)
+        PrecisionPlan.of(EngineConfig(dtype="fp32", quantization="int8"), GPU)
 
 
 def test_a_rounded_cache_where_there_is_no_kernel_for_it_says_what_to_do():
     with pytest.raises(
         ConfigInvalid, match=r"int8, which works on a CPU, .* on cuda. Set engine.kv_dtype to auto, or "
     ):
-        Precision.of(EngineConfig(kv_dtype="int8"), GPU)
+        PrecisionPlan.of(EngineConfig(kv_dtype="int8"), GPU)

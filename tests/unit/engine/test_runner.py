@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from tests.models import make_model
@@ -56,7 +56,7 @@ def answers(engine, requests):
 
 def test_tokens_that_were_not_sampled_are_computed_like_any_others(engine, monkeypatch):
     requests = [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=[4 + (7 * i + j) % 120 for j in range(1 + 5 * i)],
             sampling=SamplingParams(max_tokens=60, seed=i, temperature=i % 2, ignore_eos=True),

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from maitred.core.request import Request, SamplingParams
-from maitred.engine.slumber import Slumber
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.sleep import SleepController
 from tests.clock import FakeClock
 from tests.unit.engine.test_engine import Bench
 
@@ -39,7 +39,7 @@ class Sleepy(Bench):
         super().__init__()
         pool = self.engine._scheduler.pool
         self.bed = Bed(pool)
-        self.engine._slumber = Slumber(self.bed, self.clock, 5.0)
+        self.engine._slumber = SleepController(self.bed, self.clock, 5.0)
         execute = self.runner.execute
 
         def computed(plan):
@@ -116,7 +116,7 @@ def test_it_can_be_woken_by_word_and_one_that_is_drowsy_stays_awake():
 
 
 def test_one_that_cannot_wake_dies_of_it():
-    slumber = Slumber(Bed(fault=MemoryError("no room")), FakeClock(), 1.0)
+    slumber = SleepController(Bed(fault=MemoryError("no room")), FakeClock(), 1.0)
     slumber.order(asleep=True)
     assert not slumber.turn(occupied=False)
     slumber.turn(occupied=True)
@@ -130,7 +130,7 @@ def test_a_request_that_ends_while_it_wakes_leaves_it_awake_and_empty():
     bench = Sleepy()
     bench.engine.rest(asleep=True)
     bench.turns()
-    bench.engine.submit("owner", Request("a", [1, 2], SamplingParams(max_tokens=3, seed=0)))
+    bench.engine.submit("owner", EngineRequest("a", [1, 2], SamplingParams(max_tokens=3, seed=0)))
     bench.step()
     bench.engine.disown("owner")
     bench.turns()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.target import Target
+from maitred.engine.device import ComputeDevice
 from tests.models import make_model
 
 
@@ -19,7 +19,7 @@ def answers(folder, target, **settings):
     for number in range(32):
         sampling = SamplingParams(max_tokens=80, seed=number, temperature=number % 2, ignore_eos=True)
         prompt = [4 + (number * 7 + position) % 120 for position in range(20 + number)]
-        engine.submit("test", Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
     told: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
@@ -29,7 +29,9 @@ def answers(folder, target, **settings):
     return told, load
 
 
-@pytest.mark.parametrize("target", [None, Target(torch.device("cpu"), accelerated=True)], ids=["cpu", "accelerated"])
+@pytest.mark.parametrize(
+    "target", [None, ComputeDevice(torch.device("cpu"), accelerated=True)], ids=["cpu", "accelerated"]
+)
 def test_answers_are_the_same_and_less_is_computed_twice(tmp_path, target):
     make_model(tmp_path, "llama3")
     expected, plenty = answers(tmp_path, target, kv_memory_bytes=8 << 20)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.target import Target, kv_bytes_on_gpu
+from maitred.engine.device import ComputeDevice, kv_bytes_on_gpu
 
 GIB = 1 << 30
 
@@ -12,8 +12,8 @@ GIB = 1 << 30
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_cpu_is_taken_and_said_once(caplog):
     with caplog.at_level(logging.INFO, "maitred.engine"):
-        assert Target.of("auto") == Target(torch.device("cpu"), accelerated=False)
-        assert Target.of("cpu") == Target(torch.device("cpu"), accelerated=False)
+        assert ComputeDevice.of("auto") == ComputeDevice(torch.device("cpu"), accelerated=False)
+        assert ComputeDevice.of("cpu") == ComputeDevice(torch.device("cpu"), accelerated=False)
     assert [record.getMessage() for record in caplog.records if "No GPU" in record.getMessage()] == [
         caplog.records[0].getMessage()
     ]
@@ -23,7 +23,7 @@ def test_without_a_gpu_the_cpu_is_taken_and_said_once(caplog):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_cannot_be_asked_for():
     with pytest.raises(ConfigInvalid, match=r"engine.device is cuda, but torch .*CUDA.* Set it to cpu or auto"):
-        Target.of("cuda")
+        ComputeDevice.of("cuda")
 
 
 def test_a_cache_gets_what_weights_and_the_largest_step_leave_of_the_share():

@@ -5,9 +5,9 @@ import ctypes
 import psutil
 import pytest
 
-from maitred.core.ports import GpuState
+from maitred.core.replica import GpuState
 from maitred.engine.nvml import Gpu, open_gpu
-from maitred.engine.vitals import Vitals
+from maitred.engine.process_stats import ProcessStats
 from tests.clock import FakeClock
 
 UUID = "GPU-0123"
@@ -41,7 +41,7 @@ class Library:
 
 
 def test_a_process_knows_what_it_takes():
-    state = Vitals(FakeClock()).now()
+    state = ProcessStats(FakeClock()).now()
     assert state.cpu_s == pytest.approx(sum(psutil.Process().cpu_times()[:2]), abs=1.0)
     assert state.resident_bytes > 1 << 20
     assert state.open_files > 0
@@ -51,7 +51,7 @@ def test_a_process_knows_what_it_takes():
 
 def test_a_gpu_is_looked_at_once_a_second():
     library, clock = Library(), FakeClock()
-    vitals = Vitals(clock, Gpu(library, UUID))
+    vitals = ProcessStats(clock, Gpu(library, UUID))
     assert vitals.now().gpu == GpuState(UUID, 0.4, 50 << 30, 80 << 30)
     clock.now_s += 0.9
     vitals.now()

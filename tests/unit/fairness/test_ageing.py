@@ -1,12 +1,12 @@
 """Waiting makes urgent."""
 
-from maitred.core.flow import Flow, PriorityClass, Share
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.fairness.ageing import Ageing
-from maitred.fairness.entry import Entry
+from maitred.fairness.entry import QueueEntry
 
 
 def entry(priority, arrived_s=0.0, number=1):
-    made = Entry(number, Flow((Share("a"),), priority), arrived_s=arrived_s, service=1.0)
+    made = QueueEntry(number, Flow((FlowLevel("a"),), priority), arrived_s=arrived_s, service=1.0)
     made.number = number
     return made
 

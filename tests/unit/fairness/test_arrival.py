@@ -2,16 +2,16 @@
 
 import pytest
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.line import LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.entry import QueueEntry, WorkAhead
+from maitred.fairness.fair_queue import QueueOrderConfig, make_line
 
-FIFO = LineConfig(policy="fifo")
-PRIORITY = LineConfig(policy="priority", ageing_s=10.0)
+FIFO = QueueOrderConfig(policy="fifo")
+PRIORITY = QueueOrderConfig(policy="priority", ageing_s=10.0)
 
 
 def entry(name, arrived_s, priority=PriorityClass.STANDARD, service=10.0):
-    return Entry(name, Flow((Share("a"),), priority), arrived_s=arrived_s, service=service)
+    return QueueEntry(name, Flow((FlowLevel("a"),), priority), arrived_s=arrived_s, service=service)
 
 
 def order(line, now_s=0.0):
@@ -91,9 +91,9 @@ def test_ahead():
     first, second = entry("first", 1.0), entry("second", 2.0)
     for each in (urgent, first, second):
         line.add(each, 5.0)
-    assert line.ahead(second, 5.0) == Ahead(2, 17.0)
-    assert line.ahead(urgent, 5.0) == Ahead(0, 0.0)
-    assert line.ahead(entry("arrives", 6.0), 6.0) == Ahead(3, 27.0)
+    assert line.ahead(second, 5.0) == WorkAhead(2, 17.0)
+    assert line.ahead(urgent, 5.0) == WorkAhead(0, 0.0)
+    assert line.ahead(entry("arrives", 6.0), 6.0) == WorkAhead(3, 27.0)
     fifo = make_line(FIFO)
     fifo.add(first, 5.0)
-    assert fifo.ahead(entry("arrives", 6.0, PriorityClass.INTERACTIVE), 6.0) == Ahead(1, 10.0)
+    assert fifo.ahead(entry("arrives", 6.0, PriorityClass.INTERACTIVE), 6.0) == WorkAhead(1, 10.0)

@@ -4,17 +4,17 @@ from collections import Counter
 
 import pytest
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.line import LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.entry import QueueEntry, WorkAhead
+from maitred.fairness.fair_queue import QueueOrderConfig, make_line
 
 
 def flow(*names, weight=1.0):
-    return Flow(tuple(Share(name, weight) for name in names))
+    return Flow(tuple(FlowLevel(name, weight) for name in names))
 
 
 def entry(of, value=None, arrived_s=0.0, service=100.0):
-    return Entry(value, of, arrived_s=arrived_s, service=service)
+    return QueueEntry(value, of, arrived_s=arrived_s, service=service)
 
 
 def crowd(line, of, count, service=100.0):
@@ -37,7 +37,7 @@ def serve(line, takes, cost=None):
 
 @pytest.fixture
 def line():
-    return make_line(LineConfig(policy="deficit", quantum=100.0))
+    return make_line(QueueOrderConfig(policy="deficit", quantum=100.0))
 
 
 def test_empty(line):
@@ -148,7 +148,7 @@ def test_ahead(line):
     one, two = flow("a"), flow("b")
     crowd(line, one, 10)
     crowd(line, two, 3)
-    assert line.ahead(entry(one), 0.0) == Ahead(13, 1300.0)
+    assert line.ahead(entry(one), 0.0) == WorkAhead(13, 1300.0)
     assert line.ahead(entry(two), 0.0).entries == pytest.approx(6, abs=1)
     assert line.ahead(entry(flow("c")), 0.0).entries <= 2
 
@@ -164,7 +164,7 @@ def test_over_service_is_what_a_flow_owes(line):
 
 
 def test_a_long_debt_is_paid_back_without_going_round_for_each_quantum():
-    line = make_line(LineConfig(policy="deficit", quantum=1e-3))
+    line = make_line(QueueOrderConfig(policy="deficit", quantum=1e-3))
     for name in "ab":
         crowd(line, flow(name), 10, service=1e6)
     assert serve(line, 10)[flow("a")] == 5e6

@@ -3,19 +3,19 @@
 import msgspec
 import pytest
 
-from maitred.core.flow import ONE_FLOW, Flow, PriorityClass, Share
-from maitred.fairness.line import Entry, LineConfig, make_line
+from maitred.core.flow import ONE_FLOW, Flow, FlowLevel, PriorityClass
+from maitred.fairness.fair_queue import QueueEntry, QueueOrderConfig, make_line
 
 POLICIES = ["fair", "fifo", "priority", "deficit"]
-FLOWS = [ONE_FLOW, Flow((Share("a"), Share("b", 2.0)), PriorityClass.BATCH), Flow((Share("c"),))]
+FLOWS = [ONE_FLOW, Flow((FlowLevel("a"), FlowLevel("b", 2.0)), PriorityClass.BATCH), Flow((FlowLevel("c"),))]
 
 
 def entries(count):
-    return [Entry(number, FLOWS[number % 3], arrived_s=float(number), service=5.0) for number in range(count)]
+    return [QueueEntry(number, FLOWS[number % 3], arrived_s=float(number), service=5.0) for number in range(count)]
 
 
 def test_the_default_is_fair():
-    config = LineConfig()
+    config = QueueOrderConfig()
     assert config.policy == "fair"
     assert config.quantum == 0.0
     assert [config.class_weights[priority] for priority in PriorityClass] == [8, 4, 2, 1]
@@ -26,12 +26,12 @@ def test_the_default_is_fair():
 )
 def test_what_makes_no_sense_is_refused(fault):
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(fault, LineConfig)
+        msgspec.convert(fault, QueueOrderConfig)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_everybody_is_served_once(policy):
-    line = make_line(LineConfig(policy=policy))
+    line = make_line(QueueOrderConfig(policy=policy))
     everybody = entries(30)
     for entry in everybody:
         line.add(entry, entry.arrived_s)
@@ -49,7 +49,7 @@ def test_everybody_is_served_once(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_empty_line_has_nobody_ahead_and_nobody_in_lead(policy):
-    line = make_line(LineConfig(policy=policy))
+    line = make_line(QueueOrderConfig(policy=policy))
     ahead = line.ahead(entries(1)[0], 0.0)
     assert (ahead.entries, ahead.service) == (0, 0.0)
     assert line.over_service(ONE_FLOW) == 0.0
@@ -57,8 +57,8 @@ def test_an_empty_line_has_nobody_ahead_and_nobody_in_lead(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ahead_grows_with_the_line_and_asks_nothing_of_it(policy):
-    line = make_line(LineConfig(policy=policy, ageing_s=None))
-    arrives = Entry("arrives", ONE_FLOW, arrived_s=100.0, service=5.0)
+    line = make_line(QueueOrderConfig(policy=policy, ageing_s=None))
+    arrives = QueueEntry("arrives", ONE_FLOW, arrived_s=100.0, service=5.0)
     before = -1
     for entry in entries(9):
         if entry.flow is ONE_FLOW:
@@ -71,7 +71,7 @@ def test_ahead_grows_with_the_line_and_asks_nothing_of_it(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_who_is_not_there_cannot_leave(policy):
-    line = make_line(LineConfig(policy=policy))
+    line = make_line(QueueOrderConfig(policy=policy))
     one, other = entries(2)
     line.add(one, 0.0)
     line.add(other, 0.0)

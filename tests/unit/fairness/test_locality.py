@@ -1,14 +1,16 @@
 """Serving what shares a prefix one after the other, as far as fairness can wait."""
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.fairness.entry import Entry
-from maitred.fairness.line import LineConfig, make_line
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.fairness.entry import QueueEntry
+from maitred.fairness.fair_queue import QueueOrderConfig, make_line
 
 STANDARD, BATCH = PriorityClass.STANDARD, PriorityClass.BATCH
 
 
 def entry(name, locality, service=10.0, priority=STANDARD, **others):
-    return Entry(locality, Flow((Share(name),), priority), arrived_s=0.0, service=service, locality=locality, **others)
+    return QueueEntry(
+        locality, Flow((FlowLevel(name),), priority), arrived_s=0.0, service=service, locality=locality, **others
+    )
 
 
 def order(line, takes):
@@ -24,7 +26,7 @@ def order(line, takes):
 
 
 def filled(quantum, per_flow=4):
-    line = make_line(LineConfig(quantum=quantum))
+    line = make_line(QueueOrderConfig(quantum=quantum))
     for number in range(per_flow):
         line.add(entry("a", "xy"[number % 2]), 0.0)
         line.add(entry("b", "yx"[number % 2]), 0.0)
@@ -46,7 +48,7 @@ def test_a_row_is_worth_a_quantum():
 
 
 def test_nobody_leads_by_more_than_the_quantum():
-    line = make_line(LineConfig(quantum=30.0))
+    line = make_line(QueueOrderConfig(quantum=30.0))
     for _ in range(20):
         line.add(entry("a", "x"), 0.0)
         line.add(entry("b", "y"), 0.0)
@@ -58,7 +60,7 @@ def test_nobody_leads_by_more_than_the_quantum():
 
 
 def test_inside_a_key_those_passed_over_come_after_a_quantum():
-    line = make_line(LineConfig(quantum=30.0))
+    line = make_line(QueueOrderConfig(quantum=30.0))
     line.add(entry("a", "x"), 0.0)
     line.add(entry("a", "z"), 0.0)
     for _ in range(20):
@@ -67,17 +69,17 @@ def test_inside_a_key_those_passed_over_come_after_a_quantum():
 
 
 def test_classes_are_not_mixed():
-    line = make_line(LineConfig(quantum=1000.0))
+    line = make_line(QueueOrderConfig(quantum=1000.0))
     line.add(entry("a", "x"), 0.0)
     line.add(entry("b", "y"), 0.0)
     line.add(entry("c", "x", priority=BATCH), 0.0)
     order(line, 1)
-    line.charge(Flow((Share("nobody"),)), 0.0)
+    line.charge(Flow((FlowLevel("nobody"),)), 0.0)
     assert order(line, 2) == ["cx", "by"]  # The batch class was owed the turn; within it nothing is passed over.
 
 
 def test_what_leaves_is_not_preferred():
-    line = make_line(LineConfig(quantum=1000.0))
+    line = make_line(QueueOrderConfig(quantum=1000.0))
     line.add(entry("a", "x"), 0.0)
     gone = entry("b", "x")
     line.add(gone, 0.0)

@@ -3,15 +3,15 @@
 import pytest
 
 from maitred.core.flow import ONE_FLOW
-from maitred.fairness.entry import Ahead, Entry
-from maitred.fairness.queue import LAST, EntryQueue
+from maitred.fairness.entry import QueueEntry, WorkAhead
+from maitred.fairness.sorted_entries import LAST, EntryQueue
 
 
 def filled(count, service=10.0):
     queue = EntryQueue()
     entries = []
     for number in range(count):
-        entry = Entry(number, ONE_FLOW, arrived_s=float(number), service=service)
+        entry = QueueEntry(number, ONE_FLOW, arrived_s=float(number), service=service)
         entry.number = number
         queue.join(entry.arrived_s, entry)
         entries.append(entry)
@@ -39,8 +39,8 @@ def test_sum_of_an_empty_queue_is_zero_whatever_was_rounded():
 def test_before_is_exact_for_few():
     queue, entries = filled(100)
     queue.leave(entries[4])
-    assert queue.before(50.0, 50) == Ahead(49, 490.0)
-    assert queue.before(50.0, LAST) == Ahead(50, 500.0)
+    assert queue.before(50.0, 50) == WorkAhead(49, 490.0)
+    assert queue.before(50.0, LAST) == WorkAhead(50, 500.0)
 
 
 def test_before_is_close_for_many():
@@ -48,7 +48,7 @@ def test_before_is_close_for_many():
     ahead = queue.before(7_000.0, 7_000)
     assert ahead.entries == pytest.approx(7_000, rel=0.1)
     assert ahead.service == pytest.approx(70_000, rel=0.1)
-    assert queue.before(1e9, LAST) == Ahead(10_000, 100_000.0)
+    assert queue.before(1e9, LAST) == WorkAhead(10_000, 100_000.0)
 
 
 def test_before_stays_close_while_entries_come_and_go():
@@ -56,7 +56,7 @@ def test_before_stays_close_while_entries_come_and_go():
     assert queue.before(1_000.0, 1_000).entries == pytest.approx(1_000, rel=0.05)
     for number in range(2_000, 6_000):
         queue.leave(entries.pop(0))
-        entry = Entry(number, ONE_FLOW, arrived_s=float(number), service=10.0)
+        entry = QueueEntry(number, ONE_FLOW, arrived_s=float(number), service=10.0)
         entry.number = number
         queue.join(entry.arrived_s, entry)
         entries.append(entry)
@@ -69,12 +69,12 @@ def test_who_comes_last_has_all_before_it_exactly():
     queue, entries = filled(1_000)
     for entry in entries[:333]:
         queue.leave(entry)
-    assert queue.before(1_000.0, LAST) == Ahead(667, 6_670.0)
+    assert queue.before(1_000.0, LAST) == WorkAhead(667, 6_670.0)
     for entry in entries[333:]:
         queue.leave(entry)
     queue.join(5.0, entries[5])  # what had joined before it was empty does not count
-    assert queue.before(6.0, LAST) == Ahead(1, 10.0)
+    assert queue.before(6.0, LAST) == WorkAhead(1, 10.0)
 
 
 def test_before_in_an_empty_queue():
-    assert EntryQueue().before(1.0, 1) == Ahead(0, 0.0)
+    assert EntryQueue().before(1.0, 1) == WorkAhead(0, 0.0)

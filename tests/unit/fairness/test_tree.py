@@ -1,11 +1,11 @@
 """Virtual token counters at every level of a tree."""
 
 from maitred.core.flow import PriorityClass
-from maitred.fairness.tree import IDLE_KEPT, Node, Siblings, Ticks
+from maitred.fairness.tree import IDLE_KEPT, LazyCharges, Node, Siblings
 
 
 def tree():
-    top = Siblings(None, Ticks())
+    top = Siblings(None, LazyCharges())
     root = top.children["class"] = Node(PriorityClass.STANDARD, top, 1.0, 0, leaf=False)
     return root.below
 
@@ -95,7 +95,7 @@ def test_they_are_forgotten_when_the_level_has_passed_them():
 
 
 def test_what_streams_is_booked_with_each_tick():
-    ticks = Ticks()
+    ticks = LazyCharges()
     top = Siblings(None, ticks)
     root = top.children["class"] = Node(PriorityClass.STANDARD, top, 1.0, 0, leaf=False)
     node = root.below.child("node", 2.0, 1, leaf=True)
@@ -109,7 +109,7 @@ def test_what_streams_is_booked_with_each_tick():
 
 
 def test_a_new_weight_does_not_change_what_was_streamed_before():
-    ticks = Ticks()
+    ticks = LazyCharges()
     group = Siblings(None, ticks)
     node = group.child("node", 1.0, 1, leaf=True)
     node.stream(8.0)

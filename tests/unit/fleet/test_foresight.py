@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.fleet.policy.foresight import ready_in_s
+from maitred.fleet.policy.load_eta import ready_in_s
 from tests.machine_desk import TICK_S, UNLOAD_S, machine
 
 LEAST_S = 4 * TICK_S

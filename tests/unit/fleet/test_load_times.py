@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from maitred.app.residents import open_local_models
+from maitred.app.models.on_demand import open_local_models
 from maitred.config.tree import BUNDLED_MODEL, Config, TextModelConfig
 from maitred.core.clock import SystemClock
 from maitred.fleet.residency.config import ResidencyConfig

@@ -3,7 +3,7 @@
 import json
 import logging
 
-from maitred.fleet.printed import log_line
+from maitred.fleet.engine_log import log_line
 
 
 def line(**fields):

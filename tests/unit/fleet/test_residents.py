@@ -1,5 +1,5 @@
-from maitred.fleet.policy.foresight import ready_in_s
-from maitred.fleet.policy.resident import Phase
+from maitred.fleet.policy.load_eta import ready_in_s
+from maitred.fleet.policy.model_residency import ResidencyPhase
 from tests.machine_desk import TICK_S, UNLOAD_S, WAKE_S, machine
 
 
@@ -24,7 +24,7 @@ def test_the_least_recently_used_goes_first():
     one.call("c")
     one.until(one.now_s + 5)
     assert [name for name, *_ in one.left] == ["b"]
-    assert one.residents["c"].phase is Phase.IN
+    assert one.residents["c"].phase is ResidencyPhase.IN
 
 
 def test_an_idle_model_goes_at_once_if_it_is_not_expected_back_before_it_could_be_loaded_again():
@@ -88,7 +88,7 @@ def test_enough_of_the_others_go_or_none():
     assert one.left == []  # a could go, but b may stay, and a alone is not enough
     one.until(140.0)
     assert {name for name, *_ in one.left} == {"a", "b"}
-    assert one.residents["c"].phase is Phase.IN
+    assert one.residents["c"].phase is ResidencyPhase.IN
 
 
 def test_nobody_overtakes_one_that_waits_for_room():
@@ -109,7 +109,7 @@ def test_the_memory_of_an_idle_model_is_given_back_after_a_while():
     assert one.left == []
     one.until(140.0)
     assert [name for name, *_ in one.left] == ["b"]
-    assert one.residents["a"].phase is Phase.IN
+    assert one.residents["a"].phase is ResidencyPhase.IN
 
 
 def test_a_model_that_takes_more_than_was_thought_makes_room_at_once():
@@ -144,7 +144,7 @@ def test_who_could_not_wait_finds_the_model_when_it_comes_back():
     one = machine([1, 1], 2)
     one.residents.want("a", one.now_s)
     one.until(104.0)
-    assert one.residents["a"].phase is Phase.IN
+    assert one.residents["a"].phase is ResidencyPhase.IN
     one.until(110.0)
     assert one.loads == ["a"]
 
@@ -190,7 +190,11 @@ def test_one_that_sleeps_leaves_its_room_to_others_and_is_back_sooner():
     one.tick()
     assert one.closed == {"a"}, "its answer ends first"
     one.until(112.0)
-    assert (one.residents["a"].phase, one.residents["a"].asleep, one.residents.taken_bytes) == (Phase.OUT, True, 1)
+    assert (one.residents["a"].phase, one.residents["a"].asleep, one.residents.taken_bytes) == (
+        ResidencyPhase.OUT,
+        True,
+        1,
+    )
     one.call("b")
     one.until(120.0)
     assert one.residents.taken_bytes == 5
@@ -213,7 +217,7 @@ def test_those_that_sleep_are_ended_where_their_processes_are_in_the_way():
     one.call("b")
     one.until(120.0)
     assert [name for name, *_ in one.left] == ["a"]
-    assert (one.residents["b"].phase, one.residents.taken_bytes) == (Phase.IN, 4)
+    assert (one.residents["b"].phase, one.residents.taken_bytes) == (ResidencyPhase.IN, 4)
 
 
 def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():

@@ -1,14 +1,14 @@
 import msgspec
 import pytest
 
-from maitred.core.digest import ModelDigest
 from maitred.core.errors import ReplicaUnavailable
-from maitred.fleet.same_model import SameModel
+from maitred.core.fingerprint import ModelFingerprint
+from maitred.fleet.same_model import FingerprintCheck
 from maitred.testing.script import SCRIPTED_CARD
 
 
 def card(*digest, dtype="fp32"):
-    return msgspec.structs.replace(SCRIPTED_CARD, digest=ModelDigest(*digest), dtype=dtype)
+    return msgspec.structs.replace(SCRIPTED_CARD, digest=ModelFingerprint(*digest), dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def card(*digest, dtype="fp32"):
     ],
 )
 def test_each_part_must_be_the_same(theirs, says):
-    model = SameModel(ModelDigest("s", "t", "w"))
+    model = FingerprintCheck(ModelFingerprint("s", "t", "w"))
     with pytest.raises(ReplicaUnavailable, match=says):
         model.check(card(*theirs))
     model.check(card("s", "t", "w"))
@@ -29,7 +29,7 @@ def test_each_part_must_be_the_same(theirs, says):
 
 
 def test_the_first_engine_says_what_the_gateways_files_do_not():
-    model = SameModel(ModelDigest("s", "t", ""))
+    model = FingerprintCheck(ModelFingerprint("s", "t", ""))
     model.check(card("s", "t", "w", dtype="bf16"))
     with pytest.raises(ReplicaUnavailable, match="weights"):
         model.check(card("s", "t", "other", dtype="bf16"))

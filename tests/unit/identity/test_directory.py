@@ -1,7 +1,7 @@
 import pytest
 
 from maitred.core.directory import DirectoryChanges
-from maitred.core.flow import Share
+from maitred.core.flow import FlowLevel
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.identity.directory import Directory
@@ -50,7 +50,7 @@ def test_what_the_tenants_say_is_combined_on_the_way_up():
     assert found.regions == {"us"}
     assert found.tags == {"audited", "local-only"}
     assert found.priority_ceiling == 7
-    assert found.shares == (Share("acme", 3.0), Share("lab", 2.0), Share("k1"))
+    assert found.shares == (FlowLevel("acme", 3.0), FlowLevel("lab", 2.0), FlowLevel("k1"))
 
 
 def test_tenants_that_say_nothing_allow_everything():

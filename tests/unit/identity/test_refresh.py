@@ -6,7 +6,7 @@ from maitred.core.directory import DirectoryChanges
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Tenant
 from maitred.identity.directory import Directory
-from maitred.identity.refresh import Refresher
+from maitred.identity.refresh import DirectoryRefresher
 from tests.clock import FakeClock
 
 
@@ -30,7 +30,7 @@ FIRST = DirectoryChanges(3, [Tenant(id="acme")])
 
 def parts(*answers, **settings):
     directory, clock, source = Directory(), FakeClock(), Source(*answers)
-    return directory, clock, source, Refresher(source, directory, clock, **settings)
+    return directory, clock, source, DirectoryRefresher(source, directory, clock, **settings)
 
 
 async def until(condition):
@@ -143,7 +143,7 @@ async def test_a_store_that_never_answers_is_away(monkeypatch):
         async def changes(self, since):
             await asyncio.Event().wait()
 
-    refresher = Refresher(Silent(), Directory(), FakeClock())
+    refresher = DirectoryRefresher(Silent(), Directory(), FakeClock())
     with pytest.raises(StoreUnavailable, match="did not answer"):
         await refresher.load()
     assert refresher.away
@@ -160,7 +160,7 @@ async def test_answers_are_applied_one_after_the_other():
             await gates[len(asked) - 1].wait()
             return DirectoryChanges(len(asked), [Tenant(id=f"t{len(asked)}")])
 
-    refresher = Refresher(Slow(), directory, FakeClock())
+    refresher = DirectoryRefresher(Slow(), directory, FakeClock())
     both = asyncio.gather(refresher.load(), refresher.load())
     await until(lambda: asked == [0])
     gates[1].set()

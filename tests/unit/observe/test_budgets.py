@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Principal
 from maitred.observe.budgets import BudgetMetrics, BudgetUse
@@ -31,7 +31,7 @@ def watched(named):
 
 def asks(metrics, *tenants, model="m"):
     principal = Principal(key="k", tenants=tenants, scopes=frozenset())
-    metrics.ended(Tally("req-1", 0.0, model=model, principal=principal))
+    metrics.ended(RequestContext("req-1", 0.0, model=model, principal=principal))
 
 
 async def test_teams_organisations_and_everybody_have_their_own():

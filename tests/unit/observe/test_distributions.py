@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, Summary
 from prometheus_client.exposition import generate_latest
 
-from maitred.observe.distributions import Distributions, Summaries
+from maitred.observe.distributions import LabelledHistograms, LabelledSummaries
 
 BOUNDS = (0.002, 0.5, 1, 4, 16384)
 VALUES = st.lists(st.one_of(st.sampled_from(BOUNDS), st.integers(0, 20_000), st.sampled_from((0.001, 3.5))))
@@ -14,7 +14,7 @@ VALUES = st.lists(st.one_of(st.sampled_from(BOUNDS), st.integers(0, 20_000), st.
 def test_it_shows_what_the_library_would(brought, times):
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     histogram = Histogram("seconds", "How long.", ["model"], buckets=BOUNDS, registry=theirs)
-    distributions = Distributions({"seconds": ("How long.", BOUNDS)}, "model")
+    distributions = LabelledHistograms({"seconds": ("How long.", BOUNDS)}, "model")
     ours.register(distributions)
     for model, batches in brought.items():
         for values in (batch * times for batch in batches):
@@ -30,7 +30,7 @@ def test_it_shows_what_the_library_would(brought, times):
 def test_a_summary_shows_what_the_library_would(brought):
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     summary = Summary("seconds", "How long.", ["model"], registry=theirs)
-    summaries = Summaries({"seconds": "How long."}, "model")
+    summaries = LabelledSummaries({"seconds": "How long."}, "model")
     ours.register(summaries)
     for model, batches in brought.items():
         for values in batches:
@@ -43,7 +43,7 @@ def test_a_summary_shows_what_the_library_would(brought):
 
 def test_a_metric_without_series_is_named():
     ours = CollectorRegistry()
-    ours.register(Distributions({"seconds": ("How long.", BOUNDS)}, "model"))
+    ours.register(LabelledHistograms({"seconds": ("How long.", BOUNDS)}, "model"))
     assert [metric.name for metric in ours.collect()] == ["seconds"]
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from maitred.core.feedback import Feedback, Kept
+from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.observe.feedback import FeedbackMetrics
 
 GOOD, BAD = Feedback(score=0.75), Feedback(score=0.25, text="wrong year")
@@ -12,8 +12,8 @@ def test_changes_count_and_repeats_do_not():
     registry = CollectorRegistry()
     metrics = FeedbackMetrics(registry)
     for feedback, before in ((GOOD, None), (GOOD, GOOD), (BAD, GOOD), (BAD, BAD)):
-        metrics.given(Kept(feedback, "v2", "chat=canary", before))
-    metrics.given(Kept(Feedback(score=0.5), "v1", "", None))
+        metrics.given(FeedbackReceipt(feedback, "v2", "chat=canary", before))
+    metrics.given(FeedbackReceipt(Feedback(score=0.5), "v1", "", None))
 
     def value(name, **labels):
         return registry.get_sample_value(name, labels)
@@ -28,7 +28,7 @@ def test_changes_count_and_repeats_do_not():
 
 def test_no_text_becomes_a_label():
     registry = CollectorRegistry()
-    FeedbackMetrics(registry).given(Kept(BAD, "v2", "a=b=stable", None))
+    FeedbackMetrics(registry).given(FeedbackReceipt(BAD, "v2", "a=b=stable", None))
     labels = [sample.labels for family in registry.collect() for sample in family.samples]
     assert {tuple(each.values())[:3] for each in labels} == {("v2", "a=b", "stable")}
     assert "wrong year" not in str(labels)

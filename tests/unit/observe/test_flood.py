@@ -1,12 +1,12 @@
 """Messages that are alike, many at a time."""
 
-from maitred.observe.flood import Flood
+from maitred.observe.log_limit import LogRateLimiter
 
 A, B = ("maitred.a", 30, "%s is away"), ("maitred.a", 30, "%s is back")
 
 
 def test_so_many_pass_in_a_second_and_the_others_are_counted():
-    flood = Flood(3)
+    flood = LogRateLimiter(3)
     assert [flood.passes(A, 10.0 + 0.1 * step) for step in range(9)] == [True] * 3 + [False] * 6
     assert flood.over(10.9) == []
     assert flood.over(11.0) == [(A, 6)]
@@ -15,7 +15,7 @@ def test_so_many_pass_in_a_second_and_the_others_are_counted():
 
 
 def test_one_kind_does_not_hold_back_another():
-    flood = Flood(1)
+    flood = LogRateLimiter(1)
     assert flood.passes(A, 1.0)
     assert not flood.passes(A, 1.1)
     assert flood.passes(B, 1.2)
@@ -25,19 +25,19 @@ def test_one_kind_does_not_hold_back_another():
 
 
 def test_nothing_is_told_of_what_all_passed():
-    flood = Flood(2)
+    flood = LogRateLimiter(2)
     assert flood.passes(A, 1.0)
     assert flood.rest() == []
 
 
 def test_all_pass_where_nothing_is_to_be_held_back():
-    flood = Flood(0)
+    flood = LogRateLimiter(0)
     assert all(flood.passes(A, 1.0) for _ in range(1000))
     assert flood.rest() == []
 
 
 def test_kinds_that_never_end_are_forgotten():
-    flood = Flood(1)
+    flood = LogRateLimiter(1)
     for number in range(5000):
         flood.passes(("maitred.a", 30, f"{number}"), 1.0)
         flood.over(1.0)

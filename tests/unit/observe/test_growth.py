@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from maitred.core.ports import LoadReport, ProcessState
+from maitred.core.replica import LoadReport, ProcessState
 from maitred.observe.engines import EngineState
 from maitred.observe.growth import GrowthWatch
 from tests.clock import FakeClock

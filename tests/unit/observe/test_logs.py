@@ -5,14 +5,14 @@ import logging
 
 import pytest
 
-from maitred.core.answer import Outcome, Tally
-from maitred.core.in_hand import IN_HAND, InHand
+from maitred.core.answer import Outcome, RequestContext
+from maitred.core.log_context import LOG_CONTEXT, LogContext
 from maitred.observe.config import LogConfig
 from maitred.observe.logs import JsonFormatter, RequestLog, set_up
 
 
 def ended(outcome, released_s=None):
-    tally = Tally("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
+    tally = RequestContext("req-1", 1.0, route="/v1/completions", model="m", prompt_tokens=3, completion_tokens=2)
     tally.waited_ms, tally.released_s = {"slots": 12.34567}, released_s
     tally.close(outcome, 200, 1.5)
     return tally
@@ -79,14 +79,14 @@ def test_a_flood_is_counted(root, capsys):
 def test_a_line_says_for_which_request_it_was_written(root, capsys, shape):
     set_up(LogConfig(format=shape))
     log = logging.getLogger("maitred.test")
-    in_hand = InHand("req-7")
+    in_hand = LogContext("req-7")
     in_hand.trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    token = IN_HAND.set(in_hand)
+    token = LOG_CONTEXT.set(in_hand)
     log.warning("the replica is away")
     log.warning("request req-7 failed")
     in_hand.over = True
     log.warning("later")
-    IN_HAND.reset(token)
+    LOG_CONTEXT.reset(token)
     first, second, later = capsys.readouterr().err.splitlines()
     if shape == "json":
         assert {key: json.loads(first)[key] for key in ("request_id", "trace_id")} == {

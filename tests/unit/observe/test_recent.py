@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.errors import QueueFull, Saturated
 from maitred.core.tenancy import Principal
-from maitred.observe.recent import POINTS, Recent
+from maitred.observe.recent import POINTS, RecentTraffic
 from tests.clock import FakeClock
 
 
 def of(tenant="acme", *, model="tiny", outcome=Outcome.FINISHED, failure=None, gaps_s=(), **more):
     principal = Principal(key=f"{tenant}key", tenants=("team", tenant), scopes=frozenset())
-    tally = Tally("req-1", 0.0, route="/v1/chat/completions", principal=principal, model=model)
+    tally = RequestContext("req-1", 0.0, route="/v1/chat/completions", principal=principal, model=model)
     tally.outcome, tally.failure, tally.gaps_s = outcome, failure, list(gaps_s)
     for name, value in more.items():
         setattr(tally, name, value)
@@ -21,7 +21,7 @@ def of(tenant="acme", *, model="tiny", outcome=Outcome.FINISHED, failure=None, g
 
 
 def test_a_second_counts_what_ended_in_it():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     for outcome in (Outcome.FINISHED, Outcome.FINISHED, Outcome.CANCELLED):
         recent.ended(of(outcome=outcome, prompt_tokens=10, completion_tokens=3))
     recent.ended(of(model="", outcome=Outcome.FINISHED))  # a list of models, say
@@ -32,7 +32,7 @@ def test_a_second_counts_what_ended_in_it():
 
 
 def test_ten_minutes_are_kept_and_no_more():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     for number in range(POINTS + 50):
         recent.tick(number, 0)
     assert len(recent.points) == POINTS
@@ -40,7 +40,7 @@ def test_ten_minutes_are_kept_and_no_more():
 
 
 def test_times_are_those_of_ten_seconds_and_as_exact_as_a_chart_shows():
-    recent, chance = Recent(FakeClock()), random.Random(7)
+    recent, chance = RecentTraffic(FakeClock()), random.Random(7)
     times_s = sorted(chance.lognormvariate(-2, 1) for _ in range(4000))
     for time_s in times_s:
         recent.first_token(time_s)
@@ -53,14 +53,14 @@ def test_times_are_those_of_ten_seconds_and_as_exact_as_a_chart_shows():
 
 
 def test_a_long_answer_counts_with_some_of_its_gaps():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     recent.ended(of(gaps_s=[0.02] * 10_000))
     recent.ended(of(gaps_s=[0.2] * 70))
     assert recent.tick(0, 0).itl_s == pytest.approx((0.02, 0.2), rel=0.15)
 
 
 def test_times_beyond_every_bound_count_too():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     recent.first_token(10_000.0)
     recent.first_token(0.0)
     assert recent.tick(0, 0).ttft_s[1] > 100
@@ -68,7 +68,7 @@ def test_times_beyond_every_bound_count_too():
 
 def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
     clock = FakeClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for number in range(100):
         clock.now_s += 1
         failure = Saturated(f"No room {number}.", retry_after_s=3.0)
@@ -89,7 +89,7 @@ def test_refusals_for_one_reason_are_one_entry_and_the_newest_is_last():
 
 
 def test_what_is_known_of_tenants_and_refusals_is_bounded():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     for number in range(2000):
         recent.ended(of(f"t{number}", outcome=Outcome.REFUSED, failure=QueueFull()))
     assert len(recent.refusals) == 50
@@ -100,6 +100,6 @@ def test_what_is_known_of_tenants_and_refusals_is_bounded():
 
 
 def test_who_is_refused_before_a_model_is_known_is_seen():
-    recent = Recent(FakeClock())
+    recent = RecentTraffic(FakeClock())
     recent.ended(of(model="", outcome=Outcome.REFUSED, failure=Saturated(), principal=None))
     assert [one.tenant for one in recent.refusals.values()] == [""]

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.flow import PriorityClass
 from maitred.observe.config import SloConfig, slo_faults
 from maitred.observe.slos import SloMetrics
@@ -23,7 +23,7 @@ def ended(
     end_s=10.0,
     refused_by="",
 ):
-    tally = Tally("req-1", 0.0, model=model, priority=priority, gaps_s=list(gaps), refused_by=refused_by)
+    tally = RequestContext("req-1", 0.0, model=model, priority=priority, gaps_s=list(gaps), refused_by=refused_by)
     tally.first_token_s = first_s
     tally.close(outcome, status, end_s)
     return tally

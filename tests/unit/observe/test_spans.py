@@ -1,8 +1,8 @@
 """A request's story as spans."""
 
-from maitred.core.answer import Ask, Outcome, Tally
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.request import FinishReason, SamplingParams
-from maitred.core.story import Chapter, ChapterName
+from maitred.core.timeline import SpanName, TimelineSpan
 from maitred.core.trace_context import TraceContext
 from maitred.observe.spans import spans_of
 
@@ -11,11 +11,13 @@ TRACE = TraceContext("1" * 32, "2" * 16, sampled=True)
 
 def ended(route):
     sampling = SamplingParams(max_tokens=0, seed=0)
-    tally = Tally("req-1", 100.0, route=route, model="m", ask=Ask(model="m", prompts=["x"], sampling=sampling))
+    tally = RequestContext(
+        "req-1", 100.0, route=route, model="m", ask=InferenceRequest(model="m", prompts=["x"], sampling=sampling)
+    )
     tally.story.trace = TRACE
-    attempt = tally.story.begin(ChapterName.ATTEMPT, 101.0, replica="local")
-    engine = Chapter(ChapterName.ENGINE, 101.25, {"replica": "local", "texts": 2})
-    encode = Chapter(ChapterName.ENCODE, 101.5, {"prompt_tokens": 7, "batch": 2.0})
+    attempt = tally.story.begin(SpanName.ATTEMPT, 101.0, replica="local")
+    engine = TimelineSpan(SpanName.ENGINE, 101.25, {"replica": "local", "texts": 2})
+    encode = TimelineSpan(SpanName.ENCODE, 101.5, {"prompt_tokens": 7, "batch": 2.0})
     engine.inside.append(encode)
     attempt.inside.append(engine)
     for chapter in (encode, engine, attempt):

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 from maitred.observe.steps import StepMetrics
 
 WHERE = ("m", "local")

@@ -5,30 +5,32 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from maitred.core.answer import Ask, Outcome, Tally
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
 from maitred.core.errors import ResourceNotFound
 from maitred.core.request import SamplingParams
-from maitred.core.story import ChapterName
-from maitred.observe.stories import Stories, parameters_of
+from maitred.core.timeline import SpanName
+from maitred.observe.timelines import TimelineBuffer, parameters_of
 from maitred.wire.admin.responses import encode
 from tests.clock import FakeClock
 
 SECRET = "the launch code is 0000"
-ASK = Ask(model="chat", prompts=[SECRET], sampling=SamplingParams(max_tokens=0, seed=0, temperature=0.2), user=SECRET)
+ASK = InferenceRequest(
+    model="chat", prompts=[SECRET], sampling=SamplingParams(max_tokens=0, seed=0, temperature=0.2), user=SECRET
+)
 
 
 def ended(request_id="req-1", ask=ASK):
-    tally = Tally(request_id, 100.0, route="/v1/completions", model="m", ask=ask)
-    tally.story.note(ChapterName.PLAN, 100.5, prompt_tokens=7)
-    tally.story.begin(ChapterName.ATTEMPT, 101.0, replica="local")
-    tally.story.note(ChapterName.SETTLEMENT, 102.0, cost_usd=0.25)
+    tally = RequestContext(request_id, 100.0, route="/v1/completions", model="m", ask=ask)
+    tally.story.note(SpanName.PLAN, 100.5, prompt_tokens=7)
+    tally.story.begin(SpanName.ATTEMPT, 101.0, replica="local")
+    tally.story.note(SpanName.SETTLEMENT, 102.0, cost_usd=0.25)
     tally.first_token_s = 101.25
     tally.close(Outcome.CANCELLED, 200, 102.5)
     return tally
 
 
 def test_it_is_told_from_the_arrival_of_the_request():
-    stories = Stories(8, FakeClock())
+    stories = TimelineBuffer(8, FakeClock())
     stories.ended(ended())
     story = stories.of("req-1")
     assert (story.duration_ms, story.ttft_ms, story.cost_usd) == (2500.0, 1250.0, 0.25)
@@ -41,7 +43,7 @@ def test_it_is_told_from_the_arrival_of_the_request():
 
 
 def test_a_refusal_names_the_limit():
-    stories = Stories(8, FakeClock())
+    stories = TimelineBuffer(8, FakeClock())
     tally = ended()
     tally.refused_by = "requests_per_minute"
     stories.ended(tally)
@@ -60,7 +62,7 @@ def held_by(thing):
 
 
 def test_no_text_of_the_request_is_kept():
-    stories = Stories(8, FakeClock())
+    stories = TimelineBuffer(8, FakeClock())
     tally = ended()
     tally.gaps_s = [0.1234]
     tally.listener = tally.place = object()
@@ -73,7 +75,7 @@ def test_no_text_of_the_request_is_kept():
 
 
 def test_only_so_many_are_kept_the_latest_of_an_id():
-    stories = Stories(2, FakeClock())
+    stories = TimelineBuffer(2, FakeClock())
     for name in ("a", "b", "a", "c"):
         stories.ended(ended(name))
     assert [head.id for head in stories.latest()] == ["c", "a"]
@@ -82,22 +84,24 @@ def test_only_so_many_are_kept_the_latest_of_an_id():
 
 
 def test_what_asks_no_model_is_not_kept_nor_anything_if_nothing_shall_be():
-    stories = Stories(2, FakeClock())
+    stories = TimelineBuffer(2, FakeClock())
     stories.ended(ended("a", ask=None))
     assert stories.latest() == []
-    nothing = Stories(0, FakeClock())
+    nothing = TimelineBuffer(0, FakeClock())
     nothing.ended(ended())
     assert nothing.latest() == []
 
 
 def test_parameters_are_told_that_were_set():
     assert parameters_of(ASK) == {"temperature": 0.2, "stream": True}
-    left_open = Ask(model="m", prompts=[""], sampling=ASK.sampling, left_open=frozenset({"temperature"}), whole=True)
+    left_open = InferenceRequest(
+        model="m", prompts=[""], sampling=ASK.sampling, left_open=frozenset({"temperature"}), whole=True
+    )
     assert parameters_of(left_open) == {}
 
 
 def test_stop_strings_are_counted_and_not_kept():
-    stories, stop = Stories(2, FakeClock()), "a word of the client's"
-    stories.ended(ended(ask=Ask(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
+    stories, stop = TimelineBuffer(2, FakeClock()), "a word of the client's"
+    stories.ended(ended(ask=InferenceRequest(model="m", prompts=[""], sampling=ASK.sampling, stops=(stop,))))
     assert stories.of("req-1").parameters["stops"] == 1
     assert not any(one is stop for one in held_by(stories))

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from maitred.core.answer import Outcome, Tally
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.tenancy import Principal
 from maitred.observe.config import MetricsConfig
 from maitred.observe.metrics import Metrics
@@ -12,7 +12,7 @@ from maitred.observe.tenants import TenantMetrics
 
 def ended(organisation, *, model="m", outcome=Outcome.FINISHED, tokens=3):
     principal = Principal(key="k", tenants=("team", organisation), scopes=frozenset())
-    tally = Tally("req-1", 0.0, route="/v1/completions", model=model, principal=principal)
+    tally = RequestContext("req-1", 0.0, route="/v1/completions", model=model, principal=principal)
     if outcome is Outcome.FINISHED:
         tally.first_token_s, tally.prompt_tokens, tally.completion_tokens = 2.0, 10, tokens
         tally.waited_ms = {"slots": 500.0}

@@ -4,13 +4,14 @@ import random
 
 import pytest
 
-from maitred.observe.trend import Look, trend_of
+from maitred.observe.trend import TrendSample, trend_of
 
 
 def looks(count=60, *, leak=0.0, noise=0.0, load=lambda number: 0.0, per_load=0.0, seed=1):
     rng = random.Random(seed)
     return [
-        Look(120.0 * n, 1000 + leak * n + per_load * load(n) + noise * rng.gauss(0, 1), load(n)) for n in range(count)
+        TrendSample(120.0 * n, 1000 + leak * n + per_load * load(n) + noise * rng.gauss(0, 1), load(n))
+        for n in range(count)
     ]
 
 

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from maitred.core.answer import Ask, Outcome, Tally
-from maitred.core.ports import LoadReport
+from maitred.core.answer import InferenceRequest, Outcome, RequestContext
+from maitred.core.replica import LoadReport
 from maitred.core.request import FinishReason, SamplingParams
-from maitred.dispatch.state import state_of
+from maitred.dispatch.metrics import state_of
 from maitred.observe.config import MetricsConfig
 from maitred.observe.engines import EngineState
 from maitred.observe.metrics import Metrics
@@ -42,10 +42,10 @@ def metrics(**options):
         queues=lambda: {"m": queue},
         **options,
     )
-    tally = Tally("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
+    tally = RequestContext("req-1", 0.0, route="/v1/completions", model="m", first_token_s=3.0, gaps_s=[0.5])
     tally.prompt_tokens, tally.completion_tokens, tally.waited_ms = 70, 5, {"slots": 1500.0, "tenant_share": 500.0}
     tally.finishes += [FinishReason.LENGTH]
-    tally.ask = Ask(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=5, seed=0), max_tokens=5)
+    tally.ask = InferenceRequest(model="m", prompts=["x"], sampling=SamplingParams(max_tokens=5, seed=0), max_tokens=5)
     tally.close(Outcome.FINISHED, 200, 5.0)
     made.requests.ended(tally)
     for steps in range(2):

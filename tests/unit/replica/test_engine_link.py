@@ -9,28 +9,37 @@ from unittest.mock import Mock
 import pytest
 
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
-from maitred.core.ports import LoadReport
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Delta, FinishReason, Request, SamplingParams
-from maitred.replica.connection import EngineConnection
-from maitred.replica.engine_link import EngineLink
-from maitred.replica.stream import PAUSE_AT_TOKENS
-from maitred.testing.script import ECHO, SCRIPTED_CARD, Answer, Fault
+from maitred.core.replica import LoadReport
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.replica.engine.client import EngineClient
+from maitred.replica.engine.connection import EngineConnection
+from maitred.replica.engine.stream import PAUSE_AT_TOKENS
+from maitred.testing.script import ECHO, SCRIPTED_CARD, AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
-from maitred.wire.frames import PROTOCOL_VERSION, FrameReader, Hello, Output, Recount, Step, ToEngine, encode_frame
+from maitred.wire.frames import (
+    PROTOCOL_VERSION,
+    EngineHello,
+    FrameReader,
+    ResendBlocks,
+    Step,
+    ToEngine,
+    TokenOutput,
+    encode_frame,
+)
 
 LIMIT_S = 5.0
 
 
 def request(max_tokens=4, n=1, name="req-1", prompt=(5, 6, 7), **sampling):
-    return Request(name, list(prompt), SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling))
+    return EngineRequest(name, list(prompt), SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling))
 
 
 @asynccontextmanager
 async def linked(answers=(ECHO,), **options):
     async with ScriptedEngine(answers, **options) as engine:
-        link = EngineLink(engine.address, retry_after_s=lambda: 7.0)
+        link = EngineClient(engine.address, retry_after_s=lambda: 7.0)
         await link.connect(LIMIT_S)
         try:
             yield engine, link
@@ -49,7 +58,7 @@ async def tokens_of(stream, into=None):
 
 
 async def test_a_complete_answer():
-    async with linked([Answer(tokens=[9, 8], cached_tokens=3)]) as (engine, link):
+    async with linked([ScriptedAnswer(tokens=[9, 8], cached_tokens=3)]) as (engine, link):
         async with link.generate(request()) as stream:
             deltas = [delta async for batch in stream for delta in batch]
         assert [delta.tokens for delta in deltas] == [[9], [8]]
@@ -64,7 +73,7 @@ async def test_over_a_unix_socket(tmp_path):
 
 
 async def test_a_lagging_reader_gets_everything_in_one_batch():
-    async with linked([Answer(tokens=[1, 2, 3]), Answer(tokens=[4])]) as (_, link):
+    async with linked([ScriptedAnswer(tokens=[1, 2, 3]), ScriptedAnswer(tokens=[4])]) as (_, link):
         async with link.generate(request(name="a")) as first, link.generate(request(name="b", max_tokens=1)) as second:
             assert await tokens_of(second) == {0: [4]}
             async with link.generate(request(name="c", max_tokens=1)) as third:
@@ -76,14 +85,14 @@ async def test_a_lagging_reader_gets_everything_in_one_batch():
 
 
 async def test_requests_of_one_id_do_not_mix():
-    async with linked([Answer(tokens=[1, 2]), Answer(tokens=[3, 4])]) as (_, link):
+    async with linked([ScriptedAnswer(tokens=[1, 2]), ScriptedAnswer(tokens=[3, 4])]) as (_, link):
         async with link.generate(request()) as first, link.generate(request()) as second:
             assert await tokens_of(second) == {0: [3, 4]}
             assert await tokens_of(first) == {0: [1, 2]}
 
 
 async def test_tokens_that_were_travelling_when_a_request_left_do_not_reach_the_next_of_its_id():
-    answers = [Answer(tokens=[1] * 50), Answer(tokens=[2, 2])]
+    answers = [ScriptedAnswer(tokens=[1] * 50), ScriptedAnswer(tokens=[2, 2])]
     async with linked(answers) as (_, link):
         async with link.generate(request(max_tokens=50)) as stream:
             await anext(stream)
@@ -103,7 +112,7 @@ async def test_cancelling_a_choice_silences_it_and_leaves_the_others():
 
 
 async def test_cancelling_drops_what_was_not_read_and_ends_a_waiting_reader():
-    async with linked([Answer(fault=Fault.STALL, fault_after=1)]) as (engine, link):
+    async with linked([ScriptedAnswer(fault=AnswerFault.STALL, fault_after=1)]) as (engine, link):
         async with link.generate(request()) as stream:
             await anext(stream)
             async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
@@ -126,7 +135,7 @@ async def test_leaving_the_context_cancels_what_runs():
 
 
 async def test_a_cancelled_reader_cancels_the_request():
-    async with linked([Answer(fault=Fault.STALL)]) as (engine, link):
+    async with linked([ScriptedAnswer(fault=AnswerFault.STALL)]) as (engine, link):
 
         async def read():
             async with link.generate(request()) as stream:
@@ -142,7 +151,7 @@ async def test_a_cancelled_reader_cancels_the_request():
 
 
 async def test_a_read_that_timed_out_can_be_repeated():
-    async with linked([Answer(tokens=[1, 2], wait_steps=3)], step_s=0.02) as (_, link):
+    async with linked([ScriptedAnswer(tokens=[1, 2], wait_steps=3)], step_s=0.02) as (_, link):
         async with link.generate(request()) as stream:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
@@ -151,7 +160,7 @@ async def test_a_read_that_timed_out_can_be_repeated():
 
 
 async def test_two_readers_are_refused():
-    async with linked([Answer(fault=Fault.STALL)]) as (_, link), link.generate(request()) as stream:
+    async with linked([ScriptedAnswer(fault=AnswerFault.STALL)]) as (_, link), link.generate(request()) as stream:
         first = asyncio.create_task(tokens_of(stream))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="one reader"):
@@ -162,18 +171,23 @@ async def test_two_readers_are_refused():
 
 @pytest.mark.parametrize(("retryable", "error"), [(False, CallerError), (True, ReplicaUnavailable)])
 async def test_a_rejection_says_who_must_act(retryable, error):
-    async with linked([Answer(fault=Fault.REJECT, rejection="No.", retryable=retryable)]) as (engine, link):
+    async with linked([ScriptedAnswer(fault=AnswerFault.REJECT, rejection="No.", retryable=retryable)]) as (
+        engine,
+        link,
+    ):
         async with link.generate(request()) as stream:
             with pytest.raises(error, match=r"No\."):
                 await anext(stream)
         assert engine.cancelled == []
 
 
-@pytest.mark.parametrize("fault", [Fault.DROP, Fault.HALF_FRAME, Fault.GARBAGE, Fault.SEQUENCE_GAP, Fault.DIE])
+@pytest.mark.parametrize(
+    "fault", [AnswerFault.DROP, AnswerFault.HALF_FRAME, AnswerFault.GARBAGE, AnswerFault.SEQUENCE_GAP, AnswerFault.DIE]
+)
 async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
-    answers = [Answer(fault=Fault.STALL, fault_after=1), Answer(fault=fault, fault_after=2)]
+    answers = [ScriptedAnswer(fault=AnswerFault.STALL, fault_after=1), ScriptedAnswer(fault=fault, fault_after=2)]
     async with ScriptedEngine(answers) as engine:
-        link = EngineLink(engine.address, retry_after_s=lambda: 7.0)
+        link = EngineClient(engine.address, retry_after_s=lambda: 7.0)
         await link.connect(LIMIT_S)
         bystander: dict = {}
         victim: dict = {}
@@ -200,7 +214,7 @@ async def test_every_death_delivers_what_came_and_fails_every_stream(fault):
 
 
 async def test_an_answer_that_was_complete_is_not_lost():
-    async with linked([Answer(tokens=[1])]) as (engine, link), link.generate(request(name="a")) as stream:
+    async with linked([ScriptedAnswer(tokens=[1])]) as (engine, link), link.generate(request(name="a")) as stream:
         async with link.generate(request(name="b")) as later:
             await tokens_of(later)
         engine.drop_connections()
@@ -210,7 +224,7 @@ async def test_an_answer_that_was_complete_is_not_lost():
 
 async def test_one_link_survives_its_engine(tmp_path):
     address = UnixAddress(str(tmp_path / "s"))
-    link = EngineLink(address)
+    link = EngineClient(address)
     epochs = []
     for _ in range(3):
         async with ScriptedEngine(address=address) as engine:
@@ -226,7 +240,7 @@ async def test_one_link_survives_its_engine(tmp_path):
 
 async def test_connect_waits_for_a_listener_and_gives_up_in_time(tmp_path):
     address = UnixAddress(str(tmp_path / "s"))
-    link = EngineLink(address)
+    link = EngineClient(address)
     with pytest.raises(ReplicaUnavailable, match=r"No engine answered at unix:.* within 0.05 s"):
         await link.connect(0.05)
     async with asyncio.TaskGroup() as tasks:
@@ -248,7 +262,7 @@ async def test_a_peer_that_is_not_an_engine_is_refused(caplog):
 
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
-        link = EngineLink(TcpAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
+        link = EngineClient(TcpAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
         with caplog.at_level(logging.ERROR), pytest.raises(ReplicaUnavailable):
             await link.connect(0.3)
         assert "broke the protocol" in caplog.text
@@ -266,10 +280,10 @@ async def test_the_load_is_the_last_one_heard():
 async def test_more_tokens_than_were_asked_for_break_the_protocol(caplog):
     connection = EngineConnection()
     connection.connection_made(Mock(spec=asyncio.Transport))
-    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+    connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
     stream = connection.submit(request(max_tokens=3))
     for sequence, tokens in enumerate(([1, 2], [3], [4]), start=1):
-        output = Output(stream.wire_id, Delta(0, tokens))
+        output = TokenOutput(stream.wire_id, TokenDelta(0, tokens))
         connection.data_received(encode_frame(Step(sequence, [output], [], LoadReport())))
     heard = {}
     with pytest.raises(ReplicaLost):
@@ -313,7 +327,7 @@ async def test_a_paused_request_stands_still_until_it_goes_on():
 
 
 async def test_a_reader_that_does_not_read_pauses_its_request_by_itself():
-    async with linked([Answer(tokens_per_step=100)]) as (engine, link):
+    async with linked([ScriptedAnswer(tokens_per_step=100)]) as (engine, link):
         async with link.generate(request(max_tokens=4000)) as stream:
             await engine.wait_until(lambda: engine.load().paused == 1)
             read = [token for delta in await anext(stream) for token in delta.tokens]
@@ -324,7 +338,7 @@ async def test_a_reader_that_does_not_read_pauses_its_request_by_itself():
 
 
 async def test_the_load_says_what_it_cannot_know_of():
-    async with linked([Answer(wait_steps=3), ECHO]) as (_, link):
+    async with linked([ScriptedAnswer(wait_steps=3), ECHO]) as (_, link):
         assert link.unheard() == 0
         async with link.generate(request(name="a")) as first, link.generate(request(name="b")):
             assert link.unheard() == 2
@@ -338,7 +352,7 @@ async def test_the_load_says_what_it_cannot_know_of():
 
 async def test_listeners_hear_of_reports_readiness_and_loss():
     async with ScriptedEngine() as engine:
-        link = EngineLink(engine.address)
+        link = EngineClient(engine.address)
         heard: list[tuple[bool, int]] = []
         link.watch(lambda: heard.append((link.ready, link.load().output_tokens)))
         await link.connect(LIMIT_S)
@@ -353,7 +367,7 @@ async def test_listeners_hear_of_reports_readiness_and_loss():
 async def test_an_engine_that_heard_more_than_was_said_breaks_the_protocol():
     connection = EngineConnection()
     connection.connection_made(Mock(spec=asyncio.Transport))
-    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+    connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
     connection.data_received(encode_frame(Step(1, [], [], LoadReport(), 1)))
     assert "heard 1 of 0" in connection.ended.result()
 
@@ -377,7 +391,7 @@ async def test_missed_news_of_blocks_are_asked_for():
         BlockNews(4, 16, 100, b"d" * 16),
         BlockNews(5, 16, 100, b"e" * 16, whole=True),
     )
-    connection.data_received(encode_frame(Hello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport(), whole)))
+    connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport(), whole)))
     step(1, second)
     step(2, None)
     assert heard == [whole, second]
@@ -385,8 +399,8 @@ async def test_missed_news_of_blocks_are_asked_for():
     step(3, fourth)
     step(4, BlockNews(5, 16, 100))
     assert heard == [whole, second], "the third was missed, so nothing more is known until the whole comes"
-    assert asked() == [Recount()]
+    assert asked() == [ResendBlocks()]
     step(5, again)
     step(6, BlockNews(6, 16, 100))
     assert heard[2:] == [again, BlockNews(6, 16, 100)]
-    assert asked() == [Recount()]
+    assert asked() == [ResendBlocks()]

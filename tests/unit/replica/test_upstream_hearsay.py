@@ -5,12 +5,12 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.replica.upstream.external_load import ExternalLoadTracker
 from maitred.replica.upstream.gauges import ServerLoad
-from maitred.replica.upstream.hearsay import Grapevine
 
 
 def test_our_own_requests_are_not_counted_twice():
-    server = Grapevine(every_s=5.0)
+    server = ExternalLoadTracker(every_s=5.0)
     assert server.at(0.0) == (0.0, 0.0, inf), "it has never said a word"
     server.heard(ServerLoad(running=10, waiting=4), 8, 100.0)
     assert server.at(104.0) == (6.0, 4.0, 0.0)
@@ -21,7 +21,7 @@ def test_our_own_requests_are_not_counted_twice():
 
 
 def test_a_page_that_says_nothing_is_no_word():
-    server = Grapevine(every_s=1.0)
+    server = ExternalLoadTracker(every_s=1.0)
     server.heard(ServerLoad(kv_usage=0.5), 0, 1.0)
     assert server.at(1.0).late_s == inf
     server.heard(ServerLoad(running=3), 1, 2.0)
@@ -35,7 +35,7 @@ def test_a_page_that_says_nothing_is_no_word():
     )
 )
 def test_it_is_never_below_nothing_nor_from_the_future(pages):
-    server, now_s = Grapevine(every_s=1.0), 0.0
+    server, now_s = ExternalLoadTracker(every_s=1.0), 0.0
     for running, waiting, ours, passed_s in pages:
         now_s += passed_s
         server.heard(ServerLoad(running, waiting), ours, now_s)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, Usage
-from maitred.replica.upstream.answer import AnswerReader, how_broken
 from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.openai_stream import OpenAIStreamParser, how_broken
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 
@@ -33,7 +33,7 @@ WHOLE = ROLE + chunk("He") + chunk("llo") + chunk(finish="stop") + COUNTED + DON
 
 
 def reader(choices=1, dialect="vllm"):
-    return AnswerReader("there", choices, DIALECTS[dialect])
+    return OpenAIStreamParser("there", choices, DIALECTS[dialect])
 
 
 def read(data, size=None, **how):
@@ -184,10 +184,10 @@ def test_choices_that_are_counted_one_by_one_are_added_up():
 
     first = chunk("a", index=1) + chunk(finish="stop", index=1) + counted(2, 0)
     data = first + chunk("b") + chunk(finish="stop") + counted(3, 4) + DONE
-    answer = AnswerReader("there", 2, DIALECTS["llamacpp"], samples=2)
+    answer = OpenAIStreamParser("there", 2, DIALECTS["llamacpp"], samples=2)
     assert answer.feed(first).usage is None
     assert answer.feed(data[len(first) :]).usage == Usage(5, 5, 0)
-    prompts = AnswerReader("there", 2, DIALECTS["llamacpp"])
+    prompts = OpenAIStreamParser("there", 2, DIALECTS["llamacpp"])
     assert prompts.feed(data).usage == Usage(10, 5, 4)
 
 

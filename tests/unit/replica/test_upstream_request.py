@@ -11,16 +11,16 @@ from maitred.core.errors import (
     ReplicaUnavailable,
     Unsupported,
 )
-from maitred.core.relay import TextRequest
+from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import BreakerState
-from maitred.replica.http.line import Connections
+from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.failures import ServerError, error_in, failure_of, retry_after_of
+from maitred.replica.upstream.errors import ServerError, error_in, failure_of, retry_after_of
 from maitred.replica.upstream.gauges import ServerLoad, load_in
 from maitred.replica.upstream.probe import window_in
-from maitred.replica.upstream.server import Upstream
-from maitred.replica.upstream.writing import body_of
+from maitred.replica.upstream.replica import UpstreamReplica
+from maitred.replica.upstream.request_body import body_of
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.written import merged_delta, written
 
@@ -193,8 +193,8 @@ vllm:gpu_cache_usage_perc NaN
 
 
 async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
-    async with Connections() as connections:
-        upstream = Upstream(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
+    async with OpenConnections() as connections:
+        upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
         upstream.standing.found()
         with pytest.raises(Unsupported):
             async with upstream.relay(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):

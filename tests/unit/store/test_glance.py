@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from maitred.store.glance import Glance
+from maitred.store.sqlite_probe import SqliteChangeProbe
 
 COUNT = "SELECT count(*) FROM things"
 
@@ -20,7 +20,7 @@ def writer(tmp_path):
 
 @pytest.fixture
 def glance(tmp_path, writer):
-    glance = Glance(tmp_path / "a file.db")
+    glance = SqliteChangeProbe(tmp_path / "a file.db")
     yield glance
     glance.close()
 
@@ -55,5 +55,5 @@ def test_a_mark_is_never_had_twice(writer, glance):
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path):
-    assert Glance(tmp_path / "none.db").mark() is None
+    assert SqliteChangeProbe(tmp_path / "none.db").mark() is None
     assert not (tmp_path / "none.db").exists()

@@ -7,8 +7,8 @@ import pytest
 
 from maitred.core.answer import Outcome
 from maitred.core.errors import StoreUnavailable
-from maitred.store.journal import Journal, Position
-from maitred.store.orphan import adopt, orphans
+from maitred.store.journal import Journal, JournalPosition
+from maitred.store.orphan_journal import adopt, orphans
 from tests.usage_events import usage_event
 
 
@@ -237,4 +237,4 @@ def test_a_child_of_the_process_does_not_hold_the_lock(tmp_path):
 
 
 def test_positions_come_in_the_order_of_the_journal():
-    assert Position(1, 900) < Position(2, 10)
+    assert JournalPosition(1, 900) < JournalPosition(2, 10)

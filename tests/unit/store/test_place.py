@@ -7,7 +7,7 @@ import pytest
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
 from maitred.store.config import StoreConfig
-from maitred.store.place import data_folder, database_url, make_folder
+from maitred.store.location import data_folder, database_url, make_folder
 
 
 def _config(url: str) -> StoreConfig:

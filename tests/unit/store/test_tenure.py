@@ -7,12 +7,12 @@ from asyncio.subprocess import PIPE
 import pytest
 
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
-from maitred.store.tenure import tenure
+from maitred.store.data_lock import tenure
 
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from maitred.store.tenure import tenure
+from maitred.store.data_lock import tenure
 
 async def hold():
     async with tenure(Path(sys.argv[1]), alone=True):

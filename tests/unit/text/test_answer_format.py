@@ -6,7 +6,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.detokenizer import Detokenizer
 from maitred.text.tokenizer import Tokenizer
-from maitred.text.tool_calls.history import History
+from maitred.text.tool_calls.history import ToolHistory
 from tests.tool_models import save_tool_tokenizer
 
 
@@ -69,7 +69,7 @@ def result(id_):
 
 
 def test_several_calls_become_one_to_a_message():
-    history = History("{%- if message.tool_calls | length != 1 %}")
+    history = ToolHistory("{%- if message.tool_calls | length != 1 %}")
     first, last = {"role": "user", "content": "?"}, {"role": "user", "content": "And?"}
     asked = {"role": "assistant", "content": "Let me see.", "tool_calls": [call("a"), call("b"), call("c")]}
     shaped = history.shaped([first, asked, result("b"), result("a"), result("x"), last])
@@ -83,11 +83,11 @@ def test_several_calls_become_one_to_a_message():
         result("x"),
         last,
     ]
-    assert History("").shaped([first, asked]) == [first, asked]
+    assert ToolHistory("").shaped([first, asked]) == [first, asked]
 
 
 def test_ids_are_shortened_alike():
-    history = History("{%- if call.id | length != 9 %}")
+    history = ToolHistory("{%- if call.id | length != 9 %}")
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
         result("call-1"),

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaLost
-from maitred.core.ports import LoadReport, ModelCard
-from maitred.core.request import Delta, FinishReason, Request
+from maitred.core.replica import LoadReport, ModelCard
+from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.testing.script import SCRIPTED_CARD
 
 CARD = replace(SCRIPTED_CARD, max_sequences=64, context_tokens=4096, kv_capacity_tokens=1 << 20)
@@ -60,7 +60,7 @@ class Machine:
         """Nobody is told."""
 
     @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator["_Stream"]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator["_Stream"]:
         assert len(self._streams) < self._card.max_sequences
         assert len(request.prompt) + request.sampling.max_tokens <= self._card.context_tokens
         assert all(0 <= token < self._card.vocab_size for token in request.prompt)
@@ -86,7 +86,7 @@ class Machine:
 
 
 class _Stream:
-    def __init__(self, machine: Machine, request: Request) -> None:
+    def __init__(self, machine: Machine, request: EngineRequest) -> None:
         self.machine = machine
         self.request = request
         self.sent = 0
@@ -97,7 +97,7 @@ class _Stream:
     def __aiter__(self) -> "_Stream":
         return self
 
-    async def __anext__(self) -> list[Delta]:
+    async def __anext__(self) -> list[TokenDelta]:
         """Whoever has nothing to read when all have read makes the next step happen."""
         await asyncio.sleep(0)
         while not self.pending:
@@ -109,7 +109,7 @@ class _Stream:
                 self.machine.step()
             await asyncio.sleep(0)
         self.pending -= 1
-        return [Delta(0, [1], FinishReason.LENGTH if self.over else None)]
+        return [TokenDelta(0, [1], FinishReason.LENGTH if self.over else None)]
 
     def cancel(self, index: int) -> None:
         self.over = True

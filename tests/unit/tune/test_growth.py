@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.tune.growth import Growth, Sample
+from maitred.tune.growth import BatchGrowth, DecodeSample
 
 Machine = Callable[[int], float]
 """The time of a step by its sequences."""
@@ -18,11 +18,11 @@ def busy_from(sequences: int, step_s: float = 0.010) -> Machine:
     return lambda batch: step_s * max(1.0, batch / sequences)
 
 
-def sample(batch: int, step_s: float) -> Sample:
-    return Sample(sequences=batch, tokens_per_s=batch / step_s, itl_p50_s=step_s, itl_p95_s=step_s * 1.1)
+def sample(batch: int, step_s: float) -> DecodeSample:
+    return DecodeSample(sequences=batch, tokens_per_s=batch / step_s, itl_p50_s=step_s, itl_p95_s=step_s * 1.1)
 
 
-def run(growth: Growth, machine: Machine, most: int = 100) -> list[int]:
+def run(growth: BatchGrowth, machine: Machine, most: int = 100) -> list[int]:
     """Plays the search to its end; the sizes in the order in which they were tried."""
     tried = []
     while (size := growth.next_size()) is not None:
@@ -33,7 +33,7 @@ def run(growth: Growth, machine: Machine, most: int = 100) -> list[int]:
 
 
 def test_it_stops_where_more_sequences_give_no_more() -> None:
-    growth = Growth(objective_s=10.0, highest=1024)
+    growth = BatchGrowth(objective_s=10.0, highest=1024)
     assert run(growth, busy_from(16)) == [1, 2, 4, 8, 16, 32, 64, 64]
     assert growth.reason == "plateau"
     assert growth.chosen is not None
@@ -41,7 +41,7 @@ def test_it_stops_where_more_sequences_give_no_more() -> None:
 
 
 def test_it_closes_in_on_the_objective() -> None:
-    growth = Growth(objective_s=0.05, highest=1024)
+    growth = BatchGrowth(objective_s=0.05, highest=1024)
     tried = run(growth, lambda batch: 0.010 + 0.001 * batch)  # 1.1 ms * (10 + n) <= 50 ms: up to 35
     assert tried == [1, 2, 4, 8, 16, 32, 64, 64, 45, 45, 38, 38]
     assert growth.reason == "objective"
@@ -50,7 +50,7 @@ def test_it_closes_in_on_the_objective() -> None:
 
 
 def test_it_stops_at_the_highest_size() -> None:
-    growth = Growth(objective_s=10.0, highest=12)
+    growth = BatchGrowth(objective_s=10.0, highest=12)
     assert run(growth, busy_from(1000)) == [1, 2, 4, 8, 12]
     assert growth.reason == "highest"
     assert growth.chosen is not None
@@ -58,7 +58,7 @@ def test_it_stops_at_the_highest_size() -> None:
 
 
 def test_a_machine_too_slow_for_one_is_said_to_be() -> None:
-    growth = Growth(objective_s=0.005, highest=64)
+    growth = BatchGrowth(objective_s=0.005, highest=64)
     assert run(growth, busy_from(16)) == [1, 1]
     assert growth.reason == "objective"
     assert growth.chosen is None
@@ -66,7 +66,7 @@ def test_a_machine_too_slow_for_one_is_said_to_be() -> None:
 
 def test_a_size_that_is_slow_once_is_asked_again() -> None:
     """Something else ran for a moment at 4; the second trial, and then the median, put it right."""
-    growth = Growth(objective_s=0.05, highest=16)
+    growth = BatchGrowth(objective_s=0.05, highest=16)
     disturbed = iter([0.2])
     tried = []
     while (size := growth.next_size()) is not None:
@@ -75,7 +75,7 @@ def test_a_size_that_is_slow_once_is_asked_again() -> None:
         growth.note(size, [sample(size, step_s) for step_s in steps])
     assert tried == [1, 2, 4, 8, 16], "one of three samples does not matter"
 
-    growth = Growth(objective_s=0.05, highest=16)
+    growth = BatchGrowth(objective_s=0.05, highest=16)
     disturbed = iter([0.2, 0.2])
     tried = []
     while (size := growth.next_size()) is not None:
@@ -86,22 +86,22 @@ def test_a_size_that_is_slow_once_is_asked_again() -> None:
 
 def test_one_doubling_without_gain_does_not_end_it() -> None:
     """Kernels change with the size: 4 is no better than 2 here, and 32 is much better."""
-    growth = Growth(objective_s=10.0, highest=32)
+    growth = BatchGrowth(objective_s=10.0, highest=32)
     run(growth, lambda batch: 0.02 if batch == 4 else 0.01)
     assert growth.chosen is not None
     assert growth.chosen.sequences == 32
 
 
 def test_nothing_is_chosen_from_nothing() -> None:
-    growth = Growth(objective_s=1.0, highest=4)
+    growth = BatchGrowth(objective_s=1.0, highest=4)
     assert growth.chosen is None
     assert growth.reason == "budget"
     with pytest.raises(ValueError, match="at least one"):
-        Growth(objective_s=1.0, highest=0)
+        BatchGrowth(objective_s=1.0, highest=0)
 
 
 def test_what_was_measured_decides_when_the_time_is_up() -> None:
-    growth = Growth(objective_s=1.0, highest=64)
+    growth = BatchGrowth(objective_s=1.0, highest=64)
     for size in (1, 2, 4):
         growth.note(size, [sample(size, 0.01)])
     assert growth.reason == "budget"
@@ -120,7 +120,7 @@ def test_it_ends_and_keeps_the_objective_whatever_the_noise(
     seed: int, noise: float, objective_s: float, knee: int, highest: int
 ) -> None:
     draw = random.Random(seed)
-    growth = Growth(objective_s=objective_s, highest=highest)
+    growth = BatchGrowth(objective_s=objective_s, highest=highest)
     machine = busy_from(knee, 0.02)
     tried = run(growth, lambda batch: machine(batch) * (1 + noise * draw.random()), most=60)
     assert max(tried) <= highest

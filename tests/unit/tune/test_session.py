@@ -4,14 +4,16 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.core.errors import InvalidRequest, ReplicaLost
-from maitred.tune.growth import Size
-from maitred.tune.session import Tuning, Wishes, tune
+from maitred.tune.growth import BatchSizeResult
+from maitred.tune.session import TuningRequest, TuningResult, tune
 from tests.unit.tune.machine import CARD, Machine
 
-WISHES = Wishes(objective_s=0.05, prompt_tokens=100, highest=256, budget_s=60.0)
+WISHES = TuningRequest(objective_s=0.05, prompt_tokens=100, highest=256, budget_s=60.0)
 
 
-async def tuned(machine: Machine, wishes: Wishes = WISHES, watched: list[Size] | None = None) -> Tuning:
+async def tuned(
+    machine: Machine, wishes: TuningRequest = WISHES, watched: list[BatchSizeResult] | None = None
+) -> TuningResult:
     return await tune(
         machine,
         wishes,
@@ -24,7 +26,7 @@ async def tuned(machine: Machine, wishes: Wishes = WISHES, watched: list[Size] |
 
 async def test_a_machine_that_is_busy_early() -> None:
     """Steps of 10 ms up to 8 sequences, and then longer: more of them give no more."""
-    watched: list[Size] = []
+    watched: list[BatchSizeResult] = []
     machine = Machine(lambda decodes, prompt: max(0.010, 0.00125 * decodes) + 0.0002 * prompt)
     tuning = await tuned(machine, watched=watched)
     assert tuning.reason == "plateau"

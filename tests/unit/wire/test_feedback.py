@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Feedback, Verdict
+from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.feedback import GiveFeedback, feedback_of
 
@@ -15,8 +15,13 @@ def read(body):
 @pytest.mark.parametrize(
     ("score", "value", "verdict"),
     [
-        *(("1", 1.0, Verdict.GOOD), ("0", 0.0, Verdict.BAD), ("true", 1.0, Verdict.GOOD), ("false", 0.0, Verdict.BAD)),
-        *(("0.5", 0.5, Verdict.NEUTRAL), ("0.51", 0.51, Verdict.GOOD), ("0.49", 0.49, Verdict.BAD)),
+        *(
+            ("1", 1.0, FeedbackLabel.GOOD),
+            ("0", 0.0, FeedbackLabel.BAD),
+            ("true", 1.0, FeedbackLabel.GOOD),
+            ("false", 0.0, FeedbackLabel.BAD),
+        ),
+        *(("0.5", 0.5, FeedbackLabel.NEUTRAL), ("0.51", 0.51, FeedbackLabel.GOOD), ("0.49", 0.49, FeedbackLabel.BAD)),
     ],
 )
 def test_a_score_is_a_number_from_0_to_1_or_a_thumb(score, value, verdict):

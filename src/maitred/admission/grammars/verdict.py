@@ -8,7 +8,7 @@ LENGTH_BYTES = 4
 """Before each question and each answer."""
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True):
+class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
     """What has come of a question: a grammar, or what is wrong with it."""
 
     grammar: Grammar | None = None

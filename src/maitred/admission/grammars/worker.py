@@ -3,7 +3,7 @@
 A grammar that a stranger has written is compiled by native code, which can take long, take much memory, or overflow the
 stack; so it is done where nothing but this is lost. The process says that it is ready, then answers one question after
 the other until its input ends, as it does when whoever asks is gone. A question is a length in four bytes and a
-`Constraint` in MessagePack; an answer is a length and a `Verdict`. The word of readiness is an empty answer.
+`Constraint` in MessagePack; an answer is a length and a `GrammarResult`. The word of readiness is an empty answer.
 """
 
 import resource
@@ -12,7 +12,7 @@ import threading
 
 import msgspec
 
-from maitred.admission.grammars.verdict import LENGTH_BYTES, Verdict
+from maitred.admission.grammars.verdict import LENGTH_BYTES, GrammarResult
 from maitred.core.grammar import Constraint
 from maitred.text.grammar.fault import GrammarFault
 from maitred.text.grammar.language import STACK_BYTES
@@ -43,13 +43,13 @@ def _answer_all() -> None:
         answer = msgspec.msgpack.encode(_verdict_on(questions.read(int.from_bytes(length))))
 
 
-def _verdict_on(question: bytes) -> Verdict:
+def _verdict_on(question: bytes) -> GrammarResult:
     try:
-        return Verdict(grammar_of(msgspec.msgpack.decode(question, type=Constraint)))
+        return GrammarResult(grammar_of(msgspec.msgpack.decode(question, type=Constraint)))
     except GrammarFault as fault:
-        return Verdict(fault=str(fault))
+        return GrammarResult(fault=str(fault))
     except MemoryError:
-        return Verdict(fault=_TOO_LARGE)
+        return GrammarResult(fault=_TOO_LARGE)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.admission.grammars.verdict import LENGTH_BYTES, Verdict
+from maitred.admission.grammars.verdict import LENGTH_BYTES, GrammarResult
 
 _START_S = 30.0
 _CRASHED = "It is too deeply nested, or too large, to compile. Send a simpler one."
 
 
-class Trying(Protocol):
+class GrammarCompilerPort(Protocol):
     """What tries grammars."""
 
-    async def verdict(self, question: bytes) -> Verdict:
+    async def verdict(self, question: bytes) -> GrammarResult:
         """What comes of a `Constraint`, in MessagePack."""
         ...
 
@@ -25,8 +25,8 @@ class Trying(Protocol):
         ...
 
 
-class Workers:
-    """Some processes, started when they are needed. Implements `Trying`.
+class GrammarWorkers:
+    """Some processes, started when they are needed. Implements `GrammarCompilerPort`.
 
     Args:
         most: At one time.
@@ -40,8 +40,8 @@ class Workers:
         for _ in range(most):
             self._idle.put_nowait(None)
 
-    async def verdict(self, question: bytes) -> Verdict:
-        """See `Trying`; waits for a process that has nothing to do."""
+    async def verdict(self, question: bytes) -> GrammarResult:
+        """See `GrammarCompilerPort`; waits for a process that has nothing to do."""
         process = await self._idle.get()
         answered = False
         try:
@@ -49,13 +49,13 @@ class Workers:
                 async with asyncio.timeout(_START_S):
                     process = await self._start()
             async with asyncio.timeout(self._compile_s):
-                verdict = msgspec.msgpack.decode(await _ask(process, question), type=Verdict)
+                verdict = msgspec.msgpack.decode(await _ask(process, question), type=GrammarResult)
             answered = True
             return verdict
         except TimeoutError:
-            return Verdict(fault=f"It takes more than {self._compile_s:g} s to compile. Send a simpler one.")
+            return GrammarResult(fault=f"It takes more than {self._compile_s:g} s to compile. Send a simpler one.")
         except (asyncio.IncompleteReadError, OSError):
-            return Verdict(fault=_CRASHED)
+            return GrammarResult(fault=_CRASHED)
         finally:
             if process is not None and not answered:
                 self._kill(process)

@@ -2,18 +2,18 @@
 
 Which counters there are is settled by the limits (see `maitred.admission.policy.watches`), the price of the model and
 the day, which chooses the windows of budgets. All of that stays the same from one request to the next, so it is worked
-out once (see `maitred.admission.plans`); a request adds its size.
+out once (see `maitred.admission.limit_plans`); a request adds its size.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.rules import Rule
-from maitred.admission.policy.watches import Watch
+from maitred.admission.policy.rules import LimitRule
+from maitred.admission.policy.watches import WatchedCounter
 from maitred.admission.policy.windows import window_on
 from maitred.core.answer import Outcome
-from maitred.core.counters import Claim, CounterKind, Size
+from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import Limit
 from maitred.core.money import PRICED_TOKENS, Price
 from maitred.core.request import Usage
@@ -22,25 +22,25 @@ _BUCKET, _BUDGET = CounterKind.BUCKET, CounterKind.BUDGET
 _REFUSED = Outcome.REFUSED
 
 
-class Demand(msgspec.Struct, frozen=True):
+class LimitDemand(msgspec.Struct, frozen=True):
     """All that requests of one sort claim, whatever their size."""
 
-    claims: tuple[Claim, ...]
-    rules: tuple[Rule, ...]
+    claims: tuple[LimitClaim, ...]
+    rules: tuple[LimitRule, ...]
     """For each claim the tightest limit behind it: the one to name when there is no room."""
     soft: tuple[tuple[int, Limit], ...]
     """Soft budgets, with the index of the claim that counts for them."""
     budgets: tuple[str, ...]
     """Their counters."""
-    rates: tuple[Claim, ...]
+    rates: tuple[LimitClaim, ...]
     """Those of the claims that are on rates."""
 
-    def of(self, size: Size) -> "Demand":
+    def of(self, size: RequestSize) -> "LimitDemand":
         """What a request of that size claims."""
         return msgspec.structs.replace(self, claims=tuple(claim.of(size) for claim in self.claims))
 
 
-def demand_of(watches: Sequence[Watch], price: Price, day: int) -> Demand:
+def demand_of(watches: Sequence[WatchedCounter], price: Price, day: int) -> LimitDemand:
     """One claim for every counter that is watched.
 
     Args:
@@ -51,7 +51,7 @@ def demand_of(watches: Sequence[Watch], price: Price, day: int) -> Demand:
     free = not (price.prompt or price.cached or price.output)
     counted = [watch for watch in watches if not (free and watch.claim.kind is _BUDGET)]
     claims = tuple(spend_claim(watch, price, day) if watch.claim.kind is _BUDGET else watch.claim for watch in counted)
-    return Demand(
+    return LimitDemand(
         claims,
         tuple(watch.rule for watch in counted),
         tuple((index, limit) for index, watch in enumerate(counted) for limit in watch.soft),
@@ -60,11 +60,11 @@ def demand_of(watches: Sequence[Watch], price: Price, day: int) -> Demand:
     )
 
 
-def spend_claim(watch: Watch, price: Price, day: int) -> Claim:
+def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
     """The claim on a budget in the window of a day, at that price."""
     claim = watch.claim
     window = window_on(watch.rule.limit.kind, day)
-    return Claim(
+    return LimitClaim(
         f"{claim.counter}|{window.name}",
         _BUDGET,
         claim.capacity,
@@ -80,12 +80,12 @@ def spend_claim(watch: Watch, price: Price, day: int) -> Claim:
     )
 
 
-def spent_of(demand: Demand, cost_nusd: int) -> dict[str, int]:
+def spent_of(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
     """What each budget is charged when the request has ended: its cost."""
     return dict.fromkeys(demand.budgets, cost_nusd)
 
 
-def taken_of(demand: Demand, usage: Usage, outcome: Outcome) -> dict[str, int]:
+def taken_of(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
     """What is taken from each rate when the request has ended; one from which nothing is taken is left out.
 
     A request counts as one unless it was turned away before any work was done for it. Rates of tokens keep what was
@@ -101,11 +101,11 @@ def taken_of(demand: Demand, usage: Usage, outcome: Outcome) -> dict[str, int]:
     return taken
 
 
-def reserved_of(demand: Demand, size: Size, output: int) -> dict[str, int]:
+def reserved_of(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:
     """What a request holds of rates until it has ended, when each choice may have that much output."""
     prompt_tokens, wanted, taken = size.prompt_tokens, size.choices * output, {}
     for claim in demand.rates:
-        # `Claim.amount`, spelled out: rates are counted in whole tokens and requests, so nothing is divided.
+        # `LimitClaim.amount`, spelled out: rates are counted in whole tokens and requests, so nothing is divided.
         amount = claim.fixed + claim.per_prompt * prompt_tokens + claim.per_output * wanted
         if amount:
             taken[claim.counter] = amount

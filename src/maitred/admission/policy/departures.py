@@ -13,7 +13,7 @@ _UNKNOWN_S = 1.0
 """Before anybody has left. At this pace a client finds a place soon without hammering."""
 
 
-class Departures:
+class SlotReleaseRate:
     """The last departures. Pure: times are arguments, monotonic."""
 
     def __init__(self) -> None:

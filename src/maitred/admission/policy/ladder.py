@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from maitred.admission.degradation import DegradationStep
-from maitred.core.answer import Ask
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import Bug, DeadlineUnmeetable, MaitredError, QueueFull, ReplicaUnavailable
 
 T = TypeVar("T")
@@ -31,18 +31,18 @@ NOTHING_TO_TAKE = "nothing_to_take"
 """Reason for a step not to be tried: the request asks for no more than the step would leave."""
 
 
-class Variant(msgspec.Struct, frozen=True):
+class DegradedRequest(msgspec.Struct, frozen=True):
     """A request with less than was asked for."""
 
-    ask: Ask
+    ask: InferenceRequest
     """To be served instead."""
     degraded: tuple[str, ...] = ()
-    """What was taken, as `maitred.core.answer.Tally.degraded` says it."""
+    """What was taken, as `maitred.core.answer.RequestContext.degraded` says it."""
     overflows: bool = False
     """Whether it goes to a provider; others that wait may go in its place."""
 
 
-class Ladder:
+class DegradationLadder:
     """The steps of one model.
 
     Args:
@@ -66,8 +66,12 @@ class Ladder:
         return next((step.to for step in self._steps if step.step == "overflow"), None)
 
     async def first_that_fits(
-        self, ask: Ask, most_tokens: int, refusal: MaitredError, attempt: Callable[[Variant], Awaitable[T]]
-    ) -> tuple[Variant, T]:
+        self,
+        ask: InferenceRequest,
+        most_tokens: int,
+        refusal: MaitredError,
+        attempt: Callable[[DegradedRequest], Awaitable[T]],
+    ) -> tuple[DegradedRequest, T]:
         """Walks the ladder down to the first variant that is not refused.
 
         Args:
@@ -95,7 +99,7 @@ class Ladder:
                 self._skipped(step, error.code)
         raise refusal
 
-    def _variants(self, ask: Ask, most_tokens: int) -> Iterator[tuple[str, Variant]]:
+    def _variants(self, ask: InferenceRequest, most_tokens: int) -> Iterator[tuple[str, DegradedRequest]]:
         """Each step's name with what it makes of the request; what cannot be tried is skipped."""
         above = ask
         tried = {(ask.model, ask.max_tokens)}
@@ -108,17 +112,17 @@ class Ladder:
             for less in (alone, above):
                 if (less.model, less.max_tokens) not in tried:
                     tried.add((less.model, less.max_tokens))
-                    yield step.step, Variant(less, degraded=_taken(ask, less))
+                    yield step.step, DegradedRequest(less, degraded=_taken(ask, less))
             if len(tried) == before:
                 self._skipped(step.step, NOTHING_TO_TAKE)
 
 
-def overflowing(ask: Ask, to: str) -> Variant:
+def overflowing(ask: InferenceRequest, to: str) -> DegradedRequest:
     """The whole request at another model."""
-    return Variant(msgspec.structs.replace(ask, model=to), (f"overflow={to}",), overflows=True)
+    return DegradedRequest(msgspec.structs.replace(ask, model=to), (f"overflow={to}",), overflows=True)
 
 
-def _applied(step: DegradationStep, ask: Ask, most_tokens: int) -> Ask:
+def _applied(step: DegradationStep, ask: InferenceRequest, most_tokens: int) -> InferenceRequest:
     """The request after a step; itself when the step takes nothing from it."""
     if step.step == "model" and step.to is not None:
         return msgspec.structs.replace(ask, model=step.to)
@@ -129,7 +133,7 @@ def _applied(step: DegradationStep, ask: Ask, most_tokens: int) -> Ask:
     return ask
 
 
-def _taken(asked: Ask, given: Ask) -> tuple[str, ...]:
+def _taken(asked: InferenceRequest, given: InferenceRequest) -> tuple[str, ...]:
     taken = []
     if given.max_tokens != asked.max_tokens:
         taken.append(f"max_tokens={given.max_tokens}")

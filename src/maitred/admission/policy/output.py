@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.policy.rules import Rule, tightest
+from maitred.admission.policy.rules import LimitRule, tightest
 from maitred.admission.policy.wording import of_model, whose
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.limits import LimitKind
 
 
-class Wish(msgspec.Struct, frozen=True):
+class RequestedOutput(msgspec.Struct, frozen=True):
     """What a request says of its length."""
 
     longest_prompt: int
@@ -24,7 +24,7 @@ class Wish(msgspec.Struct, frozen=True):
     prompt_param: str = "prompt"
 
 
-class Length(msgspec.Struct, frozen=True):
+class OutputLimit(msgspec.Struct, frozen=True):
     """Tokens that each choice may have."""
 
     wanted: int
@@ -33,19 +33,19 @@ class Length(msgspec.Struct, frozen=True):
     """The same within the limit on output."""
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class PerRequestLimits(msgspec.Struct, frozen=True):
     """The limits that bound each request by itself; None: there is none of that kind."""
 
-    context: Rule | None = None
-    output: Rule | None = None
+    context: LimitRule | None = None
+    output: LimitRule | None = None
 
 
-def bounds_of(rules: Sequence[Rule]) -> Bounds:
+def bounds_of(rules: Sequence[LimitRule]) -> PerRequestLimits:
     """The tightest bounds among the limits that hold."""
-    return Bounds(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
+    return PerRequestLimits(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
 
 
-def length_of(wish: Wish, bounds: Bounds, default_output_tokens: int | None) -> Length:
+def length_of(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
     """Settles `max_tokens`.
 
     A limit on the context works like a smaller window: it lowers what the caller left open, and refuses what the caller
@@ -74,10 +74,10 @@ def length_of(wish: Wish, bounds: Bounds, default_output_tokens: int | None) -> 
             f"min_tokens is {wish.min_tokens:,}, but the limits of this key leave room for {most:,} tokens. Lower it.",
             param="min_tokens",
         )
-    return Length(wanted, most)
+    return OutputLimit(wanted, most)
 
 
-def _room(wish: Wish, context: Rule) -> int:
+def _room(wish: RequestedOutput, context: LimitRule) -> int:
     """What a limit on the context leaves for the answer."""
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"

@@ -7,10 +7,10 @@ back at all, but ask for less.
 
 import msgspec
 
-from maitred.admission.policy.claims import Demand
-from maitred.admission.policy.rules import Rule
+from maitred.admission.policy.claims import LimitDemand
+from maitred.admission.policy.rules import LimitRule
 from maitred.admission.policy.wording import allowance, amount, of_model, span, whose
-from maitred.core.counters import Claim, CounterKind, Denied, Reading
+from maitred.core.counters import CounterKind, CounterState, LimitClaim, ReservationDenied
 from maitred.core.errors import LimitReached, QuotaExceeded, RateLimited
 
 _PLACE_S = 1.0
@@ -19,7 +19,7 @@ _JITTER = 0.1
 """Share by which a time to come back may be put off, so that those who were refused together do not return so."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestedTokens(msgspec.Struct, frozen=True):
     """The output that a refused request asked for."""
 
     output: int
@@ -32,7 +32,7 @@ class Asked(msgspec.Struct, frozen=True):
     """What its API calls the number."""
 
 
-def refusal_of(demand: Demand, denied: Denied, asked: Asked, jitter: float) -> LimitReached:
+def refusal_of(demand: LimitDemand, denied: ReservationDenied, asked: RequestedTokens, jitter: float) -> LimitReached:
     """The refusal of a request that the counters denied.
 
     Args:
@@ -63,7 +63,7 @@ def refusal_of(demand: Demand, denied: Denied, asked: Asked, jitter: float) -> L
 
 
 def _refusal(
-    error: type[LimitReached], message: str, rule: Rule, reading: Reading, retry_after_s: float | None
+    error: type[LimitReached], message: str, rule: LimitRule, reading: CounterState, retry_after_s: float | None
 ) -> LimitReached:
     limit = rule.limit
     return error(
@@ -76,11 +76,11 @@ def _refusal(
     )
 
 
-def _allowed(rule: Rule) -> str:
+def _allowed(rule: LimitRule) -> str:
     return f"{whose(rule.subject)} may use {allowance(rule.limit)}{of_model(rule.limit)}"
 
 
-def _too_large(claim: Claim, rule: Rule, needed: int, asked: Asked) -> str:
+def _too_large(claim: LimitClaim, rule: LimitRule, needed: int, asked: RequestedTokens) -> str:
     kind = rule.limit.kind
     at_once = "" if claim.capacity == rule.limit.value else f", and at most {amount(kind, claim.capacity)} at once"
     remedy = "No request fits this limit: have it raised."
@@ -93,7 +93,9 @@ def _too_large(claim: Claim, rule: Rule, needed: int, asked: Asked) -> str:
     return f"Request too large: it may need {amount(kind, needed)}, but {_allowed(rule)}{at_once}. {remedy}"
 
 
-def _short(claim: Claim, rule: Rule, reading: Reading, asked: Asked, needed: int, wait_s: float) -> str:
+def _short(
+    claim: LimitClaim, rule: LimitRule, reading: CounterState, asked: RequestedTokens, needed: int, wait_s: float
+) -> str:
     if claim.kind is CounterKind.POOL:
         when = "Come back when a request that runs has ended"
     else:
@@ -103,7 +105,7 @@ def _short(claim: Claim, rule: Rule, reading: Reading, asked: Asked, needed: int
     return f"{_allowed(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
 
 
-def _held(rule: Rule, reading: Reading) -> str:
+def _held(rule: LimitRule, reading: CounterState) -> str:
     spent, held = amount(rule.limit.kind, reading.used), amount(rule.limit.kind, reading.reserved)
     return (
         f"Budget held by running requests: {_allowed(rule)}. {spent} are spent, and {held} are held until requests "
@@ -111,14 +113,14 @@ def _held(rule: Rule, reading: Reading) -> str:
     )
 
 
-def _used_up(rule: Rule, reading: Reading, *, renews: bool) -> str:
+def _used_up(rule: LimitRule, reading: CounterState, *, renews: bool) -> str:
     remedy = "Ask for a shorter answer, or have the budget raised."
     if renews:
         remedy = f"The budget renews itself in {span(reading.reset_s)}; wait for that, or have it raised."
     return f"Budget used up: {_allowed(rule)}. {_state(rule, reading)}, too little for this request. {remedy}"
 
 
-def _state(rule: Rule, reading: Reading) -> str:
+def _state(rule: LimitRule, reading: CounterState) -> str:
     kind = rule.limit.kind
     if kind.spend:
         return f"{amount(kind, reading.used)} are spent, {amount(kind, max(0, reading.remaining))} are left"

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from maitred.core.limits import Limit, LimitBook, LimitKind
+from maitred.core.limits import Limit, LimitKind, LimitSource
 
 
-class Rule(msgspec.Struct, frozen=True):
+class LimitRule(msgspec.Struct, frozen=True):
     """A limit, and the subject that it holds for here.
 
     The two differ for limits of ``key:*`` and ``tenant:*``, which hold for each key or tenant by itself.
@@ -17,13 +17,13 @@ class Rule(msgspec.Struct, frozen=True):
     limit: Limit
 
 
-def rules_for(subjects: Sequence[str], book: LimitBook, model: str) -> list[Rule]:
+def rules_for(subjects: Sequence[str], book: LimitSource, model: str) -> list[LimitRule]:
     """Every limit that holds for these subjects and this model, from the narrowest subject to the widest."""
-    rules: list[Rule] = []
+    rules: list[LimitRule] = []
     for subject in subjects:
         for name in (subject, each(subject)):
             if limits := book.limits_of(name):
-                rules += [Rule(subject, limit) for limit in limits if limit.model is None or limit.model == model]
+                rules += [LimitRule(subject, limit) for limit in limits if limit.model is None or limit.model == model]
     return rules
 
 
@@ -33,9 +33,9 @@ def each(subject: str) -> str:
     return subject[: colon + 1] + "*" if colon > 0 else ""
 
 
-def tightest(rules: Iterable[Rule], kind: LimitKind) -> Rule | None:
+def tightest(rules: Iterable[LimitRule], kind: LimitKind) -> LimitRule | None:
     """Of the limits of one kind, the one with the smallest value; the first of several."""
-    found: Rule | None = None
+    found: LimitRule | None = None
     for rule in rules:
         if rule.limit.kind is kind and (found is None or rule.limit.value < found.limit.value):
             found = rule

@@ -16,7 +16,7 @@ _FROM_MARCH_0000 = 719_468
 """Days from 0000-03-01 to 1970-01-01."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class BudgetWindow(msgspec.Struct, frozen=True):
     """One window: its name is part of a counter's name, so a new window is a new counter."""
 
     name: str
@@ -30,20 +30,20 @@ def day_at(wall_s: float) -> int:
     return int(wall_s // _DAY_S)
 
 
-def window_on(kind: LimitKind, day: int) -> Window:
+def window_on(kind: LimitKind, day: int) -> BudgetWindow:
     """The window of this kind of budget that a day lies in."""
     if kind is LimitKind.USD_TOTAL:
-        return Window("total", None)
+        return BudgetWindow("total", None)
     if kind is LimitKind.USD_PER_DAY:
-        return Window(_written(day), float((day + 1) * _DAY_S))
+        return BudgetWindow(_written(day), float((day + 1) * _DAY_S))
     if kind is LimitKind.USD_PER_WEEK:
         monday = day - (day + 3) % 7  # 1970-01-01 was a Thursday
-        return Window(_written(monday), float((monday + 7) * _DAY_S))
+        return BudgetWindow(_written(monday), float((monday + 7) * _DAY_S))
     year, month, date = _date_of(day)
     first = day - (date - 1)
     after = first + 31
     next_first = after - (_date_of(after)[2] - 1)
-    return Window(f"{year:04}-{month:02}", float(next_first * _DAY_S))
+    return BudgetWindow(f"{year:04}-{month:02}", float(next_first * _DAY_S))
 
 
 def _written(day: int) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from maitred.admission.budgets import BudgetState
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
 from maitred.core.money import usd_of
@@ -32,7 +32,7 @@ class BudgetRoutes:
         budgets: How those of one subject stand.
     """
 
-    def __init__(self, office: Office, budgets: Budgets) -> None:
+    def __init__(self, office: DirectoryAdmin, budgets: Budgets) -> None:
         self._office = office
         self._budgets = budgets
 
@@ -51,7 +51,7 @@ class BudgetRoutes:
             )
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """A page of budgets. Subject by subject: the installation, then tenants, then keys."""
         query = decode_query(call.query, BudgetsQuery)
         rules.check_page(query.limit, query.after)

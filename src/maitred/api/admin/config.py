@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
@@ -13,7 +13,7 @@ from maitred.wire.admin.responses import ConfigBody, ReloadBody
 PATH = "/admin/v1/config"
 
 
-class Configuration(Protocol):
+class ConfigService(Protocol):
     """That of this gateway."""
 
     def running(self) -> ConfigBody:
@@ -33,7 +33,7 @@ class ConfigRoutes:
         configuration: That of this gateway.
     """
 
-    def __init__(self, office: Office, configuration: Configuration) -> None:
+    def __init__(self, office: DirectoryAdmin, configuration: ConfigService) -> None:
         self._office = office
         self._configuration = configuration
 
@@ -59,11 +59,11 @@ class ConfigRoutes:
             ),
         ]
 
-    async def show(self, call: Call) -> None:
+    async def show(self, call: HttpExchange) -> None:
         """As it is."""
         await self._office.reply(call, self._configuration.running())
 
-    async def reload(self, call: Call) -> None:
+    async def reload(self, call: HttpExchange) -> None:
         """Anew."""
         asked = decode_body(call.body, ReloadConfig)
         await self._office.reply(call, await self._configuration.reload(dry_run=asked.dry_run))

@@ -5,9 +5,9 @@ A key is shown in full by the one answer that made it. Everything else that thes
 
 from msgspec import UNSET
 
-from maitred.api.admin.office import Made, Office, page_of
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import AdminReply, DirectoryAdmin, page_of
 from maitred.api.errors import body_of
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import ApiKey, Scope
@@ -29,7 +29,7 @@ class KeyRoutes:
         office: What the routes share.
     """
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: DirectoryAdmin) -> None:
         self._office = office
 
     def routes(self) -> list[Route]:
@@ -47,7 +47,7 @@ class KeyRoutes:
             Route("DELETE", one, self.revoke, "Ends an API key for good.", returns=KeyBody, needs=needs),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """A page of keys."""
         query = decode_query(call.query, KeysQuery)
         rules.check_page(query.limit, query.after)
@@ -59,7 +59,7 @@ class KeyRoutes:
         answer = KeyList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
         await self._office.reply(call, answer)
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """A new key."""
         request = decode_body(call.body, CreateKey)
         rules.check_id("tenant", request.tenant)
@@ -76,18 +76,18 @@ class KeyRoutes:
             expires_s=rules.expiry_of(request.expires_at, self._office.now_s()),
         )
 
-        async def make() -> Made:
+        async def make() -> AdminReply:
             await self._office.book.create_key(key)
             await self._office.changed()
-            return Made(self._shown(key, new.plaintext), self._shown_before(key.id, "made the key"))
+            return AdminReply(self._shown(key, new.plaintext), self._shown_before(key.id, "made the key"))
 
         await self._office.once(call, make)
 
-    async def get(self, call: Call) -> None:
+    async def get(self, call: HttpExchange) -> None:
         """One key."""
         await self._office.reply(call, self._shown(await self._office.book.key(_id_in(call))))
 
-    async def update(self, call: Call) -> None:
+    async def update(self, call: HttpExchange) -> None:
         """Changes a key."""
         key_id = _id_in(call)
         request = decode_body(call.body, UpdateKey)
@@ -105,20 +105,22 @@ class KeyRoutes:
         await self._office.changed()
         await self._office.reply(call, self._shown(key))
 
-    async def rotate(self, call: Call) -> None:
+    async def rotate(self, call: HttpExchange) -> None:
         """A new secret for a key; the one before lives on for a while."""
         key_id = _id_in(call)
         overlap_s = rules.overlap_of(decode_body(call.body, RotateKey))
 
-        async def make() -> Made:
+        async def make() -> AdminReply:
             new = make_key(key_id)
             key = await self._office.book.rotate_key(key_id, new.secret, overlap_s)
             await self._office.changed()
-            return Made(self._shown(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key"))
+            return AdminReply(
+                self._shown(key, new.plaintext), self._shown_before(key_id, "gave a new secret to the key")
+            )
 
         await self._office.once(call, make)
 
-    async def revoke(self, call: Call) -> None:
+    async def revoke(self, call: HttpExchange) -> None:
         """Ends a key; ending it again changes nothing."""
         key = await self._office.book.revoke_key(_id_in(call))
         await self._office.changed()
@@ -137,7 +139,7 @@ class KeyRoutes:
         return error.http_status, body_of(error)
 
 
-def _id_in(call: Call) -> str:
+def _id_in(call: HttpExchange) -> str:
     if not rules.is_key_id(call.parameter):
         raise ResourceNotFound(f"There is no key {shown(call.parameter)}. GET {PATH} lists them.", param="id")
     return call.parameter

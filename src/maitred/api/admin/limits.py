@@ -4,8 +4,8 @@ from asyncio import Lock
 from contextlib import suppress
 from secrets import token_hex
 
-from maitred.api.admin.office import Made, Office, page_of
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import AdminReply, DirectoryAdmin, page_of
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import Scope, is_id
@@ -25,7 +25,7 @@ class LimitRoutes:
         office: What the routes share.
     """
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: DirectoryAdmin) -> None:
         self._office = office
         self._making = Lock()
 
@@ -41,7 +41,7 @@ class LimitRoutes:
             Route("DELETE", one, self.delete, "Deletes a limit.", returns=Deleted, needs=needs),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """A page of limits."""
         query = decode_query(call.query, LimitsQuery)
         rules.check_page(query.limit, query.after)
@@ -53,7 +53,7 @@ class LimitRoutes:
         answer = LimitList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
         await self._office.reply(call, answer)
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """A new limit."""
         request = decode_body(call.body, CreateLimit)
         limit_id = request.id
@@ -61,22 +61,22 @@ class LimitRoutes:
             limit_id = f"lim-{self._office.id_for(call, 16) or token_hex(8)}"
         limit = rules.limit_of(request, limit_id)
 
-        async def make() -> Made:
+        async def make() -> AdminReply:
             # Putting a limit changes one that exists. Of two who make one under the same id, only one does.
             async with self._making:
                 if request.id is not None:
                     await self._check_free(request.id)
                 await self._office.book.put_limit(limit)
             await self._office.changed()
-            return Made(LimitBody.of(limit))
+            return AdminReply(LimitBody.of(limit))
 
         await self._office.once(call, make)
 
-    async def get(self, call: Call) -> None:
+    async def get(self, call: HttpExchange) -> None:
         """One limit."""
         await self._office.reply(call, LimitBody.of(await self._office.book.limit(_id_in(call))))
 
-    async def put(self, call: Call) -> None:
+    async def put(self, call: HttpExchange) -> None:
         """Makes a limit what the body says, whether it existed or not."""
         limit_id = call.parameter
         request = decode_body(call.body, CreateLimit)
@@ -87,7 +87,7 @@ class LimitRoutes:
         await self._office.changed()
         await self._office.reply(call, LimitBody.of(limit))
 
-    async def delete(self, call: Call) -> None:
+    async def delete(self, call: HttpExchange) -> None:
         """Deletes a limit."""
         limit_id = _id_in(call)
         await self._office.book.delete_limit(limit_id)
@@ -100,7 +100,7 @@ class LimitRoutes:
             raise Conflict(f"There is a limit {limit_id} already. PUT it, or choose another id.", param="id")
 
 
-def _id_in(call: Call) -> str:
+def _id_in(call: HttpExchange) -> str:
     if not is_id(call.parameter):
         raise ResourceNotFound(f"There is no limit {shown(call.parameter)}. GET {PATH} lists them.", param="id")
     return call.parameter

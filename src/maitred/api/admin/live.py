@@ -7,9 +7,9 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
-from maitred.api.interrupt import Interruptible
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.cancel_scope import CancelScope
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import Unauthenticated
 from maitred.core.tenancy import Principal, Scope
@@ -17,7 +17,7 @@ from maitred.wire.admin.live import LiveBody, PointBody
 from maitred.wire.sse import encode_event
 
 
-class Live(Protocol):
+class LiveService(Protocol):
     """The state of this gateway."""
 
     async def now(self) -> LiveBody:
@@ -48,7 +48,7 @@ class LiveRoutes:
         holds: Whether who was let in still would be.
     """
 
-    def __init__(self, office: Office, live: Live, holds: Callable[[Principal], bool]) -> None:
+    def __init__(self, office: DirectoryAdmin, live: LiveService, holds: Callable[[Principal], bool]) -> None:
         self._office = office
         self._live = live
         self._holds = holds
@@ -61,14 +61,14 @@ class LiveRoutes:
             Route("GET", "/admin/v1/live", self.live, text, returns=LiveBody, streams=LiveBody, needs=Scope.METRICS)
         ]
 
-    async def live(self, call: Call) -> None:
+    async def live(self, call: HttpExchange) -> None:
         """The state, in the form that `Accept` asks for; a stream of it ends when the server drains."""
         whole = Scope.ADMIN in call.principal.scopes
         if "text/event-stream" not in (call.header(b"accept") or ""):
             await self._office.reply(call, _shown(await self._live.now(), whole=whole))
             return
         with self._live.watching() as states:
-            with Interruptible() as block, call.watched(block):
+            with CancelScope() as block, call.watched(block):
                 await call.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
                 async for state in states:
                     if state.draining:

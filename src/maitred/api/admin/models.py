@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
@@ -13,7 +13,7 @@ from maitred.wire.admin.responses import LoadableBody, LoadableList, SleeperBody
 PATH = "/admin/v1/models"
 
 
-class Loadables(Protocol):
+class OnDemandModels(Protocol):
     """The models that come and go on this gateway's machine.
 
     What changes one raises ResourceNotFound where no such model comes and goes, and Conflict where memory, or what is
@@ -41,7 +41,7 @@ class Loadables(Protocol):
         ...
 
 
-class Sleepers(Protocol):
+class SleepableModels(Protocol):
     """The models whose engines can sleep: all that run on our own.
 
     What changes one raises ResourceNotFound where no such model can sleep, and Conflict where it is pinned.
@@ -69,7 +69,7 @@ class LoadableRoutes:
         sleepers: The same, and those that are always there.
     """
 
-    def __init__(self, office: Office, loadables: Loadables, sleepers: Sleepers) -> None:
+    def __init__(self, office: DirectoryAdmin, loadables: OnDemandModels, sleepers: SleepableModels) -> None:
         self._office = office
         self._loadables = loadables
         self._sleepers = sleepers
@@ -100,35 +100,35 @@ class LoadableRoutes:
     ) -> Route:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=returns, needs=Scope.ADMIN)
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, self._loadables.all())
 
-    async def load(self, call: Call) -> None:
+    async def load(self, call: HttpExchange) -> None:
         """Comes; its `state` in the list says when it is there."""
         await self._office.reply(call, self._loadables.load(decode_body(call.body, NameModel).model))
 
-    async def unload(self, call: Call) -> None:
+    async def unload(self, call: HttpExchange) -> None:
         """Goes; its `state` in the list says when its memory is free."""
         named = decode_body(call.body, UnloadModel)
         await self._office.reply(call, self._loadables.unload(named.model, hold=named.hold))
 
-    async def pin(self, call: Call) -> None:
+    async def pin(self, call: HttpExchange) -> None:
         """Comes and stays."""
         await self._office.reply(call, self._loadables.pin(decode_body(call.body, NameModel).model))
 
-    async def unpin(self, call: Call) -> None:
+    async def unpin(self, call: HttpExchange) -> None:
         """May go."""
         await self._office.reply(call, self._loadables.unpin(decode_body(call.body, NameModel).model))
 
-    async def list_sleepers(self, call: Call) -> None:
+    async def list_sleepers(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, SleeperList(data=self._sleepers.all()))
 
-    async def sleep(self, call: Call) -> None:
+    async def sleep(self, call: HttpExchange) -> None:
         """Its `state` in the list says when it does."""
         await self._office.reply(call, self._sleepers.sleep(decode_body(call.body, NameModel).model))
 
-    async def wake(self, call: Call) -> None:
+    async def wake(self, call: HttpExchange) -> None:
         """Its `state` in the list says when it serves."""
         await self._office.reply(call, self._sleepers.wake(decode_body(call.body, NameModel).model))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
@@ -14,7 +14,7 @@ from maitred.wire.admin.responses import Deleted, PinBody, PinList
 PATH = "/admin/v1/pins"
 
 
-class Pins(Protocol):
+class PinService(Protocol):
     """The prefixes that this gateway has pinned."""
 
     def all(self) -> Sequence[PinBody]:
@@ -38,7 +38,7 @@ class PinRoutes:
         pins: Those of this gateway.
     """
 
-    def __init__(self, office: Office, pins: Pins) -> None:
+    def __init__(self, office: DirectoryAdmin, pins: PinService) -> None:
         self._office = office
         self._pins = pins
 
@@ -59,16 +59,16 @@ class PinRoutes:
             ),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, PinList(data=[*self._pins.all()]))
 
-    async def pin(self, call: Call) -> None:
+    async def pin(self, call: HttpExchange) -> None:
         """Answers when it has been computed."""
         wish = decode_body(call.body, PinPrefix)
         await self._office.reply(call, await self._pins.pin(wish, call.principal.tenants[-1]))
 
-    async def unpin(self, call: Call) -> None:
+    async def unpin(self, call: HttpExchange) -> None:
         """At once."""
         self._pins.unpin(call.parameter)
         await self._office.reply(call, Deleted(id=call.parameter, object="pin"))

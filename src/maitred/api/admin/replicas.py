@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
@@ -14,7 +14,7 @@ from maitred.wire.admin.responses import ReplicaBody, ReplicaList
 PATH = "/admin/v1/replicas"
 
 
-class Replicas(Protocol):
+class ReplicaService(Protocol):
     """All replicas of this gateway. A name stands for a replica; the model is needed where it stands for several.
 
     What changes one raises ResourceNotFound, or InvalidRequest where the name is that of several.
@@ -45,7 +45,7 @@ class ReplicaRoutes:
         replicas: Those of this gateway.
     """
 
-    def __init__(self, office: Office, replicas: Replicas) -> None:
+    def __init__(self, office: DirectoryAdmin, replicas: ReplicaService) -> None:
         self._office = office
         self._replicas = replicas
 
@@ -63,22 +63,22 @@ class ReplicaRoutes:
             "POST", f"{PATH}/{verb}", handler, summary, reads=NameReplica, returns=ReplicaBody, needs=Scope.ADMIN
         )
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, ReplicaList(data=[*self._replicas.all()]))
 
-    async def drain(self, call: Call) -> None:
+    async def drain(self, call: HttpExchange) -> None:
         """No new work; `requests` in the list says when it is over."""
         await self._do(call, self._replicas.drain)
 
-    async def maintain(self, call: Call) -> None:
+    async def maintain(self, call: HttpExchange) -> None:
         """Away."""
         await self._do(call, self._replicas.maintain)
 
-    async def resume(self, call: Call) -> None:
+    async def resume(self, call: HttpExchange) -> None:
         """Back."""
         await self._do(call, self._replicas.resume)
 
-    async def _do(self, call: Call, order: Callable[[str, str | None], ReplicaBody]) -> None:
+    async def _do(self, call: HttpExchange, order: Callable[[str, str | None], ReplicaBody]) -> None:
         named = decode_body(call.body, NameReplica)
         await self._office.reply(call, order(named.replica, named.model))

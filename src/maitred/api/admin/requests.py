@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
-from maitred.wire.admin.responses import StoryBody, StoryHead, StoryList
+from maitred.wire.admin.responses import TimelineBody, TimelineHead, TimelineList
 
 PATH = "/admin/v1/requests"
 
 
-class Stories(Protocol):
+class TimelineStore(Protocol):
     """The last requests of this gateway that have ended."""
 
-    def latest(self) -> Sequence[StoryHead]:
+    def latest(self) -> Sequence[TimelineHead]:
         """All of them, the latest first."""
         ...
 
-    def of(self, request_id: str) -> StoryBody:
+    def of(self, request_id: str) -> TimelineBody:
         """The latest of that id; raises ResourceNotFound where none is known."""
         ...
 
@@ -32,25 +32,27 @@ class RequestRoutes:
         stories: Those of this gateway.
     """
 
-    def __init__(self, office: Office, stories: Stories) -> None:
+    def __init__(self, office: DirectoryAdmin, stories: TimelineStore) -> None:
         self._office = office
         self._stories = stories
 
     def routes(self) -> list[Route]:
         """The routes, in the order of the documentation."""
         return [
-            Route("GET", PATH, self.list, "The last requests of this gateway.", returns=StoryList, needs=Scope.ADMIN),
+            Route(
+                "GET", PATH, self.list, "The last requests of this gateway.", returns=TimelineList, needs=Scope.ADMIN
+            ),
             Route(
                 *("GET", f"{PATH}/{{id}}", self.get, "What happened to one of them, in order."),
-                returns=StoryBody,
+                returns=TimelineBody,
                 needs=Scope.ADMIN,
             ),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All that are known."""
-        await self._office.reply(call, StoryList(data=[*self._stories.latest()]))
+        await self._office.reply(call, TimelineList(data=[*self._stories.latest()]))
 
-    async def get(self, call: Call) -> None:
+    async def get(self, call: HttpExchange) -> None:
         """One."""
         await self._office.reply(call, self._stories.of(call.parameter))

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
@@ -14,7 +14,7 @@ from maitred.wire.admin.responses import RolloutBody, RolloutList
 PATH = "/admin/v1/rollouts"
 
 
-class Rollouts(Protocol):
+class RolloutService(Protocol):
     """All rollouts. What takes a name raises ResourceNotFound, and what changes one StoreUnavailable."""
 
     def all(self) -> Sequence[RolloutBody]:
@@ -54,7 +54,7 @@ class RolloutRoutes:
         rollouts: Those of this installation.
     """
 
-    def __init__(self, office: Office, rollouts: Rollouts) -> None:
+    def __init__(self, office: DirectoryAdmin, rollouts: RolloutService) -> None:
         self._office = office
         self._rollouts = rollouts
 
@@ -73,34 +73,34 @@ class RolloutRoutes:
     def _order(self, verb: str, summary: str, handler: Handler, reads: type = NameRollout) -> Route:
         return Route("POST", f"{PATH}/{verb}", handler, summary, reads=reads, returns=RolloutBody, needs=Scope.ADMIN)
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, RolloutList(data=[*self._rollouts.all()]))
 
-    async def start(self, call: Call) -> None:
+    async def start(self, call: HttpExchange) -> None:
         """A trial from its beginning."""
         await self._office.reply(call, await self._rollouts.start(decode_body(call.body, StartRollout)))
 
-    async def weigh(self, call: Call) -> None:
+    async def weigh(self, call: HttpExchange) -> None:
         """Another share."""
         request = decode_body(call.body, WeighRollout)
         await self._office.reply(call, await self._rollouts.weigh(request.name, request))
 
-    async def switch(self, call: Call) -> None:
+    async def switch(self, call: HttpExchange) -> None:
         """All to the canary; the stable version stands ready."""
         await self._do(call, self._rollouts.switch)
 
-    async def promote(self, call: Call) -> None:
+    async def promote(self, call: HttpExchange) -> None:
         """All to the canary."""
         await self._do(call, self._rollouts.promote)
 
-    async def rollback(self, call: Call) -> None:
+    async def rollback(self, call: HttpExchange) -> None:
         """All to the stable version. What runs at the canary ends there."""
         await self._do(call, self._rollouts.rollback)
 
-    async def end(self, call: Call) -> None:
+    async def end(self, call: HttpExchange) -> None:
         """The name leads where it leads without a rollout."""
         await self._do(call, self._rollouts.end)
 
-    async def _do(self, call: Call, order: Callable[[str], Awaitable[RolloutBody]]) -> None:
+    async def _do(self, call: HttpExchange, order: Callable[[str], Awaitable[RolloutBody]]) -> None:
         await self._office.reply(call, await order(decode_body(call.body, NameRollout).name))

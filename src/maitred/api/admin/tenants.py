@@ -1,7 +1,7 @@
 """Routes of tenants: organisations and their teams."""
 
-from maitred.api.admin.office import Made, Office, page_of
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import AdminReply, DirectoryAdmin, page_of
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import Scope, is_id
@@ -21,7 +21,7 @@ class TenantRoutes:
         office: What the routes share.
     """
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: DirectoryAdmin) -> None:
         self._office = office
 
     def routes(self) -> list[Route]:
@@ -36,7 +36,7 @@ class TenantRoutes:
             Route("DELETE", one, self.delete, "Deletes a tenant.", returns=Deleted, needs=needs),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """A page of tenants."""
         query = decode_query(call.query, TenantsQuery)
         rules.check_page(query.limit, query.after)
@@ -48,23 +48,23 @@ class TenantRoutes:
         answer = TenantList(data=data, has_more=has_more, next=data[-1].id if has_more else None)
         await self._office.reply(call, answer)
 
-    async def create(self, call: Call) -> None:
+    async def create(self, call: HttpExchange) -> None:
         """A new tenant."""
         tenant = rules.tenant_of(decode_body(call.body, CreateTenant))
 
-        async def make() -> Made:
+        async def make() -> AdminReply:
             await self._office.book.create_tenant(tenant)
             await self._office.changed()
-            return Made(TenantBody.of(tenant))
+            return AdminReply(TenantBody.of(tenant))
 
         await self._office.once(call, make)
 
-    async def get(self, call: Call) -> None:
+    async def get(self, call: HttpExchange) -> None:
         """One tenant."""
         tenant = await self._office.book.tenant(_id_in(call))
         await self._office.reply(call, TenantBody.of(tenant))
 
-    async def update(self, call: Call) -> None:
+    async def update(self, call: HttpExchange) -> None:
         """Changes a tenant."""
         tenant_id = _id_in(call)
         changes = rules.tenant_changes(decode_body(call.body, UpdateTenant))
@@ -74,7 +74,7 @@ class TenantRoutes:
         await self._office.changed()
         await self._office.reply(call, TenantBody.of(tenant))
 
-    async def delete(self, call: Call) -> None:
+    async def delete(self, call: HttpExchange) -> None:
         """Deletes a tenant."""
         tenant_id = _id_in(call)
         await self._office.book.delete_tenant(tenant_id)
@@ -82,7 +82,7 @@ class TenantRoutes:
         await self._office.reply(call, Deleted(id=tenant_id, object="tenant"))
 
 
-def _id_in(call: Call) -> str:
+def _id_in(call: HttpExchange) -> str:
     if not is_id(call.parameter):
         raise ResourceNotFound(f"There is no tenant {shown(call.parameter)}. GET {PATH} lists them.", param="id")
     return call.parameter

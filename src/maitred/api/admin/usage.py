@@ -1,7 +1,7 @@
 """Routes of the ledger: what was used, in sums and line by line."""
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
 from maitred.core.money import usd_of
@@ -28,7 +28,7 @@ class UsageRoutes:
         usage: Reads the ledger.
     """
 
-    def __init__(self, office: Office, usage: UsageQueries) -> None:
+    def __init__(self, office: DirectoryAdmin, usage: UsageQueries) -> None:
         self._office = office
         self._usage = usage
 
@@ -47,7 +47,7 @@ class UsageRoutes:
             Route("GET", events, self.events, lines, returns=UsageEventList, query=UsageEventsQuery, needs=needs),
         ]
 
-    async def report(self, call: Call) -> None:
+    async def report(self, call: HttpExchange) -> None:
         """Sums: a page as JSON, or all of them as CSV."""
         query = decode_query(call.query, UsageQuery)
         rules.check_page(query.limit, query.after)
@@ -86,7 +86,7 @@ class UsageRoutes:
         )
         await self._office.reply(call, answer)
 
-    async def events(self, call: Call) -> None:
+    async def events(self, call: HttpExchange) -> None:
         """A page of lines."""
         query = decode_query(call.query, UsageEventsQuery)
         rules.check_page(query.limit, query.after)

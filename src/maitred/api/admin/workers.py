@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from maitred.api.admin.office import Office
-from maitred.api.call import Call
+from maitred.api.admin.directory_admin import DirectoryAdmin
+from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.responses import WorkerBody, WorkerList
@@ -12,7 +12,7 @@ from maitred.wire.admin.responses import WorkerBody, WorkerList
 PATH = "/admin/v1/workers"
 
 
-class Workers(Protocol):
+class WorkerService(Protocol):
     """Those of this gateway."""
 
     def all(self) -> Sequence[WorkerBody]:
@@ -32,7 +32,7 @@ class WorkerRoutes:
         workers: Those of this gateway.
     """
 
-    def __init__(self, office: Office, workers: Workers) -> None:
+    def __init__(self, office: DirectoryAdmin, workers: WorkerService) -> None:
         self._office = office
         self._workers = workers
 
@@ -50,11 +50,11 @@ class WorkerRoutes:
             ),
         ]
 
-    async def list(self, call: Call) -> None:
+    async def list(self, call: HttpExchange) -> None:
         """All of them."""
         await self._office.reply(call, WorkerList(data=[*self._workers.all()]))
 
-    async def restart(self, call: Call) -> None:
+    async def restart(self, call: HttpExchange) -> None:
         """The answer lists those who are to go; it is done when none of them is listed any more."""
         before = self._workers.all()
         self._workers.restart()

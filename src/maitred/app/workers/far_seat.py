@@ -11,41 +11,43 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
-from maitred.admission.work import Work
-from maitred.api.interrupt import Interruptible
-from maitred.app.workers.hotline import Hotline
-from maitred.app.workers.submissions import Submissions
+from maitred.admission.work import AdmissionRequest
+from maitred.api.cancel_scope import CancelScope
+from maitred.app.workers.client import ControllerClient
+from maitred.app.workers.submissions import SubmissionTracker
 from maitred.core.answer import Outcome
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
-from maitred.core.place import Place
+from maitred.core.queue_position import QueuePosition
 from maitred.core.request import Usage
-from maitred.dispatch.errand import AnyPost
-from maitred.dispatch.spare import Spare
-from maitred.wire.desk import (
-    Asks,
-    FailedThere,
-    Leaves,
-    Met,
-    Refused,
-    Released,
-    Resumes,
-    Seated,
-    Settled,
-    Settles,
-    Took,
+from maitred.dispatch.request import AnyEndpoint
+from maitred.dispatch.spare import HedgeAllocation
+from maitred.wire.error_codec import read_error, write_error
+from maitred.wire.worker_protocol import (
+    AdmitAccepted,
+    AdmitRejected,
+    AdmitRequest,
+    AttemptResult,
+    Dispatched,
+    ReleaseRequest,
+    ReplicaFailed,
+    ResumeGrant,
+    SettleReply,
+    SettleRequest,
+    TokensUsed,
     ToWorker,
 )
-from maitred.wire.written_errors import read_error, write_error
 
-HERE: ContextVar["FarSeat | None"] = ContextVar("seat of the request in hand", default=None)
+CURRENT_DISPATCH: ContextVar["RemoteDispatch | None"] = ContextVar("seat of the request in hand", default=None)
 """The seat for which a task sends something to a replica."""
 _NOTHING = (0, 0, 0)
 """Tokens of the prompt, of these cached, and of the answer."""
 _log = logging.getLogger(__name__)
 
 
-class FarSeat:
-    """Implements `maitred.app.control.AnyGrant` and `AnySeat`. A context; leaving it gives everything back.
+class RemoteDispatch:
+    """A grant and a queue entry that the controller holds for this worker; leaving the context releases both.
+
+    Implements `maitred.app.request.flow_control.GrantHandle` and `DispatchHandle`.
 
     Args:
         line: To the controller.
@@ -61,11 +63,11 @@ class FarSeat:
 
     def __init__(
         self,
-        line: Hotline,
-        posts: Mapping[str, AnyPost],
-        submissions: Mapping[str, Submissions],
-        block: Interruptible,
-        work: Work,
+        line: ControllerClient,
+        posts: Mapping[str, AnyEndpoint],
+        submissions: Mapping[str, SubmissionTracker],
+        block: CancelScope,
+        work: AdmissionRequest,
         recoveries: int,
     ) -> None:
         assert work.tally is not None
@@ -76,11 +78,11 @@ class FarSeat:
         self._block = block
         self._recoveries = recoveries
         self._number = line.enter(self)
-        self._asks: Asks | None = None
-        self._seated: Seated | None = None
-        self._released: Released | None = None
-        self._settles: Settles | None = None
-        self._settled: Settled | None = None
+        self._asks: AdmitRequest | None = None
+        self._seated: AdmitAccepted | None = None
+        self._released: Dispatched | None = None
+        self._settles: SettleRequest | None = None
+        self._settled: SettleReply | None = None
         self._error: MaitredError | None = None
         """What stands against it, until it is raised."""
         self._waiter: asyncio.Future[None] | None = None
@@ -93,9 +95,9 @@ class FarSeat:
         """Tokens of which the controller has not been told..."""
         self._first = False
         """...and whether its very first is among them."""
-        self.met = Met.NEITHER
+        self.met = AttemptResult.NEITHER
 
-    async def take(self, asks: Asks) -> None:
+    async def take(self, asks: AdmitRequest) -> None:
         """Asks for it; raises what stands against it. A controller that dies meanwhile has granted nothing."""
         self._asks = asks
         while self._seated is None:
@@ -113,7 +115,7 @@ class FarSeat:
         """Under which the controller knows it."""
         return self._number
 
-    async def __aenter__(self) -> "FarSeat":
+    async def __aenter__(self) -> "RemoteDispatch":
         self._block.__enter__()
         return self
 
@@ -133,7 +135,7 @@ class FarSeat:
         told = None if why is None else write_error(why if isinstance(why, MaitredError) else Bug())
         left = error is not None and not isinstance(error, Exception) and not isinstance(why, MaitredError)
         self.flush()
-        leaves = Leaves(
+        leaves = ReleaseRequest(
             *(self._number, self._tally.usage, self._tally.first_token_s),
             *(self.met, None if left else told, left),
         )
@@ -148,7 +150,7 @@ class FarSeat:
 
     def hear(self, message: ToWorker) -> None:
         """See `Caller.hear`."""
-        if isinstance(message, Refused):
+        if isinstance(message, AdmitRejected):
             self._over = True
             error = read_error(message.error)
             if message.standing is not None:
@@ -159,11 +161,11 @@ class FarSeat:
             if self._waiter is None:
                 self._block.interrupt(error)
             self._error = error
-        elif isinstance(message, Seated):
+        elif isinstance(message, AdmitAccepted):
             self._seated = message
-        elif isinstance(message, Released):
-            self._released, self.met = message, Met.NEITHER
-        elif isinstance(message, Settled):
+        elif isinstance(message, Dispatched):
+            self._released, self.met = message, AttemptResult.NEITHER
+        elif isinstance(message, SettleReply):
             self._settled = message
             self._over = message.error is None  # what is settled holds nothing any more
         self._wake()
@@ -173,13 +175,13 @@ class FarSeat:
         self._cut_off = True
         self._wake()
 
-    def resumes(self) -> Resumes | None:
+    def resumes(self) -> ResumeGrant | None:
         """See `Caller.resumes`."""
         if self._asks is None or self._seated is None or self._settled is not None:
             return None
         self._cut_off = False
         self._taken, self._first = _NOTHING, False  # the usage says it
-        return Resumes(
+        return ResumeGrant(
             replace(self._asks, prompts=[replace(prompt, ids=[]) for prompt in self._asks.prompts]),
             self._seated.lease,
             self._seated.max_tokens,
@@ -231,7 +233,7 @@ class FarSeat:
         """See `AnyGrant.settle`."""
         if self._settled is None:
             self.flush()
-            self._settles = Settles(self._number, usage, outcome, self._tally.first_token_s)
+            self._settles = SettleRequest(self._number, usage, outcome, self._tally.first_token_s)
             self._line.tell(self._settles)
         while self._settled is None:
             try:
@@ -251,14 +253,14 @@ class FarSeat:
 
     # --- the seat ---
 
-    async def granted(self) -> AnyPost:
+    async def granted(self) -> AnyEndpoint:
         """See `AnySeat.granted`."""
         while self._released is None:
             if self._cut_off:
                 await self._line.ready(kept=True)
             else:
                 await self._news()
-        HERE.set(self)
+        CURRENT_DISPATCH.set(self)
         replica = self._released.replica
         if (engine := self._submissions.get(replica)) is not None and not engine.met:
             await engine.meet()
@@ -268,7 +270,7 @@ class FarSeat:
         """See `AnySeat.hedge_after_s`: requests that are hedged are not asked for here."""
         return None
 
-    def spare(self) -> Spare | None:
+    def spare(self) -> HedgeAllocation | None:
         """See `AnySeat.spare`."""
         return None
 
@@ -284,7 +286,7 @@ class FarSeat:
         self._returns += 1
         self.flush()
         self._released = None
-        self._line.tell(FailedThere(self._number, self.met, list(prompts), answer_by_s, rest_s))
+        self._line.tell(ReplicaFailed(self._number, self.met, list(prompts), answer_by_s, rest_s))
         return True
 
     @property
@@ -297,7 +299,7 @@ class FarSeat:
         """See `AnySeat.waited_ms`."""
         return {} if self._released is None else self._released.waited_ms
 
-    def place(self) -> Place | None:
+    def place(self) -> QueuePosition | None:
         """See `AnySeat.place`; as of its joining."""
         return None if self._released is not None else self._known.place
 
@@ -322,11 +324,11 @@ class FarSeat:
     def flush(self) -> None:
         """Tells of the tokens that were gathered."""
         if self._first or self._taken is not _NOTHING:
-            self._line.tell(Took(self._number, *self._taken, first=self._first))
+            self._line.tell(TokensUsed(self._number, *self._taken, first=self._first))
             self._taken, self._first = _NOTHING, False
 
     @property
-    def _known(self) -> Seated:
+    def _known(self) -> AdmitAccepted:
         if self._seated is None:
             raise RuntimeError("The seat was asked for before it was taken.")
         return self._seated

@@ -14,7 +14,7 @@ M = TypeVar("M")
 _log = logging.getLogger(__name__)
 
 
-class Line(asyncio.Protocol, Generic[M]):
+class IpcConnection(asyncio.Protocol, Generic[M]):
     """One end.
 
     What is told within one turn of the event loop goes out at its end, together. Nothing waits for the socket to

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maitred.app.workers.clerk import Clerk
-from maitred.store.orphan import Outlived
+from maitred.app.workers.session import WorkerSession
+from maitred.store.orphan_journal import SurvivingWork
 
 if TYPE_CHECKING:
-    from maitred.app.workers.desk import Desk
+    from maitred.app.workers.controller import ControllerServer
 
 _PATIENCE_S = 5.0
 """For a worker that lives and does not come; it tries twenty times a second."""
@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 """How soon it is noticed that one of them has died meanwhile."""
 
 
-class Lobby:
+class PendingWorkers:
     """Takes lines from workers, with or without a desk.
 
     Attributes:
@@ -27,14 +27,14 @@ class Lobby:
     """
 
     def __init__(self) -> None:
-        self.clerks: list[Clerk] = []
-        self._desk: Desk | None = None
+        self.clerks: list[WorkerSession] = []
+        self._desk: ControllerServer | None = None
         self._entering = asyncio.Event()
 
     @property
-    def outlived(self) -> Outlived:
+    def outlived(self) -> SurvivingWork:
         """What goes on of a controller that is dead."""
-        return Outlived(
+        return SurvivingWork(
             {resumes.lease for clerk in self.clerks for resumes in clerk.brings},
             {request_id for clerk in self.clerks for request_id in clerk.unanswered},
         )
@@ -48,25 +48,25 @@ class Lobby:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._entering.wait(), _LOOK_S)
 
-    def entered(self, clerk: Clerk) -> None:
+    def entered(self, clerk: WorkerSession) -> None:
         """Somebody has said who it is."""
         self.clerks.append(clerk)
         self._entering.set()
         if self._desk is not None:
             self._receive(clerk, self._desk)
 
-    def left(self, clerk: Clerk) -> None:
+    def left(self, clerk: WorkerSession) -> None:
         """Its line has ended."""
         if clerk in self.clerks:
             self.clerks.remove(clerk)
 
-    def hand_over(self, desk: "Desk") -> None:
+    def hand_over(self, desk: "ControllerServer") -> None:
         """From now on the desk serves all of them."""
         self._desk = desk
         for clerk in self.clerks:
             clerk.attend(desk)
 
-    def _receive(self, clerk: Clerk, desk: "Desk") -> None:
+    def _receive(self, clerk: WorkerSession, desk: "ControllerServer") -> None:
         """It comes late: what it brings was taken for interrupted, and is not billed."""
         for resumes in clerk.brings:
             clerk.forgo(resumes)
@@ -74,11 +74,11 @@ class Lobby:
 
 
 @asynccontextmanager
-async def open_lobby(path: Path) -> AsyncIterator[Lobby]:
+async def open_lobby(path: Path) -> AsyncIterator[PendingWorkers]:
     """Takes lines at a socket for as long as the block lasts."""
-    lobby = Lobby()
+    lobby = PendingWorkers()
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: Clerk(lobby).line, str(path))
+    server = await loop.create_unix_server(lambda: WorkerSession(lobby).line, str(path))
     try:
         yield lobby
     finally:

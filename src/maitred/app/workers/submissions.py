@@ -4,15 +4,15 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from maitred.app.workers.hotline import Hotline
-from maitred.replica.engine_link import EngineLink
-from maitred.wire.desk import Heard
+from maitred.app.workers.client import ControllerClient
+from maitred.replica.engine.client import EngineClient
+from maitred.wire.worker_protocol import SubmissionAcked
 
 _PATIENCE_S = 2.0
 """For a line to an engine that the controller says is there."""
 
 
-class Submissions:
+class SubmissionTracker:
     """To one engine. Submissions are heard in the order in which they were sent.
 
     Args:
@@ -20,7 +20,7 @@ class Submissions:
         line: To the controller.
     """
 
-    def __init__(self, engine: EngineLink, line: Hotline) -> None:
+    def __init__(self, engine: EngineClient, line: ControllerClient) -> None:
         self._engine = engine
         self._line = line
         self._sent: deque[int] = deque()
@@ -48,4 +48,4 @@ class Submissions:
         """The engine has reported."""
         self._reported.set()
         while len(self._sent) > self._engine.unheard():
-            self._line.tell(Heard(self._sent.popleft()))
+            self._line.tell(SubmissionAcked(self._sent.popleft()))

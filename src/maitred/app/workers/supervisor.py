@@ -30,10 +30,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from maitred.app.workers.house import CHANGED, READY, REPLACE, RETIRE
-from maitred.core.backoff import Ceiling
+from maitred.app.workers.ipc import CHANGED, READY, REPLACE, RETIRE
+from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import CallerError, MaitredError
-from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
+from maitred.core.parent_watch import LIFELINE_VARIABLE, follow_parent
 
 CONTROLLER = 0
 KEEPER = -1
@@ -41,7 +41,7 @@ Part = Callable[[Collection[int]], int]
 """What one process does: told the process ids of the workers that are there, it returns an exit code."""
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HEARD = {*_STOPS, signal.SIGCHLD, REPLACE, signal.SIGHUP, READY, CHANGED}
-_APART = Ceiling(first_s=0.1, most_s=5.0)
+_APART = BackoffCeiling(first_s=0.1, most_s=5.0)
 """From one start of a process to the next at least, after so many early deaths in a row."""
 _EARLY_S = 10.0
 _SHORT = {CONTROLLER: "controller", KEEPER: "keeper"}

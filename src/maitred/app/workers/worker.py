@@ -14,62 +14,62 @@ from contextvars import ContextVar
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING
 
-from maitred.admission.grammars.desk import GrammarDesk
+from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.call import Call, Progress, Receive, Scope, Send
+from maitred.api.app import GatewayApp
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
-from maitred.api.edge import Edge
-from maitred.api.gate import Gate
+from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
+from maitred.api.health import LIVE
+from maitred.api.http.server import HttpServer
+from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
-from maitred.api.retries import Retries
+from maitred.api.retries import RetryAdvisor
 from maitred.api.routes import Handler, Route, RouteTable
-from maitred.api.service import LIVE
-from maitred.app.garbage import collect_seldom
-from maitred.app.http_server import HttpServer
 from maitred.app.local import LocalModel, local_model
-from maitred.app.retrying import Retrying
+from maitred.app.retrying import RetryPolicy
 from maitred.app.router import Router, routes_of
+from maitred.app.runtime.gc import collect_seldom
 from maitred.app.shutdown import Shutdown
 from maitred.app.stores import running
 from maitred.app.tracing import open_traces
 from maitred.app.upstreams import open_upstreams
-from maitred.app.workers.far_control import FarControl
-from maitred.app.workers.far_standing import FarStanding
-from maitred.app.workers.hotline import Hotline
-from maitred.app.workers.house import RETIRE, House
-from maitred.app.workers.lane import Lane, OwnNames, PassedOn, within_reach
-from maitred.app.workers.passing import Passing
-from maitred.app.workers.report import ended_of
-from maitred.app.workers.submissions import Submissions
+from maitred.app.workers.client import ControllerClient
+from maitred.app.workers.context_codec import ended_of
+from maitred.app.workers.far_standing import RemoteUpstreamStatus
+from maitred.app.workers.ipc import RETIRE, IpcDirectory
+from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, within_reach
+from maitred.app.workers.proxy import ControllerProxy
+from maitred.app.workers.remote_flow import RemoteFlowController
+from maitred.app.workers.submissions import SubmissionTracker
 from maitred.config.tree import Config
-from maitred.core.answer import Tally
+from maitred.core.answer import RequestContext
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import ANONYMOUS
-from maitred.dispatch.errand import AnyPost
+from maitred.dispatch.request import AnyEndpoint
 from maitred.engine.models.digest import digest_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.attached import AttachedEngine, attached
-from maitred.fleet.engines import Engines
-from maitred.fleet.same_model import SameModel
+from maitred.fleet.engines import LocalEngines
+from maitred.fleet.remote import RemoteEngine, attached
+from maitred.fleet.same_model import FingerprintCheck
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers
-from maitred.identity.refresh import Refresher
+from maitred.identity.refresh import DirectoryRefresher
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.wire.address import parse_address
-from maitred.wire.desk import Knows, Welcome
+from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck
 
 if TYPE_CHECKING:
-    from maitred.replica.upstream.server import Upstream
+    from maitred.replica.upstream.replica import UpstreamReplica
 
 _MOST_STALE_S = 10.0
 """The controller knows how old what it says is, and says nothing when it is too old."""
 _RAW: ContextVar[tuple[Scope, Send]] = ContextVar("the request in hand as the server gave it")
 
 
-async def work(config: Config, number: int, listener: socket.socket, house: House, clock: Clock) -> int:
+async def work(config: Config, number: int, listener: socket.socket, house: IpcDirectory, clock: Clock) -> int:
     """Serves until a signal comes.
 
     Args:
@@ -83,30 +83,30 @@ async def work(config: Config, number: int, listener: socket.socket, house: Hous
         The exit code.
     """
     async with AsyncExitStack() as stack:
-        welcomes = Welcomes()
-        line = Hotline(number, os.getpid(), house.desk, welcomes.take)
+        welcomes = ControllerStateFeed()
+        line = ControllerClient(number, os.getpid(), house.desk, welcomes.take)
         await stack.enter_async_context(running(line.run(), "line to the controller"))
         welcome = await welcomes.first
-        gate = Gate(config.server.max_in_flight)
+        gate = InFlightLimiter(config.server.max_in_flight)
         identity = await _identity(config, line, gate, welcomes, clock, stack)
         lane = await _lane(config, line, welcome, welcomes, clock, stack)
-        reporter = Reporter(line)
-        passing = await stack.enter_async_context(Passing(house.edge, config.server.max_body_bytes))
+        reporter = RequestReporter(line)
+        passing = await stack.enter_async_context(ControllerProxy(house.edge, config.server.max_body_bytes))
         traces = await stack.enter_async_context(open_traces(config.traces, clock))
         table = RouteTable(_own_routes(config, lane, passing, reporter))
-        edge = Edge(
+        edge = GatewayApp(
             table,
             identity,
             gate,
             [reporter],
             lane.standing,
-            Retries(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
+            RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.begin,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             clock=clock,
         )
-        server = HttpServer(Front(edge, table, passing), stall_grace_s=config.server.stall_grace_s, shared=listener)
+        server = HttpServer(WorkerApp(edge, table, passing), stall_grace_s=config.server.stall_grace_s, shared=listener)
         shutdown = Shutdown(gate, config.server.drain_grace_s)
         with shutdown.on_signals():
             serving = asyncio.create_task(server.serve(), name="http server")
@@ -142,7 +142,7 @@ async def _asked_to_retire(shutdown: Shutdown) -> bool:
             each.cancel()
 
 
-class Welcomes:
+class ControllerStateFeed:
     """What the controller says, handed on to whom it concerns.
 
     Attributes:
@@ -151,10 +151,10 @@ class Welcomes:
     """
 
     def __init__(self) -> None:
-        self.first: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self.concerned: list[Callable[[Welcome], None]] = []
+        self.first: asyncio.Future[ControllerSnapshot] = asyncio.get_running_loop().create_future()
+        self.concerned: list[Callable[[ControllerSnapshot], None]] = []
 
-    def take(self, welcome: Welcome) -> None:
+    def take(self, welcome: ControllerSnapshot) -> None:
         """There is one."""
         if not self.first.done():
             self.first.set_result(welcome)
@@ -162,22 +162,22 @@ class Welcomes:
             each(welcome)
 
 
-class Reporter:
-    """Tells the controller of every request that has ended here. Implements `maitred.core.answer.Observer`.
+class RequestReporter:
+    """Tells the controller of every request that has ended here. Implements `maitred.core.answer.RequestObserver`.
 
     Args:
         line: To the controller.
     """
 
-    def __init__(self, line: Hotline) -> None:
+    def __init__(self, line: ControllerClient) -> None:
         self._line = line
         self._passed: set[int] = set()
 
-    def leave_out(self, tally: Tally) -> None:
+    def leave_out(self, tally: RequestContext) -> None:
         """The controller itself has served it."""
         self._passed.add(id(tally))
 
-    def ended(self, *tallies: Tally) -> None:
+    def ended(self, *tallies: RequestContext) -> None:
         """See `Observer.ended`."""
         for tally in tallies:
             if id(tally) in self._passed:
@@ -186,7 +186,7 @@ class Reporter:
                 self._line.report(ended_of(tally))
 
 
-class Front:
+class WorkerApp:
     """The ASGI application: what a worker does itself goes to its edge, all else to the controller's.
 
     Args:
@@ -195,7 +195,7 @@ class Front:
         passing: The other.
     """
 
-    def __init__(self, edge: Edge, table: RouteTable, passing: Passing) -> None:
+    def __init__(self, edge: GatewayApp, table: RouteTable, passing: ControllerProxy) -> None:
         self._edge = edge
         self._own = {(route.method, route.path) for route in table.routes}
         self._passing = passing
@@ -210,7 +210,9 @@ class Front:
             await self._passing(scope, receive, send)
 
 
-def _own_routes(config: Config, lane: Lane, passing: Passing, reporter: Reporter) -> list[Route]:
+def _own_routes(
+    config: Config, lane: WorkerPipeline, passing: ControllerProxy, reporter: RequestReporter
+) -> list[Route]:
     strict, heartbeat_s = config.server.strict, config.server.heartbeat_s
     routes = [
         *ChatRoutes(lane, strict=strict, heartbeat_s=heartbeat_s).routes(),
@@ -223,28 +225,35 @@ def _own_routes(config: Config, lane: Lane, passing: Passing, reporter: Reporter
     return [*served, LIVE]
 
 
-def _or_passed(handler: Handler, passing: Passing, reporter: Reporter) -> Callable[[Call], Awaitable[None]]:
+def _or_passed(
+    handler: Handler, passing: ControllerProxy, reporter: RequestReporter
+) -> Callable[[HttpExchange], Awaitable[None]]:
     """The handler; what turns out not to be the worker's own goes to the controller as it came."""
 
-    async def handle(call: Call) -> None:
+    async def handle(call: HttpExchange) -> None:
         try:
             await handler(call)
-        except PassedOn:
+        except ForwardToController:
             reporter.leave_out(call.tally)
             scope, send = _RAW.get()
-            call.progress = Progress.COMPLETE
+            call.progress = ResponseState.COMPLETE
             call.status = await passing.relay(scope, call.body, send)
 
     return handle
 
 
 async def _identity(
-    config: Config, line: Hotline, gate: Gate, welcomes: Welcomes, clock: Clock, stack: AsyncExitStack
+    config: Config,
+    line: ControllerClient,
+    gate: InFlightLimiter,
+    welcomes: ControllerStateFeed,
+    clock: Clock,
+    stack: AsyncExitStack,
 ) -> Identity:
     """Who calls, by what the controller knows."""
     directory = Directory()
     settings = config.identity
-    refresher = Refresher(
+    refresher = DirectoryRefresher(
         line, directory, clock, every_s=settings.refresh_s, max_stale_s=min(settings.max_stale_s, _MOST_STALE_S)
     )
     await refresher.load()
@@ -256,13 +265,13 @@ async def _identity(
         anonymous=ANONYMOUS if config.server.serves_anyone else None,
         issuers=issuers,
     )
-    follower = Follower(refresher, directory, line, lambda: gate.recheck(identity.holds))
+    follower = DirectoryFollower(refresher, directory, line, lambda: gate.recheck(identity.holds))
     welcomes.concerned.append(follower.welcomed)
     await stack.enter_async_context(running(follower.run(), "directory"))
     return identity
 
 
-class Follower:
+class DirectoryFollower:
     """Keeps the directory of a worker as new as that of its controller.
 
     Args:
@@ -273,7 +282,7 @@ class Follower:
     """
 
     def __init__(
-        self, refresher: Refresher, directory: Directory, line: Hotline, recheck: Callable[[], object]
+        self, refresher: DirectoryRefresher, directory: Directory, line: ControllerClient, recheck: Callable[[], object]
     ) -> None:
         self._refresher = refresher
         self._directory = directory
@@ -282,7 +291,7 @@ class Follower:
         self._recheck = recheck
         refresher.watch(recheck)
 
-    def welcomed(self, welcome: Welcome) -> None:
+    def welcomed(self, welcome: ControllerSnapshot) -> None:
         """There is a version that may be new."""
         self._changed.set()
 
@@ -290,7 +299,7 @@ class Follower:
         """Follows, until it is cancelled."""
         async with running(self._refresher.run(), "directory, now and then"):
             while True:
-                self._line.tell(Knows(self._directory.version))
+                self._line.tell(DirectoryAck(self._directory.version))
                 await self._changed.wait()
                 self._changed.clear()
                 with suppress(StoreUnavailable):
@@ -299,8 +308,13 @@ class Follower:
 
 
 async def _lane(
-    config: Config, line: Hotline, welcome: Welcome, welcomes: Welcomes, clock: Clock, stack: AsyncExitStack
-) -> Lane:
+    config: Config,
+    line: ControllerClient,
+    welcome: ControllerSnapshot,
+    welcomes: ControllerStateFeed,
+    clock: Clock,
+    stack: AsyncExitStack,
+) -> WorkerPipeline:
     """The pipeline, and all that it stands on."""
     upstreams = await stack.enter_async_context(open_upstreams(config.models, config.health, standing=_standing))
     models: list[AnyModel] = [*upstreams.models]
@@ -312,16 +326,18 @@ async def _lane(
         models.append(local.model)
         posts[local.name] = local.posts()
     reach = within_reach(config, None if local is None else local.name)
-    named: dict[str, dict[str, AnyPost]] = {pool: {post.name: post for post in each} for pool, each in posts.items()}
-    submissions: dict[str, dict[str, Submissions]] = {}
+    named: dict[str, dict[str, AnyEndpoint]] = {
+        pool: {post.name: post for post in each} for pool, each in posts.items()
+    }
+    submissions: dict[str, dict[str, SubmissionTracker]] = {}
     if local is not None:
-        submissions[local.name] = {name: Submissions(engine.link, line) for name, engine in local.engines.items()}
-    control = FarControl(line, named, submissions, config.admission, config.dispatch.recoveries)
+        submissions[local.name] = {name: SubmissionTracker(engine.link, line) for name, engine in local.engines.items()}
+    control = RemoteFlowController(line, named, submissions, config.admission, config.dispatch.recoveries)
     catalog = Catalog(models)
     routes = routes_of(config, catalog)
-    own = OwnNames(routes, reach)
+    own = LocalModelNames(routes, reach)
 
-    def heed(news: Welcome) -> None:
+    def heed(news: ControllerSnapshot) -> None:
         own.on_trial = news.passed
         for pool, window_tokens in news.windows.items():
             for post in named.get(pool, {}).values():
@@ -329,34 +345,34 @@ async def _lane(
 
     heed(welcome)
     welcomes.concerned.append(heed)
-    grammars = await stack.enter_async_context(GrammarDesk(config.admission.grammars))
+    grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
-    lane = Lane(
+    lane = WorkerPipeline(
         Router(catalog, routes),
         control,
         clock=clock,
         max_choices=config.model.max_choices,
         least_itl_s=config.dispatch.least_itl_s,
-        retries=Retrying(config.dispatch.retries, budget, clock),
+        retries=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
     )
     lane.own = own
     return lane
 
 
-def _standing(upstream: "Upstream") -> FarStanding:
-    return FarStanding(upstream.name, upstream.config.probe_every_s)
+def _standing(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
+    return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 
-async def _engines(config: Config, welcome: Welcome) -> Engines:
+async def _engines(config: Config, welcome: ControllerSnapshot) -> LocalEngines:
     """Lines of our own to the engines that the controller looks after."""
-    same = SameModel(await asyncio.to_thread(digest_of, find_model(config.model.folder)))
+    same = FingerprintCheck(await asyncio.to_thread(digest_of, find_model(config.model.folder)))
     remote = bool(config.model.attached)
-    engines = Engines(
+    engines = LocalEngines(
         {
             name: attached(address, config.engine_link, same)
             if remote
-            else AttachedEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
+            else RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
             for name, address in welcome.engines.items()
         }
     )

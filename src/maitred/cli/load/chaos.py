@@ -38,11 +38,11 @@ def chaos(
         from maitred.cli.load.progress import showing
         from maitred.cli.load.session import run_loop
         from maitred.load.chaos import report
-        from maitred.load.chaos.plan import Plan
+        from maitred.load.chaos.plan import ChaosPlan
         from maitred.load.chaos.rehearsal import rehearse
         from maitred.load.chaos.rules import check
 
-        wanted = read_document(Plan, plan, os.environ, subject="The chaos plan")
+        wanted = read_document(ChaosPlan, plan, os.environ, subject="The chaos plan")
         check(wanted)
         path = out_path(out, "chaos")
         # The `maitred` of a plan is this one, also when its environment has not been activated.

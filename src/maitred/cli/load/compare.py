@@ -9,7 +9,7 @@ from maitred.cli.extras import needing
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from maitred.load.measure.result import Result
+    from maitred.load.measure.result import LoadResult
 
 EXAMPLES = """
 Examples:
@@ -59,20 +59,20 @@ def compare(
         raise typer.Exit(1)
 
 
-def load_results(path: Path) -> "list[Result]":
+def load_results(path: Path) -> "list[LoadResult]":
     """The results in a file, or in all JSON files of a folder by name.
 
     Raises:
         InvalidRequest: There are none, or one of the files is something else.
     """
-    from maitred.load.measure.result import Result
+    from maitred.load.measure.result import LoadResult
 
     if not path.is_dir():
-        return [Result.load(path)]
+        return [LoadResult.load(path)]
     files = sorted(path.glob("*.json"))
     if not files:
         raise InvalidRequest(f"There are no results in {path}. Name a folder with files of `maitred load run --out`.")
-    return [Result.load(file) for file in files]
+    return [LoadResult.load(file) for file in files]
 
 
 def parse_share(flag: str, text: str) -> float:

@@ -74,6 +74,6 @@ def spec_page() -> str:
 def plan_page() -> str:
     """`docs/load-plans.md`."""
     from maitred.config.render import document_reference
-    from maitred.load.chaos.plan import Plan
+    from maitred.load.chaos.plan import ChaosPlan
 
-    return PLAN_PREAMBLE + document_reference(Plan, without={"load"})
+    return PLAN_PREAMBLE + document_reference(ChaosPlan, without={"load"})

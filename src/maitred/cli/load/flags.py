@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from maitred.config.node import Fault, Node, merge
+from maitred.config.nodes import ConfigFault, ConfigNode, merge
 from maitred.config.sources import Flag, read_overrides
 from maitred.config.walker import unwrap
 from maitred.core.errors import ConfigInvalid
@@ -104,7 +104,7 @@ def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     return with_spec_flags
 
 
-def spec_layer(given: Mapping[str, Any]) -> tuple[Node, list[Fault]]:
+def spec_layer(given: Mapping[str, Any]) -> tuple[ConfigNode, list[ConfigFault]]:
     """The options as the layer above the YAML file, with the faults of their form.
 
     Raises:
@@ -125,10 +125,12 @@ def spec_layer(given: Mapping[str, Any]) -> tuple[Node, list[Fault]]:
     layer, faults = read_overrides(overrides)
     # Names of tenants may have dots, which would look like sections to `read_overrides`.
     tenants = {
-        name: Node({"share": Node(share, "--tenant", is_text=True)}, "--tenant")
+        name: ConfigNode({"share": ConfigNode(share, "--tenant", is_text=True)}, "--tenant")
         for name, share in _pairs("--tenant", given["tenant"])
     }
-    return (merge(layer, Node({"tenants": Node(tenants, "--tenant")}, "--tenant")) if tenants else layer), faults
+    return (
+        merge(layer, ConfigNode({"tenants": ConfigNode(tenants, "--tenant")}, "--tenant")) if tenants else layer
+    ), faults
 
 
 def _pairs(flag: str, texts: list[str] | None) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from maitred.core.errors import InvalidRequest, Unavailable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from maitred.load.report.document import Block, Document, Note
+    from maitred.load.report.document import Block, Callout, Document
 
 SUFFIXES = (".json", ".md", ".html")
 STYLES = {"good": "bold green", "care": "bold yellow", "bad": "bold red"}
@@ -123,21 +123,21 @@ def print_document(document: "Document", *, sections: Sequence[str] | None = Non
                 _print_block(console, block)
 
 
-def _print_note(console: "Console", note: "Note") -> None:
+def _print_note(console: "Console", note: "Callout") -> None:
     console.print(note.text, style=STYLES[note.tone], markup=False, soft_wrap=True)
 
 
 def _print_block(console: "Console", block: "Block") -> None:
     from rich.table import Table as Grid
 
-    from maitred.load.report.document import Code, Figures, Note, Table, Text
+    from maitred.load.report.document import Callout, CodeBlock, KeyFigures, Paragraph, Table
 
     match block:
-        case Note():
+        case Callout():
             _print_note(console, block)
-        case Text(text) | Code(text):
+        case Paragraph(text) | CodeBlock(text):
             console.print(text, markup=False, soft_wrap=True)
-        case Figures(figures):
+        case KeyFigures(figures):
             grid = Grid(box=None, show_header=False, pad_edge=False)
             for figure in figures:
                 grid.add_row(_plain(figure.name), _plain(figure.value), _plain(figure.aside))

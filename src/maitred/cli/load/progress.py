@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from maitred.load.measure.record import Outcome, Progress
+from maitred.load.measure.record import RunProgress, UserOutcome
 from maitred.load.report.quantity import count, duration, significant
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ LINE_EVERY_S = 5.0
 """Between two plain lines."""
 
 
-class Watch(Protocol):
+class RunWatcher(Protocol):
     """What a run calls about once a second."""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         """Shows where the run stands."""
 
     def tell(self, line: str) -> None:
@@ -29,7 +29,7 @@ class Watch(Protocol):
 
 
 @contextmanager
-def showing(title: str) -> Iterator[Watch]:
+def showing(title: str) -> Iterator[RunWatcher]:
     """A display that is there while the run lasts.
 
     Args:
@@ -54,8 +54,8 @@ class PlainLines:
     def __init__(self) -> None:
         self._next_s = self._last_s = 0.0
 
-    def __call__(self, progress: Progress) -> None:
-        """See `Watch`."""
+    def __call__(self, progress: RunProgress) -> None:
+        """See `RunWatcher`."""
         if progress.at_s >= self._next_s or progress.at_s < self._last_s:  # due, or another run
             self._next_s = progress.at_s - progress.at_s % LINE_EVERY_S + LINE_EVERY_S
             share = "" if progress.share is None else f"  {progress.share:4.0%}"
@@ -63,7 +63,7 @@ class PlainLines:
         self._last_s = progress.at_s
 
     def tell(self, line: str) -> None:
-        """See `Watch`."""
+        """See `RunWatcher`."""
         typer.echo(line, err=True)
 
 
@@ -75,15 +75,15 @@ class LiveBlock:
         self._live = live
         self._console = console
 
-    def __call__(self, progress: Progress) -> None:
-        """See `Watch`."""
+    def __call__(self, progress: RunProgress) -> None:
+        """See `RunWatcher`."""
         self._live.update(self._block(progress), refresh=True)
 
     def tell(self, line: str) -> None:
-        """See `Watch`."""
+        """See `RunWatcher`."""
         self._console.print(line, markup=False, highlight=False)
 
-    def _block(self, progress: Progress) -> "RenderableType":
+    def _block(self, progress: RunProgress) -> "RenderableType":
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -99,17 +99,17 @@ class LiveBlock:
         return Group(*lines, Text(_requests(progress), style=style), Text(_figures(progress)))
 
 
-def _requests(progress: Progress) -> str:
+def _requests(progress: RunProgress) -> str:
     """``120 due, 8 open, 110 complete, 2 failed``; outcomes that none had are left out."""
     ended = [
         f"{count(progress.ended[outcome])} {outcome.value.replace('_', ' ')}"
-        for outcome in Outcome
+        for outcome in UserOutcome
         if progress.ended.get(outcome)
     ]
     return ", ".join([f"{count(progress.due)} due", f"{count(progress.open)} open", *ended])
 
 
-def _figures(progress: Progress) -> str:
+def _figures(progress: RunProgress) -> str:
     tokens_per_s = significant(progress.output_tokens_per_s)
     return (
         f"{tokens_per_s} tokens/s, TTFT {duration(progress.ttft_s)}, ITL {duration(progress.itl_s)}, "
@@ -117,6 +117,6 @@ def _figures(progress: Progress) -> str:
     )
 
 
-def _lost(progress: Progress) -> bool:
-    wanted = {Outcome.COMPLETE, Outcome.CANCELLED}
+def _lost(progress: RunProgress) -> bool:
+    wanted = {UserOutcome.COMPLETE, UserOutcome.CANCELLED}
     return any(count for outcome, count in progress.ended.items() if outcome not in wanted)

@@ -30,6 +30,6 @@ def report(
     from maitred.cli.load.output import announce, out_path
 
     with needing("load", "The load tester"):
-        from maitred.load.measure.result import Result
+        from maitred.load.measure.result import LoadResult
 
-        announce(tell(Result.load(result), out_path(out or result, "load"), html=html, plots=plots))
+        announce(tell(LoadResult.load(result), out_path(out or result, "load"), html=html, plots=plots))

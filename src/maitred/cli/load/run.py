@@ -9,7 +9,7 @@ from maitred.cli.extras import needing
 from maitred.cli.load.flags import takes_spec
 
 if TYPE_CHECKING:
-    from maitred.load.measure.result import Result
+    from maitred.load.measure.result import LoadResult
 
 EXAMPLES = """
 Examples:
@@ -69,7 +69,7 @@ def run(
         raise typer.Exit(1)
 
 
-def tell(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]:
+def tell(result: "LoadResult", path: Path, *, html: bool, plots: bool) -> list[Path]:
     """Prints the summary and writes the reports; the files that were written."""
     from maitred.cli.load.output import print_document, write_reports
     from maitred.load.report.outline import outline
@@ -80,7 +80,7 @@ def tell(result: "Result", path: Path, *, html: bool, plots: bool) -> list[Path]
     return write_reports(document, lambda: draw(result), path, html=html, plots=plots)
 
 
-def is_good(result: "Result") -> bool:
+def is_good(result: "LoadResult") -> bool:
     """Whether anything was answered, and the objectives, if there are any, were attained."""
     objectives, summary = result.objectives, result.summary
     if not summary.outcomes.get("complete"):

@@ -15,15 +15,15 @@ from maitred.core.errors import InvalidRequest
 from maitred.load.measure.record import RunData
 from maitred.load.report.quantity import plural
 from maitred.load.spec import LoadSpec
-from maitred.load.workload.session import Session, Workload
+from maitred.load.workload.session import LoadSession, Workload
 
 if TYPE_CHECKING:
-    from maitred.load.measure.result import Result
+    from maitred.load.measure.result import LoadResult
 
 T = TypeVar("T")
 
 
-def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "Result":
+def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "LoadResult":
     """Plays the load that the spec describes, and measures it.
 
     Ctrl-C once: no new requests, those that are open may end, and there is a result. Twice: it ends now, without one.
@@ -37,26 +37,26 @@ def play(spec: LoadSpec, command: str, *, record: Path | None = None) -> "Result
         KeyboardInterrupt: Ctrl-C, twice.
         MaitredError: See `driver.run`.
     """
-    from maitred.load.measure.result import Result
+    from maitred.load.measure.result import LoadResult
     from maitred.load.workload.generator import make_workload
 
     workload = make_workload(spec)
-    played: list[Session] = []
+    played: list[LoadSession] = []
     if record is not None:
         workload = replace(workload, sessions=_kept(workload.sessions, played))
     data = run_loop(_interruptible(spec, workload))
     if record is not None:
         _write_trace(record, replace(workload, sessions=_as_played(played, data)))
-    return Result.of(spec, data, command=command, workload=workload.description)
+    return LoadResult.of(spec, data, command=command, workload=workload.description)
 
 
-def _kept(sessions: Iterator[Session], played: list[Session]) -> Iterator[Session]:
+def _kept(sessions: Iterator[LoadSession], played: list[LoadSession]) -> Iterator[LoadSession]:
     for session in sessions:
         played.append(session)
         yield session
 
 
-def _as_played(sessions: list[Session], data: RunData) -> Iterator[Session]:
+def _as_played(sessions: list[LoadSession], data: RunData) -> Iterator[LoadSession]:
     """Those that had a turn, at the time when their first was due: in a closed loop that is for the run to say."""
     began_s = {record.session: record.intended_s for record in reversed(data.records)}
     timed = [structs.replace(session, at_s=began_s[session.id]) for session in sessions if session.id in began_s]

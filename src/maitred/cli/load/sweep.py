@@ -10,8 +10,8 @@ from maitred.cli.load.run import HtmlOption, OutOption, PlotsOption, SpecArgumen
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from maitred.load.analysis.sweep import Sweep, Trial
-    from maitred.load.measure.result import Result
+    from maitred.load.analysis.sweep import Sweep, SweepTrial
+    from maitred.load.measure.result import LoadResult
     from maitred.load.spec import LoadSpec
 
 EXAMPLES = """
@@ -66,7 +66,7 @@ def sweep(
         from maitred.cli.load.session import measure, run_loop
         from maitred.cli.load.spec import read_spec
         from maitred.load.analysis import sweep as search
-        from maitred.load.measure.result import Result
+        from maitred.load.measure.result import LoadResult
         from maitred.load.report import sweep as report
         from maitred.load.workload.generator import make_workload
 
@@ -76,10 +76,10 @@ def sweep(
             raise InvalidRequest(f"--trial {trial}: write a time such as 60s or 2m.")
         path = out_path(out, "sweep")
 
-        async def play(spec: "LoadSpec") -> "Result":
+        async def play(spec: "LoadSpec") -> "LoadResult":
             workload = make_workload(spec)
             data = await measure(spec, workload)
-            return Result.of(spec, data, command=command_line(), workload=workload.description)
+            return LoadResult.of(spec, data, command=command_line(), workload=workload.description)
 
         found: Sweep = run_loop(
             search.sweep(
@@ -103,7 +103,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _tell(trial: "Trial") -> None:
+def _tell(trial: "SweepTrial") -> None:
     """One line for a trial that has ended."""
     from maitred.load.report.quantity import duration, share, significant
 

@@ -18,7 +18,7 @@ _LEAST_S = 0.005
 """Shorter times are compared as if they were this long: nobody plans by less."""
 
 
-class Correction:
+class PredictionCorrection:
     """A factor on one sort of prediction: the median of the last ratios.
 
     Their mean would follow the few that go far astray, such as a request that just misses a step, and put all others
@@ -26,7 +26,7 @@ class Correction:
     """
 
     def __init__(self) -> None:
-        self._drifts = Quantiles(2 * _ENOUGH)
+        self._drifts = RatioQuantiles(2 * _ENOUGH)
         self._trust = 0.0
         self._moved_s = 0.0
 
@@ -53,7 +53,7 @@ class Correction:
         return self._trust * math.exp(-max(0.0, now_s - self._moved_s) / _FORGET_S)
 
 
-class Calibration:
+class PredictionCalibration:
     """The last predictions beside what came.
 
     Args:
@@ -61,8 +61,8 @@ class Calibration:
     """
 
     def __init__(self, most: int = 512) -> None:
-        self._ratios = Quantiles(most)
-        self._errors = Quantiles(most)
+        self._ratios = RatioQuantiles(most)
+        self._errors = RatioQuantiles(most)
         self.compared = 0
         """In all."""
 
@@ -82,7 +82,7 @@ class Calibration:
         return self._errors.at(quantile, 0.0)
 
 
-class Caution:
+class SafetyMargin:
     """How much longer than predicted a wait may be, so that a promise about it is mostly kept.
 
     Learnt from the last waits, those included that were given up: without them only those would count that turned out
@@ -91,7 +91,7 @@ class Caution:
 
     def __init__(self, kept: float = 0.97, most: int = 256) -> None:
         self._kept = kept
-        self._ratios = Quantiles(most)
+        self._ratios = RatioQuantiles(most)
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
         """A wait is over, or has been given up after this time."""
@@ -103,7 +103,7 @@ class Caution:
         return min(2.0, max(1.0, self._ratios.at(self._kept, 1.0)))
 
 
-class Quantiles:
+class RatioQuantiles:
     """Of the last values.
 
     Args:

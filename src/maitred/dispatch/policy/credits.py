@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 
 
 class Cost(NamedTuple):
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 NOTHING = Cost(0, 0)
 
 
-class Sum:
+class CostSum:
     """Of costs that come and go."""
 
     __slots__ = ("blocks", "prompt_tokens", "slots")
@@ -97,7 +97,7 @@ def cost_of(prompt_tokens: int, choices: int, output_tokens: int, block_tokens: 
     return Cost(choices, shared + choices * -(-(rest + output_tokens) // block_tokens), prompt_tokens)
 
 
-class Hold:
+class CreditHold:
     """What one request (in our sense: all prompts of it) takes of a replica. Made by `Credits.hold`."""
 
     __slots__ = ("_left", "_unsent", "cost", "unanswered_tokens", "uncounted")
@@ -127,9 +127,9 @@ class Credits:
         self._guest_places = 0
         self._takes_guests = False
         self._total = NOTHING
-        self._uncounted = Sum()
-        self._sent: deque[tuple[Hold, Cost]] = deque()
-        self._outstanding = Sum()
+        self._uncounted = CostSum()
+        self._sent: deque[tuple[CreditHold, Cost]] = deque()
+        self._outstanding = CostSum()
         self.held = 0
         self._unanswered_tokens = 0
         self._busy = False
@@ -217,28 +217,28 @@ class Credits:
         self._guest_places = 0
         self._busy = False
 
-    def hold(self, costs: Sequence[Cost]) -> Hold:
+    def hold(self, costs: Sequence[Cost]) -> CreditHold:
         """Takes what a request needs, one cost for each prompt in the order in which they will be submitted."""
-        hold = Hold(costs)
+        hold = CreditHold(costs)
         self.held += 1
         self._unanswered_tokens += hold.unanswered_tokens
         self._outstanding.add(hold.cost)
         self._uncounted.add(hold.cost)
         return hold
 
-    def submitted(self, hold: Hold) -> None:
+    def submitted(self, hold: CreditHold) -> None:
         """The next prompt of it was sent to the engine."""
         if hold._unsent:
             self._sent.append((hold, hold._unsent.popleft()))
 
-    def answered(self, hold: Hold) -> None:
+    def answered(self, hold: CreditHold) -> None:
         """A token of it came, so the engine counts what was sent of it, whether or not we were told of the sending."""
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
         while hold._unsent:
             self._count(hold, hold._unsent.popleft())
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: CreditHold) -> None:
         """It has left. A second time changes nothing."""
         if hold._left:
             return
@@ -252,7 +252,7 @@ class Credits:
             self._uncounted.less(hold.uncounted)
             hold.uncounted = NOTHING
 
-    def _count(self, hold: Hold, cost: Cost) -> None:
+    def _count(self, hold: CreditHold, cost: Cost) -> None:
         """The engine counts it from now on."""
         if not hold._left:
             hold.uncounted = NOTHING if cost is hold.uncounted else hold.uncounted.minus(cost)

@@ -16,7 +16,7 @@ from collections import deque
 
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import HedgingConfig
-from maitred.dispatch.errand import Errand
+from maitred.dispatch.request import DispatchRequest
 
 _REMEMBERED = 256
 _LEAST_SAMPLES = 20
@@ -25,7 +25,7 @@ _MOST_SAVED = 5.0
 """Copies that can be saved up, so that a quiet hour does not pay for a burst of them."""
 
 
-class Hedging:
+class HedgePolicy:
     """Of one model.
 
     Args:
@@ -47,7 +47,7 @@ class Hedging:
         self._config = config
         self.on = self._model in config.models
 
-    def is_for(self, errand: Errand) -> bool:
+    def is_for(self, errand: DispatchRequest) -> bool:
         """Whether it is on, and the request small and urgent enough."""
         if not self.on or errand.flow.priority is not PriorityClass.INTERACTIVE:
             return False

@@ -8,8 +8,8 @@ So many go that what remains is expected to meet its objective, and no more. Wit
 tenant and class, the wait of the last is shared out over all before it by their service: who takes a tenth of it away
 shortens the wait by a tenth.
 
-Where pressure begins, requests go until what remains takes less than a part of the objective, and they do so until
-that has been so for a while (`Pressure`). Without this hysteresis, each request that ends would call back one that the
+Where pressure begins, requests go until what remains takes less than a part of the objective, and they do so until that
+has been so for a while (`OverflowState`). Without this hysteresis, each request that ends would call back one that the
 next arrival sends away.
 
 Pure: what is known of the requests, and the time, are arguments.
@@ -23,7 +23,7 @@ _ALIKE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class OverflowCandidate:
     """A request that may leave."""
 
     prompt_tokens: int
@@ -39,7 +39,7 @@ class Candidate:
         return _ALIKE * self.held_tokens // max(1, self.prompt_tokens)
 
 
-def leavers(candidates: Sequence[Candidate], service: float) -> list[int]:
+def leavers(candidates: Sequence[OverflowCandidate], service: float) -> list[int]:
     """Those that leave, by their numbers: as few of this order as take so much service away, and at least one.
 
     Args:
@@ -69,12 +69,12 @@ def surplus(service: float, wait_s: float, late_s: float) -> float:
     return service * min(1.0, max(0.0, late_s) / wait_s) if wait_s > 0 else 0.0
 
 
-def _keeping(candidate: Candidate) -> tuple[int, float]:
+def _keeping(candidate: OverflowCandidate) -> tuple[int, float]:
     """The less, the sooner it leaves."""
     return candidate.reuse, -candidate.arrived_s
 
 
-class Pressure:
+class OverflowState:
     """Whether the requests of one group are being sent elsewhere.
 
     Args:

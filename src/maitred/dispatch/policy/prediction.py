@@ -20,12 +20,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from maitred.core.ports import LoadReport
+from maitred.core.replica import LoadReport
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.turnover import steps_until_place
 
 
-class Queue(Struct, frozen=True):
+class QueueAhead(Struct, frozen=True):
     """What a request would find before it."""
 
     entries: int
@@ -50,7 +50,7 @@ class Queue(Struct, frozen=True):
     steps_per_s: float | None
 
 
-class Wait(Struct, frozen=True):
+class PredictedWait(Struct, frozen=True):
     """Until a request is released."""
 
     at_once: bool
@@ -59,10 +59,10 @@ class Wait(Struct, frozen=True):
     """0 also where nobody can tell."""
 
 
-AT_ONCE = Wait(True, 0.0)
+AT_ONCE = PredictedWait(True, 0.0)
 
 
-def wait_of(queue: Queue, own: Cost) -> Wait:
+def wait_of(queue: QueueAhead, own: Cost) -> PredictedWait:
     """When a request is released that needs so much."""
     slots = queue.entries + own.slots - queue.free.slots
     blocks = queue.entries * queue.blocks_per_place + own.blocks - queue.free.blocks
@@ -82,17 +82,17 @@ def wait_of(queue: Queue, own: Cost) -> Wait:
             seconds = max(seconds, _until_places(queue, 0, math.ceil(lacking) - 1, 1))
         else:
             seconds = max(seconds, _until_served(queue, lacking, own))
-    return Wait(False, seconds)
+    return PredictedWait(False, seconds)
 
 
-def _until_places(queue: Queue, free: int, ahead: int, own: int) -> float:
+def _until_places(queue: QueueAhead, free: int, ahead: int, own: int) -> float:
     """Seconds until so many places have come free in turn, by what each running answer has left."""
     assert queue.steps_per_s
     steps = sum(steps_until_place(left, free, ahead, queue.steps_per_entry, own) for left in queue.left)
     return steps / len(queue.left) / queue.steps_per_s
 
 
-def _until_served(queue: Queue, lacking: float, own: Cost) -> float:
+def _until_served(queue: QueueAhead, lacking: float, own: Cost) -> float:
     """Seconds until so many places' worth of service is done."""
     if not queue.per_s:
         return 0.0
@@ -103,7 +103,7 @@ def _until_served(queue: Queue, lacking: float, own: Cost) -> float:
     return (ahead + own_place / 2) / queue.per_s
 
 
-class Prompts(Struct, frozen=True):
+class UnreportedPrompts(Struct, frozen=True):
     """Some that were released and are in no report yet."""
 
     count: int
@@ -114,8 +114,8 @@ class Prompts(Struct, frozen=True):
 def prefill_of(
     load: LoadReport,
     prompt_tokens: float,
-    under_way: Prompts,
-    before: Prompts,
+    under_way: UnreportedPrompts,
+    before: UnreportedPrompts,
     block_tokens: int,
     since_s: float,
     *,

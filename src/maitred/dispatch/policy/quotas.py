@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from maitred.core.flow import PriorityClass, Share
-from maitred.dispatch.policy.credits import Cost, Sum
+from maitred.core.flow import FlowLevel, PriorityClass
+from maitred.dispatch.policy.credits import Cost, CostSum
 from maitred.fairness.places import gives_way
 
 _REMEMBER_S = 60.0
@@ -34,7 +34,7 @@ class Quota:
         self.name = name
         self.share = share
         self.overflows = overflows
-        self._used = Sum()
+        self._used = CostSum()
 
     @property
     def used(self) -> Cost:
@@ -81,7 +81,7 @@ class Quotas:
         self.parted = bool(own)
         """Whether there are any."""
 
-    def of(self, path: tuple[Share, ...]) -> Quota:
+    def of(self, path: tuple[FlowLevel, ...]) -> Quota:
         """Whose part a flow uses: of its key, else of its team, else of its organisation, else the common one."""
         if self._of:
             for level in reversed(path):
@@ -128,7 +128,7 @@ class _Held:
         """Of these, by the rank of the class."""
 
 
-class Holdings:
+class TenantHoldings:
     """What each tenant holds, to tell who is above its fair share of the places.
 
     The fair share of a tenant is its weight among all that were here within the last minute, so that in a flood places
@@ -152,7 +152,7 @@ class Holdings:
         """What all hold."""
         return sum(held.slots for held in self._held.values())
 
-    def saw(self, tenant: Share, now_s: float) -> None:
+    def saw(self, tenant: FlowLevel, now_s: float) -> None:
         """It has sent a request."""
         id_, weight = tenant.id, tenant.weight
         if id_ in self._seen:
@@ -168,7 +168,7 @@ class Holdings:
         elif self._forget_s <= now_s:
             self._forget(now_s)
 
-    def take(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
+    def take(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
         """It holds more."""
         if tenant.id in self._held:
             held = self._held[tenant.id]
@@ -177,7 +177,7 @@ class Holdings:
         held.by_rank[priority.rank] += slots
         held.slots += slots
 
-    def give(self, tenant: Share, slots: int, priority: PriorityClass) -> None:
+    def give(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> None:
         """It holds less."""
         held = self._held[tenant.id]
         held.by_rank[priority.rank] -= slots
@@ -185,12 +185,12 @@ class Holdings:
         if not held.slots:
             del self._held[tenant.id]
 
-    def held_by(self, tenant: Share) -> int:
+    def held_by(self, tenant: FlowLevel) -> int:
         """Slots of one tenant."""
         held = self._held.get(tenant.id)
         return 0 if held is None else held.slots
 
-    def may_be_guest(self, tenant: Share, slots: int, priority: PriorityClass) -> bool:
+    def may_be_guest(self, tenant: FlowLevel, slots: int, priority: PriorityClass) -> bool:
         """Whether, with all places taken, another tenant has so many that some of its requests give way."""
         own = self.held_by(tenant)
         return any(
@@ -199,7 +199,7 @@ class Holdings:
             if other != tenant.id
         )
 
-    def above_share(self, tenant: Share, slots: int, total_slots: int, now_s: float) -> bool:
+    def above_share(self, tenant: FlowLevel, slots: int, total_slots: int, now_s: float) -> bool:
         """Whether, with so many further slots, it would hold more than its fair share.
 
         Never while it is alone, and never while it holds nothing: where there are more tenants than slots, everybody's
@@ -208,7 +208,7 @@ class Holdings:
         held = self.held_by(tenant)
         return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)
 
-    def share_of(self, tenant: Share, total_slots: int, now_s: float) -> float:
+    def share_of(self, tenant: FlowLevel, total_slots: int, now_s: float) -> float:
         """Its fair share of the slots; infinite while it is alone."""
         self._forget(now_s)
         return total_slots * tenant.weight / self._weight if len(self._seen) > 1 else inf

@@ -4,14 +4,14 @@ import math
 
 from msgspec import Struct
 
-from maitred.core.ports import StepTimes
-from maitred.core.service import ServiceWeights
+from maitred.core.replica import StepTimes
+from maitred.core.token_costs import ServiceWeights
 
 _SETTLED_S = 2.0
 """Measured time from which on the measure is believed alone."""
 
 
-class Pace:
+class ServiceRate:
     """What is done in a second while requests wait; a mean that forgets with a time constant.
 
     Only full times count: what is done while nobody waits says what was asked for, not what can be done.
@@ -68,7 +68,7 @@ class Pace:
         return min(1.0, self._time_s / _SETTLED_S)
 
 
-class Typical(Struct, frozen=True):
+class TypicalRequest(Struct, frozen=True):
     """A request as most are."""
 
     prompt_tokens: float
@@ -80,7 +80,7 @@ class Typical(Struct, frozen=True):
         return weights.prompt * self.prompt_tokens + weights.output * self.output_tokens
 
 
-def computed_rate(times: StepTimes, typical: Typical, slots: int, weights: ServiceWeights) -> float | None:
+def computed_rate(times: StepTimes, typical: TypicalRequest, slots: int, weights: ServiceWeights) -> float | None:
     """Service per second of a batch of `slots` typical requests; None before the engine has measured its steps.
 
     Each request is prefilled once and then takes part in a step per token of its answer, half of which it attends to on
@@ -108,7 +108,7 @@ class StepParts(Struct, frozen=True):
     """A step with as many prompts as there are on average."""
 
 
-def step_parts(times: StepTimes, typical: Typical, slots: int) -> StepParts | None:
+def step_parts(times: StepTimes, typical: TypicalRequest, slots: int) -> StepParts | None:
     """For a batch of `slots` typical requests; None before the engine has measured its steps."""
     prompt, output = typical.prompt_tokens, max(1.0, typical.output_tokens)
     prompt_s = times.token_s * prompt + times.chunk_s + times.pair_s * prompt * prompt / 2

@@ -15,7 +15,7 @@ by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgedLoad:
     """One replica's load in any one unit, such as outstanding tokens."""
 
     value: float
@@ -30,7 +30,7 @@ def trust(age_s: float, fresh_s: float, half_s: float) -> float:
     return 1.0 if late_s <= 0 else max(_LEAST_TRUST, 0.5 ** (late_s / half_s))
 
 
-def believed(reports: Sequence[Report], fresh_s: float, half_s: float) -> list[float]:
+def believed(reports: Sequence[AgedLoad], fresh_s: float, half_s: float) -> list[float]:
     """The load of each replica, as far as one can know.
 
     Args:

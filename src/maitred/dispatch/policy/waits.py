@@ -5,7 +5,7 @@ during which the head of the line was its own and lacked a place, by cause; a re
 is released. The difference is what it waited for places; the rest of its wait others were owed service first.
 """
 
-from maitred.core.flow import Share
+from maitred.core.flow import FlowLevel
 from maitred.core.request import WaitCause
 
 _BLOCKED = (WaitCause.SLOTS, WaitCause.KV_FULL, WaitCause.COLD_START)
@@ -36,7 +36,7 @@ class WaitAccount:
         """Whether it has a request here."""
         return tenant in self._members
 
-    def join(self, tenant: Share, now_s: float) -> "Waited":
+    def join(self, tenant: FlowLevel, now_s: float) -> "WaitMark":
         """A request begins to wait."""
         self._accrue(now_s)
         if tenant.id not in self._members:
@@ -44,9 +44,9 @@ class WaitAccount:
             self._tenants[tenant.id] = [0.0, 0.0]
             self.weight += tenant.weight
         self._members[tenant.id] += 1
-        return Waited(tenant, now_s, (*self._tenants[tenant.id], self._cold_s))
+        return WaitMark(tenant, now_s, (*self._tenants[tenant.id], self._cold_s))
 
-    def leave(self, waited: "Waited", now_s: float) -> dict[str, float]:
+    def leave(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
         """It waits no longer: milliseconds by cause, where there are any."""
         causes = self.so_far(waited, now_s)
         tenant = waited.tenant
@@ -56,7 +56,7 @@ class WaitAccount:
             self.weight = self.weight - tenant.weight if self._members else 0.0
         return causes
 
-    def so_far(self, waited: "Waited", now_s: float) -> dict[str, float]:
+    def so_far(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
         """Milliseconds by cause until now."""
         self._accrue(now_s)
         ends = (*self._tenants[waited.tenant.id], self._cold_s)
@@ -81,12 +81,12 @@ class WaitAccount:
             self._tenants[tenant][_BLOCKED.index(cause)] += passed_s
 
 
-class Waited:
+class WaitMark:
     """What the account said when a request joined."""
 
     __slots__ = ("at", "since_s", "tenant")
 
-    def __init__(self, tenant: Share, since_s: float, at: tuple[float, ...]) -> None:
+    def __init__(self, tenant: FlowLevel, since_s: float, at: tuple[float, ...]) -> None:
         self.tenant = tenant
         self.since_s = since_s
         self.at = at

@@ -37,7 +37,7 @@ _PROBED = 8
 """Answers of a probe."""
 
 
-class Window:
+class ConcurrencyWindow:
     """Outstanding requests that a replica may have.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maitred.core.clock import SystemClock
-from maitred.core.ports import ModelCard
+from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.decoder import PooledDecoder
 from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine

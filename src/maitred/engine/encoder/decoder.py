@@ -14,10 +14,10 @@ from torch import Tensor
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
 from maitred.engine.encoder.modules import Pooling, longest_text, pooling_of, read_object
-from maitred.engine.encoder.packing import Rows, rows_of
+from maitred.engine.encoder.packing import PackedRows, rows_of
 from maitred.engine.encoder.pooling import pool
-from maitred.engine.kernels.prefill import Bucket, plan_buckets
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.kernels.prefill import PrefillBucket, plan_buckets
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -85,11 +85,11 @@ class PooledDecoder:
         return pool(rows, batch, self._pooling).cpu()
 
 
-def _step(batch: Rows, lengths: Sequence[int]) -> ForwardBatch:
+def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:
     """All texts from their beginning, and the last rows of all of them."""
-    chunks: list[Chunk] = []
+    chunks: list[BatchChunk] = []
     for length in lengths:
-        chunks.append(Chunk(chunks[-1].end_row if chunks else 0, length, context_before=0, block_table=[]))
+        chunks.append(BatchChunk(chunks[-1].end_row if chunks else 0, length, context_before=0, block_table=[]))
     rows = torch.arange(len(batch.tokens), device=batch.tokens.device)
     return ForwardBatch(batch.tokens, batch.positions, slots=rows, logit_rows=rows, chunks=chunks)
 
@@ -99,7 +99,7 @@ class TextsPlan:
     """What every layer of a step needs."""
 
     angles: Tensor
-    buckets: list[Bucket]
+    buckets: list[PrefillBucket]
 
 
 class WholeTexts:

@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.ports import LoadReport, pairs_of
 from maitred.core.prefix import BlockNews
-from maitred.core.request import Course, Delta, FinishReason, Request
-from maitred.engine import logbook
+from maitred.core.replica import LoadReport, pairs_of
+from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta
+from maitred.engine import request_log as logbook
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
-from maitred.fairness.line import Entry, Line, LineConfig, make_line
-from maitred.wire.frames import Output, Rejection
+from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_line
+from maitred.wire.frames import Rejection, TokenOutput
 
 BLOCK_TOKENS = 16
 """What a block of the waiting room is."""
 
 
-class Encodes(Protocol):
+class EncoderModel(Protocol):
     """Computes vectors."""
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> Sequence[bytes]:
-        """One vector for each text, as `Delta.embedding` has it."""
+        """One vector for each text, as `TokenDelta.embedding` has it."""
         ...
 
 
@@ -40,7 +40,7 @@ class _Text:
     """One that waits."""
 
     owner: Hashable
-    request: Request
+    request: EngineRequest
     arrived_s: float
 
     @property
@@ -71,10 +71,10 @@ class EncoderEngine:
 
     def __init__(
         self,
-        encode: Encodes,
+        encode: EncoderModel,
         clock: Clock,
         *,
-        line: LineConfig,
+        line: QueueOrderConfig,
         vocab_size: int,
         context_tokens: int,
         max_sequences: int,
@@ -82,8 +82,8 @@ class EncoderEngine:
     ) -> None:
         self._encode = encode
         self._clock = clock
-        self._line: Line[_Text] = make_line(line)
-        self._entries: dict[Hashable, dict[str, Entry[_Text]]] = defaultdict(dict)
+        self._line: FairQueue[_Text] = make_line(line)
+        self._entries: dict[Hashable, dict[str, QueueEntry[_Text]]] = defaultdict(dict)
         """Owner -> request id -> what waits."""
         self._meter = StepMeter()
         self._vocab_size = vocab_size
@@ -104,7 +104,7 @@ class EncoderEngine:
         """Whether any request has not ended."""
         return len(self._line) > 0
 
-    def submit(self, owner: Hashable, request: Request) -> None:
+    def submit(self, owner: Hashable, request: EngineRequest) -> None:
         """Takes a text in.
 
         Raises:
@@ -120,7 +120,7 @@ class EncoderEngine:
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
         now_s = self._clock.monotonic_s()
         text = _Text(owner, request, now_s)
-        entry = Entry(text, request.flow, arrived_s=now_s, service=float(text.tokens))
+        entry = QueueEntry(text, request.flow, arrived_s=now_s, service=float(text.tokens))
         self._line.add(entry, now_s)
         self._entries[owner][request.id] = entry
         self._blocks += text.blocks
@@ -153,10 +153,10 @@ class EncoderEngine:
             self.cancel(owner, request_id, None)
         del self._entries[owner]
 
-    def step(self) -> dict[Hashable, list[Output]]:
+    def step(self) -> dict[Hashable, list[TokenOutput]]:
         """Computes one batch; the vectors by owner."""
         start_s = self._clock.monotonic_s()
-        outputs: dict[Hashable, list[Output]] = defaultdict(list)
+        outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         batch = self._batch(start_s, outputs)
         if not batch:
             return outputs
@@ -166,9 +166,9 @@ class EncoderEngine:
         for text, vector in zip(batch, vectors, strict=True):
             waited_s = start_s - text.arrived_s
             waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
-            course = Course(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
-            delta = Delta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, course=course)
-            outputs[text.owner].append(Output(text.request.id, delta))
+            course = SequenceStats(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
+            delta = TokenDelta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, course=course)
+            outputs[text.owner].append(TokenOutput(text.request.id, delta))
             logbook.encoded(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)
         self._count(batch, self._clock.monotonic_s() - start_s)
@@ -198,7 +198,7 @@ class EncoderEngine:
             prefill_tokens=self._prompt_tokens,
         )
 
-    def _batch(self, now_s: float, outputs: dict[Hashable, list[Output]]) -> list[_Text]:
+    def _batch(self, now_s: float, outputs: dict[Hashable, list[TokenOutput]]) -> list[_Text]:
         """Takes the next ones out of the line; those whose time is over get an end instead."""
         batch: list[_Text] = []
         tokens = 0
@@ -207,7 +207,9 @@ class EncoderEngine:
             if text.expired(now_s):
                 self._line.remove(entry)
                 self._forget(text)
-                outputs[text.owner].append(Output(text.request.id, Delta(0, [], FinishReason.DEADLINE, begun=False)))
+                outputs[text.owner].append(
+                    TokenOutput(text.request.id, TokenDelta(0, [], FinishReason.DEADLINE, begun=False))
+                )
                 continue
             if batch and tokens + text.tokens > self._step_tokens:
                 break

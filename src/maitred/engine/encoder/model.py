@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.config import PoolingMode
-from maitred.engine.encoder.packing import Group, Packed, pack
+from maitred.engine.encoder.packing import PackedBatch, TextGroup, pack
 from maitred.engine.encoder.pooling import pool
 from maitred.engine.encoder.shape import Activation, EncoderShape
-from maitred.engine.encoder.weights import EncoderWeights, LayerWeights, Norm, load_encoder_weights
+from maitred.engine.encoder.weights import EncoderLayerWeights, EncoderWeights, Norm, load_encoder_weights
 
 
 class Encoder:
@@ -80,19 +80,19 @@ class Encoder:
             rows = self._layer(rows, layer, batch)
         return pool(rows.float(), batch, self.shape.pooling).cpu()
 
-    def _layer(self, rows: Tensor, layer: LayerWeights, batch: Packed) -> Tensor:
+    def _layer(self, rows: Tensor, layer: EncoderLayerWeights, batch: PackedBatch) -> Tensor:
         attended = layer.attention_output(self._attend(layer.qkv(rows), batch))
         rows = self._norm(rows + attended, layer.attention_norm)
         return self._norm(rows + layer.down(_activated(layer.up(rows), self.shape.activation)), layer.output_norm)
 
-    def _attend(self, qkv: Tensor, batch: Packed) -> Tensor:
+    def _attend(self, qkv: Tensor, batch: PackedBatch) -> Tensor:
         """Every token of a text looks at all of that text."""
         out = qkv.new_empty(len(qkv), self.shape.hidden_size)
         for group in batch.groups:
             out[group.targets] = self._attend_group(qkv[group.rows], group)[group.places]
         return out
 
-    def _attend_group(self, qkv: Tensor, group: Group) -> Tensor:
+    def _attend_group(self, qkv: Tensor, group: TextGroup) -> Tensor:
         heads = qkv.view(group.texts, -1, 3, self.shape.heads, self.shape.hidden_size // self.shape.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=group.filled)

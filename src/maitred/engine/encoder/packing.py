@@ -17,7 +17,7 @@ _WASTE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TextGroup:
     """Texts that attend side by side, `B` of them, the longest `L` tokens."""
 
     rows: Tensor
@@ -32,7 +32,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PackedRows:
     """`T` tokens of `N` texts, one text behind the other."""
 
     tokens: Tensor
@@ -48,21 +48,21 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed(Rows):
+class PackedBatch(PackedRows):
     """A batch as an encoder computes it."""
 
-    groups: list[Group]
+    groups: list[TextGroup]
 
 
-def pack(texts: Sequence[Sequence[int]], device: torch.device) -> Packed:
+def pack(texts: Sequence[Sequence[int]], device: torch.device) -> PackedBatch:
     """Lays the texts, each of at least one token, one behind the other, and side by side for the attention."""
     rows = rows_of(texts, device)
     lengths, starts = rows.lengths.cpu(), rows.starts.cpu()
     groups = [_group(lengths[chosen], starts[chosen], device) for chosen in grouped(lengths.tolist())]
-    return Packed(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
+    return PackedBatch(rows.tokens, rows.positions, rows.starts, rows.lengths, rows.text_of, groups)
 
 
-def rows_of(texts: Sequence[Sequence[int]], device: torch.device) -> Rows:
+def rows_of(texts: Sequence[Sequence[int]], device: torch.device) -> PackedRows:
     """Lays the texts, each of at least one token, one behind the other."""
     lengths = [len(text) for text in texts]
     starts = [0, *accumulate(lengths)][:-1]
@@ -71,7 +71,7 @@ def rows_of(texts: Sequence[Sequence[int]], device: torch.device) -> Rows:
     text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths_there)
     starts_there = torch.tensor(starts)
     positions = torch.arange(len(tokens)) - starts_there[text_of]
-    return Rows(
+    return PackedRows(
         tokens.to(device), positions.to(device), starts_there.to(device), lengths_there.to(device), text_of.to(device)
     )
 
@@ -91,13 +91,13 @@ def grouped(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _group(lengths: Tensor, starts: Tensor, device: torch.device) -> Group:
+def _group(lengths: Tensor, starts: Tensor, device: torch.device) -> TextGroup:
     longest = int(lengths.max())
     offsets = torch.arange(longest)
     filled = offsets < lengths[:, None]
     rows = torch.where(filled, starts[:, None] + offsets, starts[:, None])
     mask = None if bool(filled.all()) else filled[:, None, None, :].to(device)
     places = filled.flatten().nonzero().flatten()
-    return Group(
+    return TextGroup(
         rows.flatten().to(device), mask, places.to(device), rows.flatten()[places].to(device), len(lengths)
     )  # fmt: skip

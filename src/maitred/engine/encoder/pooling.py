@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from maitred.engine.config import PoolingMode
 from maitred.engine.encoder.modules import Pooling
-from maitred.engine.encoder.packing import Rows
+from maitred.engine.encoder.packing import PackedRows
 
 
-def pool(rows: Tensor, batch: Rows, pooling: Pooling) -> Tensor:
+def pool(rows: Tensor, batch: PackedRows, pooling: Pooling) -> Tensor:
     """One vector for each text.
 
     Args:
@@ -28,7 +28,7 @@ def pool(rows: Tensor, batch: Rows, pooling: Pooling) -> Tensor:
     return functional.normalize(vectors, dim=-1) if pooling.normalised else vectors
 
 
-def _pooled(rows: Tensor, batch: Rows, mode: PoolingMode) -> Tensor:
+def _pooled(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:
     match mode:
         case "cls":
             return rows[batch.starts]
@@ -47,5 +47,5 @@ def _pooled(rows: Tensor, batch: Rows, mode: PoolingMode) -> Tensor:
             return _summed(rows * places, batch) / (batch.lengths * (batch.lengths + 1) / 2)[:, None]
 
 
-def _summed(rows: Tensor, batch: Rows) -> Tensor:
+def _summed(rows: Tensor, batch: PackedRows) -> Tensor:
     return rows.new_zeros(len(batch.lengths), rows.shape[-1]).index_add_(0, batch.text_of, rows)

@@ -24,7 +24,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class EncoderLayerWeights:
     """One layer."""
 
     qkv: Linear
@@ -44,7 +44,7 @@ class EncoderWeights:
     positions: Tensor
     """``[positions, hidden_size]``, the embedding of the first token type added: no input has another one."""
     norm: Norm
-    layers: list[LayerWeights]
+    layers: list[EncoderLayerWeights]
 
 
 def load_encoder_weights(folder: Path, shape: EncoderShape, dtype: torch.dtype, device: torch.device) -> EncoderWeights:
@@ -76,7 +76,7 @@ def _assemble(checkpoint: Checkpoint, shape: EncoderShape, prefix: str) -> Encod
     )
 
 
-def _layer(checkpoint: Checkpoint, shape: EncoderShape, prefix: str) -> LayerWeights:
+def _layer(checkpoint: Checkpoint, shape: EncoderShape, prefix: str) -> EncoderLayerWeights:
     hidden, inner = shape.hidden_size, shape.intermediate_size
 
     def linear(names: list[str], rows: int, columns: int) -> Linear:
@@ -84,7 +84,7 @@ def _layer(checkpoint: Checkpoint, shape: EncoderShape, prefix: str) -> LayerWei
         weight = checkpoint.fused([f"{prefix}{name}.weight" for name in names], each, columns)
         return make_linear(weight, checkpoint.fused([f"{prefix}{name}.bias" for name in names], each))
 
-    return LayerWeights(
+    return EncoderLayerWeights(
         qkv=linear([f"attention.self.{name}" for name in ("query", "key", "value")], hidden, hidden),
         attention_output=linear(["attention.output.dense"], hidden, hidden),
         attention_norm=_norm(checkpoint, f"{prefix}attention.output.LayerNorm", hidden),

@@ -27,8 +27,8 @@ from llguidance import LLExecutor
 from maitred.core.request import SamplingParams
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.masks import WORD_BITS, RowMasks
-from maitred.engine.grammar.supposition import Supposition
-from maitred.engine.grammar.word import Word
+from maitred.engine.grammar.state import GrammarState
+from maitred.engine.grammar.supposition import SpeculativeGrammarState
 
 _MASK_THREADS = 2
 
@@ -50,8 +50,8 @@ class Constraints:
         self.compiler = compiler
         self._words = -(-vocab_size // WORD_BITS)
         self._eos = eos_token_ids
-        self._words_of: dict[int, Word] = {}
-        self._supposed: dict[int, Supposition] = {}
+        self._words_of: dict[int, GrammarState] = {}
+        self._supposed: dict[int, SpeculativeGrammarState] = {}
         self._faults: dict[int, str] = {}
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._executor: LLExecutor | None = None
@@ -69,7 +69,7 @@ class Constraints:
             output: What it has generated so far.
         """
         if sampling.grammar is not None:
-            self._words_of[key] = Word(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
+            self._words_of[key] = GrammarState(self.compiler.matcher(sampling.grammar), sampling, self._eos, output)
 
     def remove(self, key: int) -> None:
         """Forgets a sequence; an unknown key is ignored."""
@@ -97,12 +97,16 @@ class Constraints:
             words.append(self._supposed[key].words[ahead] if ahead else self._words_of[key])
         return self._beside.submit(self._masks, rows, words, [positions[row] for row in rows])
 
-    def suppose(self, key: int) -> Supposition:
+    def suppose(self, key: int) -> SpeculativeGrammarState:
         """What would come of a sequence: nothing yet. Replaces the supposition that there was."""
-        supposition = self._supposed[key] = Supposition(self._words_of[key]) if key in self._words_of else Supposition()
+        supposition = self._supposed[key] = (
+            SpeculativeGrammarState(self._words_of[key]) if key in self._words_of else SpeculativeGrammarState()
+        )
         return supposition
 
-    def masks_behind(self, suppositions: Sequence[Supposition], positions: Sequence[int]) -> RowMasks | None:
+    def masks_behind(
+        self, suppositions: Sequence[SpeculativeGrammarState], positions: Sequence[int]
+    ) -> RowMasks | None:
         """The masks of rows that follow suppositions; None: none of them is constrained.
 
         Args:
@@ -152,7 +156,7 @@ class Constraints:
         """The sequences that cannot go on, because their grammar has become too costly, and why."""
         return self._faults
 
-    def _masks(self, rows: list[int], words: list[Word], positions: list[int]) -> RowMasks:
+    def _masks(self, rows: list[int], words: list[GrammarState], positions: list[int]) -> RowMasks:
         bits = np.empty((len(rows), self._words), np.int32)
         if self._executor is None:
             self._executor = LLExecutor(_MASK_THREADS)

@@ -10,10 +10,10 @@ says what may come at its place.
 
 from collections.abc import Sequence
 
-from maitred.engine.grammar.word import Word
+from maitred.engine.grammar.state import GrammarState
 
 
-class Supposition:
+class SpeculativeGrammarState:
     """The next tokens of one sequence, supposed.
 
     Args:
@@ -28,7 +28,7 @@ class Supposition:
 
     __slots__ = ("draws", "open", "tokens", "words")
 
-    def __init__(self, word: Word | None = None) -> None:
+    def __init__(self, word: GrammarState | None = None) -> None:
         self.tokens: list[int] = []
         self.draws = [0]
         self.words = [] if word is None else [word]
@@ -58,7 +58,7 @@ class Supposition:
         while self.open and len(taken) < min(len(guess), most) and taken == [*guess[: len(taken)]]:
             self.take(guess[len(taken)], most)
 
-    def after(self, word: Word, token: int) -> tuple[Word, list[int]] | None:
+    def after(self, word: GrammarState, token: int) -> tuple[GrammarState, list[int]] | None:
         """Where a sequence is that was at `word` and got `token`, and what was forced; None: nothing is known of it."""
         for choice, place in enumerate(self.words[:-1]):
             if place is word:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from maitred.engine.graphs.graph import Graph
+from maitred.engine.graphs.graph import DeviceGraph
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -51,7 +51,7 @@ class GraphedDecoder:
         *,
         sizes: Iterable[int],
         table_width: int,
-        make_graph: Callable[[], Graph],
+        make_graph: Callable[[], DeviceGraph],
     ) -> None:
         self._decoder = decoder
         self._cache = cache
@@ -80,7 +80,7 @@ class GraphedDecoder:
 class _DecodeGraph:
     """The graph of one size."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, size: int, table_width: int, graph: Graph) -> None:
+    def __init__(self, decoder: Decoder, cache: KVCache, size: int, table_width: int, graph: DeviceGraph) -> None:
         self._decoder = decoder
         self._cache = cache
         self._size = size

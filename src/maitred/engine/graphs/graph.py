@@ -10,7 +10,7 @@ _WARM_UPS = 2
 """Runs before the recording, in which libraries choose kernels and take their workspaces."""
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Records what is launched on a device, addresses and all; what it reads and writes stays where it is."""
 
     def capture(self, compute: Callable[[], Tensor]) -> Tensor:
@@ -41,7 +41,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, compute: Callable[[], Tensor]) -> Tensor:
-        """See `Graph`."""
+        """See `DeviceGraph`."""
         # Recorded must be what runs later, not the choices of a first run: these are made on another stream before.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -53,5 +53,5 @@ class CudaGraph:
             return compute()
 
     def replay(self) -> None:
-        """See `Graph`."""
+        """See `DeviceGraph`."""
         self._graph.replay()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.job import BF16, FP32, INT8, Entry
+from maitred.engine.kernels.job import BF16, FP32, INT8, CompiledEntry
 from maitred.engine.kernels.paged import RUN_FIELDS, STEP_FIELDS, Array, attention, rotation, scratch_bytes
 from maitred.engine.kernels.tape import Tape
 from maitred.engine.models.batch import ForwardBatch
@@ -107,7 +107,7 @@ class CPUAttention:
 
     def _calls(
         self, layer: int, heads: int, stride: int, attended: int, cache: KVCache
-    ) -> list[tuple[Entry, list[int], str, int]]:
+    ) -> list[tuple[CompiledEntry, list[int], str, int]]:
         """What is called, on which fields, how many parts it has, and how many of them are worth a thread."""
         config, kind = self._config, _KINDS[cache.keys.dtype]
         parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)

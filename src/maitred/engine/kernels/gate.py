@@ -14,11 +14,11 @@ from numba import carray
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, take
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, take
 from maitred.engine.kernels.simd import EDITION, exponential
 
 
-class Gate(Protocol):
+class GatedActivation(Protocol):
     """``silu(gate) * up`` of ``[gate, up]`` side by side."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
@@ -39,13 +39,13 @@ def gate_fused(gate_up: Tensor) -> Tensor:
     return gated
 
 
-def make_gate(dtype: torch.dtype, device: torch.device) -> Gate:
+def make_gate(dtype: torch.dtype, device: torch.device) -> GatedActivation:
     """The fastest for these activations."""
     return gate_fused if device.type == "cpu" and dtype == torch.float32 else gate
 
 
 @cache
-def gate_rows() -> Entry:
+def gate_rows() -> CompiledEntry:
     """The gate of rows. Fields: ``[gate, up]`` of all rows, result, its width."""
     own, rows_at_a_time, edition = COUNT + 1, ROWS_AT_A_TIME, EDITION
 
@@ -67,4 +67,4 @@ def gate_rows() -> Entry:
                     result[i] = x * share * up[i]
             first = take(job, NEXT, rows_at_a_time)
 
-    return Entry(compute, fast=True)
+    return CompiledEntry(compute, fast=True)

@@ -31,7 +31,7 @@ FP32, BF16, INT8 = range(3)
 """Kinds of numbers behind an address; bf16 as the bits that it is."""
 
 
-class Entry:
+class CompiledEntry:
     """A compiled function that takes a job, for any number of threads.
 
     Args:

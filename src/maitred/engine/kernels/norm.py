@@ -14,7 +14,7 @@ from numba import carray
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, bits_of, floats, take
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, bits_of, floats, take
 from maitred.engine.kernels.simd import float_of_bits
 
 
@@ -60,7 +60,7 @@ def norm_fields(stream: int, addend: int, gain: int, normalised: int, width: int
 
 
 @cache
-def norm_rows() -> Entry:
+def norm_rows() -> CompiledEntry:
     """Sum and norm of rows; see `norm_fields`."""
     own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
 
@@ -85,11 +85,11 @@ def norm_rows() -> Entry:
                     normalised[column] = stream[column] * scale * gain[column]
             first = take(job, NEXT, rows_at_a_time)
 
-    return Entry(norm, fast=True)
+    return CompiledEntry(norm, fast=True)
 
 
 @cache
-def norm_heads() -> Entry:
+def norm_heads() -> CompiledEntry:
     """The norm of every query and key head in place.
 
     Fields: rows, floats from one row to the next, gains, heads, width of a head, bits of epsilon.
@@ -114,4 +114,4 @@ def norm_heads() -> Entry:
                         head[i] = head[i] * scale * gain[i]
             first = take(job, NEXT, rows_at_a_time)
 
-    return Entry(norm, fast=True)
+    return CompiledEntry(norm, fast=True)

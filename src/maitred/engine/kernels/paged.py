@@ -24,7 +24,7 @@ from maitred.engine.kernels.job import (
     NEXT,
     ROWS_AT_A_TIME,
     SEAT,
-    Entry,
+    CompiledEntry,
     floats,
     ints,
     longs,
@@ -114,7 +114,7 @@ def attention(
     kind: int,
     registers: int = REGISTERS,
     vector_lanes: int = VECTOR_LANES,
-) -> Entry:
+) -> CompiledEntry:
     """Attention of runs of rows, compiled for one model's shape. A decode is a run of one row.
 
     Its job has `LAYER_FIELDS`; its parts are tokens that are attended to, but it goes by the step's runs.
@@ -241,11 +241,11 @@ def attention(
                 row, length = row + rows, length + rows
             run = take(job, NEXT, 1)
 
-    return Entry(attend, fast=True)
+    return CompiledEntry(attend, fast=True)
 
 
 @cache
-def rotation(kind: int) -> Entry:
+def rotation(kind: int) -> CompiledEntry:
     """Turns queries and keys in place and stores keys and values, in one pass over the fused projection.
 
     Its job has `LAYER_FIELDS`, of which ``heads`` is where the projection is, fp32 ``[rows, heads + 2 * kv_heads,
@@ -303,4 +303,4 @@ def rotation(kind: int) -> Entry:
                             stored_values[i] = narrowed(value[i], stored_values)
             first = take(job, NEXT, rows_at_a_time)
 
-    return Entry(rotate, fast=True)
+    return CompiledEntry(rotate, fast=True)

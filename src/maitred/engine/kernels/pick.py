@@ -5,11 +5,11 @@ from typing import Any
 
 from numba import carray
 
-from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, longs, take
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, longs, take
 
 
 @cache
-def pick_rows() -> Entry:
+def pick_rows() -> CompiledEntry:
     """Copies rows by their numbers. Fields: rows, their width, int64 numbers of those that are picked, result."""
     own, rows_at_a_time = COUNT + 1, ROWS_AT_A_TIME
 
@@ -25,4 +25,4 @@ def pick_rows() -> Entry:
                     result[i] = row[i]
             first = take(job, NEXT, rows_at_a_time)
 
-    return Entry(pick)
+    return CompiledEntry(pick)

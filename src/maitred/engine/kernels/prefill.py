@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.models.batch import Chunk
+from maitred.engine.models.batch import BatchChunk
 from maitred.engine.models.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class PrefillBucket:
     """Chunks that are computed as one rectangle of ``B`` sequences and ``L`` rows each."""
 
     rows: Tensor
@@ -53,7 +53,9 @@ class Bucket:
         attended[self.kept_rows] = result.transpose(1, 2).flatten(0, 1)[self.kept]
 
 
-def plan_buckets(chunks: Sequence[Chunk], block_tokens: int, dtype: torch.dtype, device: torch.device) -> list[Bucket]:
+def plan_buckets(
+    chunks: Sequence[BatchChunk], block_tokens: int, dtype: torch.dtype, device: torch.device
+) -> list[PrefillBucket]:
     """Sorts a step's chunks into buckets.
 
     Args:
@@ -62,14 +64,14 @@ def plan_buckets(chunks: Sequence[Chunk], block_tokens: int, dtype: torch.dtype,
         dtype: Of the activations, hence of the masks.
         device: Where the buckets are used.
     """
-    alike: dict[tuple[int, int], list[Chunk]] = defaultdict(list)
+    alike: dict[tuple[int, int], list[BatchChunk]] = defaultdict(list)
     for chunk in chunks:
         context = chunk.context if chunk.context_before else 0
         alike[chunk.length.bit_length(), context.bit_length()].append(chunk)
     return [_bucket(members, block_tokens, dtype, device) for members in alike.values()]
 
 
-def _bucket(chunks: list[Chunk], block_tokens: int, dtype: torch.dtype, device: torch.device) -> Bucket:
+def _bucket(chunks: list[BatchChunk], block_tokens: int, dtype: torch.dtype, device: torch.device) -> PrefillBucket:
     starts = torch.tensor([chunk.start_row for chunk in chunks])[:, None]
     lengths = torch.tensor([chunk.length for chunk in chunks])[:, None]
     before = torch.tensor([chunk.context_before for chunk in chunks])[:, None]
@@ -86,4 +88,4 @@ def _bucket(chunks: list[Chunk], block_tokens: int, dtype: torch.dtype, device: 
         positions = before + offsets
         future = torch.arange(width * block_tokens) > positions[:, :, None]
         mask = torch.zeros(future.shape, dtype=dtype).masked_fill_(future, float("-inf"))[:, None].to(device)
-    return Bucket(rows.to(device), kept.to(device), rows.flatten()[kept].to(device), tables, mask)
+    return PrefillBucket(rows.to(device), kept.to(device), rows.flatten()[kept].to(device), tables, mask)

@@ -12,7 +12,7 @@ from maitred.engine.models.rotary import rotary_table, rotate
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Rows of one sequence, and where it lives in the cache."""
 
     first_row: int
@@ -28,7 +28,7 @@ class ReferencePlan:
 
     slots: Tensor
     angles: Tensor
-    spans: list[Span]
+    spans: list[RowSpan]
 
 
 class ReferenceAttention:
@@ -49,14 +49,14 @@ class ReferenceAttention:
         """Lists the sequences of the step."""
         lengths = batch.decode_lengths.tolist()
         spans = [
-            Span(row, row, lengths[row], batch.decode_tables[row, : -(-lengths[row] // cache.block_tokens)].long())
+            RowSpan(row, row, lengths[row], batch.decode_tables[row, : -(-lengths[row] // cache.block_tokens)].long())
             for row in range(batch.num_decodes)
         ]
         for chunk in batch.chunks:
             blocks = torch.tensor(
                 chunk.block_table[: -(-chunk.context // cache.block_tokens)], device=self._table.device
             )
-            spans.append(Span(chunk.start_row, chunk.end_row - 1, chunk.context, blocks))
+            spans.append(RowSpan(chunk.start_row, chunk.end_row - 1, chunk.context, blocks))
         return ReferencePlan(batch.slots, self._table[batch.positions], spans)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: ReferencePlan) -> Tensor:
@@ -72,7 +72,7 @@ class ReferenceAttention:
             attended[rows] = self._attend_one(queries[rows], layer, cache, span)
         return attended.flatten(1)
 
-    def _attend_one(self, queries: Tensor, layer: int, cache: KVCache, span: Span) -> Tensor:
+    def _attend_one(self, queries: Tensor, layer: int, cache: KVCache, span: RowSpan) -> Tensor:
         """``[L, heads, head_dim]`` queries of the last L tokens of a sequence."""
         group = self._config.group_size
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from maitred.engine.kernels.job import Entry, enter_together, longs, make_job
+from maitred.engine.kernels.job import CompiledEntry, enter_together, longs, make_job
 
 ALONE = 1 << 62
 """Parts that are worth a second thread, of a call that sees to its threads itself."""
@@ -35,7 +35,7 @@ class Tape:
         self._kept: list[object] = []
         self._header: ctypes.Array[ctypes.c_int64] | None = None
 
-    def add(self, entry: Entry, fields: list[int], counter: int, worth: int) -> None:
+    def add(self, entry: CompiledEntry, fields: list[int], counter: int, worth: int) -> None:
         """Writes a call down.
 
         Args:
@@ -62,8 +62,8 @@ class Tape:
 
 
 @cache
-def _player() -> Entry:
-    return Entry(_play)
+def _player() -> CompiledEntry:
+    return CompiledEntry(_play)
 
 
 _HEADER_FIELDS = 6

@@ -8,8 +8,8 @@ here are computed again.
 Blocks go by their keys, as in the pool. A key holds all tokens before it and the scope in which prefixes are shared
 (`core.prefix`), so what a tenant finds here it could have found in the pool.
 
-What is to be copied is handed over as `Move`s, in an order that must be kept: a slot or a block may be used twice in a
-step. All of them come before whatever the step writes.
+What is to be copied is handed over as `BlockCopy`s, in an order that must be kept: a slot or a block may be used twice
+in a step. All of them come before whatever the step writes.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Move(NamedTuple):
+class BlockCopy(NamedTuple):
     """One block's content, on its way."""
 
     block: int
@@ -44,7 +44,7 @@ class SwapSpace:
         self._free = list(range(slots))
         self._slot_of: dict[bytes, int] = {}
         self._wanted: Counter[bytes] = Counter()
-        self._moves: list[Move] = []
+        self._moves: list[BlockCopy] = []
 
     @property
     def free(self) -> int:
@@ -69,7 +69,7 @@ class SwapSpace:
         """The block with this key is about to be written over: it is copied out if it is wanted and there is room."""
         if key in self._wanted and key not in self._slot_of and self._free:
             slot = self._slot_of[key] = self._free.pop()
-            self._moves.append(Move(block, slot, out=True))
+            self._moves.append(BlockCopy(block, slot, out=True))
             self.swapped += 1
 
     def __contains__(self, key: bytes) -> bool:
@@ -77,10 +77,10 @@ class SwapSpace:
 
     def restore(self, key: bytes, block: int) -> None:
         """Copies the content with this key into a block; it stays here for others who wait."""
-        self._moves.append(Move(block, self._slot_of[key], out=False))
+        self._moves.append(BlockCopy(block, self._slot_of[key], out=False))
         self.restored += 1
 
-    def take_moves(self) -> list[Move]:
+    def take_moves(self) -> list[BlockCopy]:
         """What is to be copied before the next step, in this order."""
         moves, self._moves = self._moves, []
         return moves

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class BatchChunk:
     """Consecutive tokens of one sequence."""
 
     start_row: int
@@ -54,7 +54,7 @@ class ForwardBatch:
     """int32 ``[D, max_blocks]``, rows padded with any valid block."""
     decode_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
     """int32 ``[D]``: tokens to attend to, the new one included."""
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[BatchChunk] = field(default_factory=list)
     greedy: bool = False
     """Whether of each row's logits nothing is wanted but the largest; others may be given as minus infinity then."""
 

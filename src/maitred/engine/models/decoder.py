@@ -15,10 +15,10 @@ from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import gate, make_gate
 from maitred.engine.kernels.norm import add_norm, make_add_norm
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.recording import Recording, taped
+from maitred.engine.models.recording import StepRecorder, taped
 from maitred.engine.models.weights import Weights
 
 
@@ -29,7 +29,7 @@ class Decoder:
         config: Its shape.
         weights: Its parameters.
         attention: Where its attention is computed.
-        accelerated: With operations of torch alone, which any device has; see `maitred.engine.target.Target`.
+        accelerated: With operations of torch alone, which any device has; see `maitred.engine.device.ComputeDevice`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Decoder:
         self._add_norm = add_norm if accelerated else make_add_norm(self.dtype, self.device)
         self._gate = gate if accelerated else make_gate(self.dtype, self.device)
         self._recording = (
-            Recording(config, weights, attention) if isinstance(attention, CPUAttention) and taped(weights) else None
+            StepRecorder(config, weights, attention) if isinstance(attention, CPUAttention) and taped(weights) else None
         )
 
     @property
@@ -104,7 +104,7 @@ class Decoder:
                 num_decodes=1,
                 decode_tables=torch.zeros(1, 1, dtype=torch.int32, device=self.device),
                 decode_lengths=torch.ones(1, dtype=torch.int32, device=self.device),
-                chunks=[Chunk(start_row=1, length=2, context_before=0, block_table=[0])],
+                chunks=[BatchChunk(start_row=1, length=2, context_before=0, block_table=[0])],
             ),
             cache,
         )

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from maitred.core.digest import ModelDigest
+from maitred.core.fingerprint import ModelFingerprint
 
 SLICES = 16
 SLICE_BYTES = 4096
@@ -25,9 +25,9 @@ _NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dty
 """Fields of ``config.json`` that say nothing of what is computed; the type that is computed in is in the model card."""
 
 
-def digest_of(folder: Path) -> ModelDigest:
+def digest_of(folder: Path) -> ModelFingerprint:
     """The hashes of what is there. A file that cannot be understood counts as its bytes: judging it is others' work."""
-    return ModelDigest(
+    return ModelFingerprint(
         shape=shape_digest(folder),
         tokenizer=_of_json(folder / "tokenizer.json"),
         weights=weights_digest(folder),

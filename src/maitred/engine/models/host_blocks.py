@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maitred.engine.kv.swap import Move
+from maitred.engine.kv.swap import BlockCopy
 from maitred.engine.models.kv_cache import KVCache
 
 _TRIED_BLOCKS = 8
@@ -32,7 +32,7 @@ class HostBlocks:
             for kept in self._parts:
                 _pin(kept)
 
-    def move(self, cache: KVCache, moves: Iterable[Move]) -> None:
+    def move(self, cache: KVCache, moves: Iterable[BlockCopy]) -> None:
         """Copies out and back, one after the other; the order counts."""
         for block, slot, out in moves:
             for part, kept in zip(cache.parts, self._parts, strict=True):
@@ -45,7 +45,7 @@ class HostBlocks:
         """What copying a block takes, one way; tried with this block, which keeps what it holds."""
         device = cache.keys.device
         slots = min(_TRIED_BLOCKS, len(self._parts[0]))
-        moves = [Move(block, slot, out) for slot in range(slots) for out in (True, False)]
+        moves = [BlockCopy(block, slot, out) for slot in range(slots) for out in (True, False)]
         for _ in range(2):  # the first time, memory is touched that was never used
             _wait(device)
             start_s = time.perf_counter()

@@ -41,7 +41,7 @@ def load_model(
         dtype: fp32 or bf16, for weights, activations and KV cache.
         device: Where to run.
         scheme: How the weights of products are rounded.
-        accelerated: See `maitred.engine.target.Target`.
+        accelerated: See `maitred.engine.device.ComputeDevice`.
         attention: Whose kernels compute attention, if it is.
         cache: Where the weights are kept in the form that they are computed with.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import gate_rows
 from maitred.engine.kernels.job import bits_of
-from maitred.engine.kernels.linear.form import Linear, Taped
+from maitred.engine.kernels.linear.form import Linear, TapedLinear
 from maitred.engine.kernels.linear.screened import ScreenedLinear
 from maitred.engine.kernels.norm import norm_fields, norm_heads, norm_rows
 from maitred.engine.kernels.pick import pick_rows
@@ -33,10 +33,10 @@ _ELEMENTS_WORTH_A_THREAD = 1 << 14
 def taped(weights: Weights) -> bool:
     """Whether all of a model's products can be written onto a tape."""
     single = weights.final_norm.dtype == torch.float32
-    return single and all(isinstance(product, Taped) for product in weights.products)
+    return single and all(isinstance(product, TapedLinear) for product in weights.products)
 
 
-class Recording:
+class StepRecorder:
     """A model's steps on a CPU.
 
     Args:
@@ -49,7 +49,7 @@ class Recording:
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._rooms: _Rooms | None = None
+        self._rooms: _StepBuffers | None = None
         self._search = weights.head.search() if isinstance(weights.head, ScreenedLinear) else None
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
@@ -73,15 +73,15 @@ class Recording:
             self._search.found(rooms.found[:picked])
         return rooms.logits[:picked]
 
-    def _make_rooms(self, rows: int, picked: int, cache: KVCache) -> "_Rooms":
+    def _make_rooms(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
         self._rooms = None  # gives its memory back before more is asked for
-        rooms = _Rooms(self._config, self._weights, rows, picked, cache)
+        rooms = _StepBuffers(self._config, self._weights, rows, picked, cache)
         rooms.record(self._attention)
         self._rooms = rooms
         return rooms
 
 
-class _Rooms:
+class _StepBuffers:
     """The buffers of a step of so many rows at most, and the tape that computes in them."""
 
     def __init__(self, config: ModelConfig, weights: Weights, most_rows: int, most_picked: int, cache: KVCache) -> None:
@@ -95,7 +95,7 @@ class _Rooms:
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
         self._gate_up = torch.empty(most_rows, 2 * inner)
         self._gated = torch.empty(most_rows, inner)
-        room = max(cast(Taped, product).room_bytes(most_rows) for product in weights.products)
+        room = max(cast(TapedLinear, product).room_bytes(most_rows) for product in weights.products)
         self._room = torch.empty(room, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
         self._picked, self._scored, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
@@ -166,7 +166,7 @@ class _Rooms:
 
     def _product(self, linear: Linear, rows: Tensor, out: Tensor) -> None:
         # To ask whether it is one takes a tenth of a millisecond, and `taped` has asked.
-        product = cast(Taped, linear)
+        product = cast(TapedLinear, linear)
         product.record(self.tape, rows.data_ptr(), out.data_ptr(), self._rows, self._room.data_ptr(), len(out))
 
 

@@ -21,8 +21,8 @@ from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.weights_cache.cached import kept
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-from maitred.engine.weights_cache.kept import kept
 
 MakeLinear = Callable[..., Linear]
 """From a weight, and a bias if there is one, to a product; see `make_linear`."""

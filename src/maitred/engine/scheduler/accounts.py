@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from maitred.core.flow import Flow
-from maitred.core.service import ServiceWeights
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.fairness.line import Line
+from maitred.fairness.fair_queue import FairQueue
 
 
-class Account:
+class FlowCharge:
     """One flow that has sequences here."""
 
     __slots__ = ("flow", "sequences")
@@ -25,7 +25,7 @@ class Account:
         self.sequences = 0
 
 
-class Accounts:
+class FlowCharges:
     """Charges flows for what their sequences get.
 
     Sequences that decode get a token in every step, as a rule. The line is told when that begins and when it ends, and
@@ -37,20 +37,20 @@ class Accounts:
         weights: Service per token.
     """
 
-    def __init__(self, line: Line[Any], weights: ServiceWeights) -> None:
+    def __init__(self, line: FairQueue[Any], weights: ServiceWeights) -> None:
         self.weights = weights
         self._line = line
-        self._accounts: dict[Flow, Account] = {}
+        self._accounts: dict[Flow, FlowCharge] = {}
 
-    def open(self, flow: Flow) -> Account:
+    def open(self, flow: Flow) -> FlowCharge:
         """The account of a flow, for one more sequence."""
         account = self._accounts.get(flow)
         if account is None:
-            account = self._accounts[flow] = Account(flow)
+            account = self._accounts[flow] = FlowCharge(flow)
         account.sequences += 1
         return account
 
-    def close(self, account: Account) -> None:
+    def close(self, account: FlowCharge) -> None:
         """A sequence has ended."""
         account.sequences -= 1
         if account.sequences == 0:

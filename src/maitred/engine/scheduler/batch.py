@@ -8,7 +8,7 @@ from maitred.core.request import WaitCause
 from maitred.engine.scheduler.sequence import Sequence
 
 
-class Batch:
+class RunningBatch:
     """Running sequences by key.
 
     Args:

@@ -6,12 +6,12 @@ all that the step has room for, and at least one.
 
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.scheduler.state import State
+from maitred.engine.scheduler.state import SchedulerState
 from maitred.engine.scheduler.victims import choose_victim
 
 
 def plan_decodes(
-    state: State, plan: StepPlan, now_s: float, *, rows: int, step_tokens: int, service_unit: float
+    state: SchedulerState, plan: StepPlan, now_s: float, *, rows: int, step_tokens: int, service_unit: float
 ) -> None:
     """Plans a decode for each sequence that decodes, keeps its blocks and does not give way to a guest.
 
@@ -56,7 +56,7 @@ def _shorten(chunks: list[Chunk], left: int) -> None:
         left -= more
 
 
-def _book(state: State, chunk: Chunk) -> None:
+def _book(state: SchedulerState, chunk: Chunk) -> None:
     """Books a decode that fills a block, or had to get one, or is of the prompt; and finds when the next such comes."""
     sequence, end = chunk.sequence, chunk.start + chunk.length
     state.book(sequence, chunk.start, end)
@@ -65,7 +65,9 @@ def _book(state: State, chunk: Chunk) -> None:
     sequence.plain_until = min(fills_next, table.capacity_tokens)
 
 
-def _make_room(state: State, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float) -> None:
+def _make_room(
+    state: SchedulerState, plan: StepPlan, growing: list[Sequence], now_s: float, service_unit: float
+) -> None:
     """Gives every growing sequence its blocks, or preempts it; to the only one that runs, pins give way."""
     pool, batch, residency = state.pool, state.batch, state.residency
     while sum([_missing(sequence) for sequence in growing]) > pool.idle:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from maitred.core.flow import Flow
-from maitred.core.request import Request
+from maitred.core.request import EngineRequest
 from maitred.engine.config import PinsConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.residency import Residency
+from maitred.engine.scheduler.kv_shares import KVShares
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Pin:
     until_s: float
 
 
-class Pins:
+class PinTable:
     """The pins of one pool.
 
     Args:
@@ -38,7 +38,7 @@ class Pins:
         given_up: Pins that went before their time because somebody would have waited for ever.
     """
 
-    def __init__(self, pool: BlockPool, residency: Residency, config: PinsConfig, block_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, residency: KVShares, config: PinsConfig, block_tokens: int) -> None:
         self._pool = pool
         self._residency = residency
         self._most = int(config.share * pool.total)
@@ -49,7 +49,7 @@ class Pins:
         self.blocks = 0
         self.given_up = 0
 
-    def check(self, request: Request) -> None:
+    def check(self, request: EngineRequest) -> None:
         """Raises ValueError, with the reason, if the request asks for a pin that can not be had."""
         if request.pin is None:
             return
@@ -72,7 +72,7 @@ class Pins:
                     "Unpin another prefix, pin a shorter one, or raise engine.pins."
                 )
 
-    def hold(self, request: Request, blocks: Iterable[int], now_s: float) -> None:
+    def hold(self, request: EngineRequest, blocks: Iterable[int], now_s: float) -> None:
         """Holds the blocks of a prompt that has been computed. A pin of that name is replaced.
 
         What others have pinned since it was checked makes no difference: then pins of this scope go that end sooner.

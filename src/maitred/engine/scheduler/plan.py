@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from maitred.engine.kv.swap import Move
+from maitred.engine.kv.swap import BlockCopy
 from maitred.engine.scheduler.sequence import Sequence
 
 
@@ -51,7 +51,7 @@ class StepPlan:
     prefills: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     """Lost their blocks while this plan was made; they wait again."""
-    moves: list[Move] = field(default_factory=list)
+    moves: list[BlockCopy] = field(default_factory=list)
     """Blocks to be copied to the host's memory and back, in this order, before anything is computed."""
     expired: list[Sequence] = field(default_factory=list)
     """Ended while this plan was made, because their deadline is over or cannot be met; they hold nothing any more."""

@@ -47,7 +47,7 @@ class PrefillBudget:
         return length
 
 
-class Claims:
+class ServiceOwed:
     """How much flows are owed, asked once per flow and step.
 
     Args:

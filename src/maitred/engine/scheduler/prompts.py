@@ -1,11 +1,11 @@
 """The second and third pass of a plan: prompts under way and admissions, in the order in which they are owed."""
 
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.core.request import WaitCause
 from maitred.engine.scheduler.plan import Chunk, StepPlan
-from maitred.engine.scheduler.prefill import Claims, PrefillBudget
+from maitred.engine.scheduler.prefill import PrefillBudget, ServiceOwed
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.scheduler.state import State
+from maitred.engine.scheduler.state import SchedulerState
 
 _CERTAINLY = 0.5
 """Of the time that a prompt is predicted to take. A prediction that is off by more than this is worth a try."""
@@ -28,7 +28,7 @@ class PromptPlanner:
 
     def __init__(
         self,
-        state: State,
+        state: SchedulerState,
         plan: StepPlan,
         budget: PrefillBudget,
         times: StepTimes,
@@ -43,7 +43,7 @@ class PromptPlanner:
         self._times = times
         self._slots = slots
         self._now_s = now_s
-        self._claims = Claims(state.line.over_service, by_class=by_class)
+        self._claims = ServiceOwed(state.line.over_service, by_class=by_class)
         self._chunks: dict[int, Chunk] = {}
         self._refused: WaitCause | None = None
         self._passed: list[Sequence] = []

@@ -33,31 +33,31 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from maitred.core.ports import StepTimes
-from maitred.core.request import FinishReason, Request, WaitCause
-from maitred.core.service import ServiceWeights
+from maitred.core.replica import StepTimes
+from maitred.core.request import EngineRequest, FinishReason, WaitCause
+from maitred.core.token_costs import ServiceWeights
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.accounts import Accounts
-from maitred.engine.scheduler.batch import Batch
+from maitred.engine.scheduler.accounts import FlowCharges
+from maitred.engine.scheduler.batch import RunningBatch
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.decodes import plan_decodes
-from maitred.engine.scheduler.guests import Guests
-from maitred.engine.scheduler.intake import Intake
-from maitred.engine.scheduler.pace import Pace
-from maitred.engine.scheduler.pins import Pins
+from maitred.engine.scheduler.kv_shares import KVShares
+from maitred.engine.scheduler.overcommit import OvercommitSlots
+from maitred.engine.scheduler.pins import PinTable
 from maitred.engine.scheduler.plan import StepPlan
 from maitred.engine.scheduler.prompts import PromptPlanner, too_late
-from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.scheduler.state import Counters, State
+from maitred.engine.scheduler.sequence_factory import SequenceFactory
+from maitred.engine.scheduler.state import SchedulerCounters, SchedulerState
+from maitred.engine.scheduler.step_size import StepSizer
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
-from maitred.engine.scheduler.swapping import Swapping
-from maitred.engine.scheduler.waiting_room import WaitingRoom
-from maitred.fairness.line import Line, LineConfig, make_line
+from maitred.engine.scheduler.swapping import SwapPolicy
+from maitred.engine.scheduler.wait_queue import WaitQueue
+from maitred.fairness.fair_queue import FairQueue, QueueOrderConfig, make_line
 
 
-class Advance(Struct, gc=False):
+class SequenceStep(Struct, gc=False):
     """New tokens of one sequence, at least one, and whether it has ended with them. A struct as `Chunk` is."""
 
     sequence: Sequence
@@ -72,7 +72,8 @@ class Scheduler:
         pool: The KV blocks.
         block_tokens: Tokens per block.
         max_sequences: Running sequences at most, guests not counted.
-        guests: See `Guests`; at most so many, and no more than a step has tokens for beside those that have places.
+        guests: See `OvercommitSlots`; at most so many, and no more than a step has tokens for beside those that have
+            places.
         step_tokens: Tokens computed per step at most; at least `max_sequences`.
         context_tokens: Prompt and answer together at most.
         eos_token_ids: How the model ends its turn.
@@ -84,7 +85,7 @@ class Scheduler:
         kv_shares: What tenants can count on, and can have, of the blocks.
         window: When a batch may begin.
         known_steps: Steps that were measured before, of this model on this machine.
-        block_copy_s: See `Swapping`.
+        block_copy_s: See `SwapPolicy`.
         pins: What pinned prefixes may hold.
     """
 
@@ -99,7 +100,7 @@ class Scheduler:
         context_tokens: int,
         eos_token_ids: tuple[int, ...],
         prefix_cache: bool = True,
-        line: LineConfig = LineConfig(),  # noqa: B008 - frozen
+        line: QueueOrderConfig = QueueOrderConfig(),  # noqa: B008 - frozen
         weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
         itl_objective_s: float | None = None,
         min_sequences: int = 1,
@@ -116,16 +117,16 @@ class Scheduler:
         self._service_unit = step_tokens * weights.prompt
         self.block_tokens = block_tokens
         self._window = window or BatchingWindow({}, 2)
-        self._pace = Pace(
+        self._pace = StepSizer(
             step_tokens=step_tokens,
             max_sequences=max_sequences,
             min_sequences=min_sequences,
             itl_objective_s=itl_objective_s,
             known=known_steps,
         )
-        order: Line[Sequence] = make_line(line)
-        residency = Residency(kv_shares or {}, pool.total)
-        self._intake = Intake(
+        order: FairQueue[Sequence] = make_line(line)
+        residency = KVShares(kv_shares or {}, pool.total)
+        self._intake = SequenceFactory(
             pool,
             residency,
             block_tokens=block_tokens,
@@ -133,12 +134,12 @@ class Scheduler:
             eos_token_ids=eos_token_ids,
             prefix_cache=prefix_cache,
         )
-        room = WaitingRoom(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
-        own_guests = Guests(min(guests, step_tokens - max_sequences))
-        self._state = State(
-            *(pool, order, room, Batch(itl_objective_s), Accounts(order, weights), residency, own_guests),
-            pins=Pins(pool, residency, pins if prefix_cache else PinsConfig(share=0), block_tokens),
-            comes_back=Swapping(block_copy_s, lambda: self._pace.times).pays,
+        room = WaitQueue(order, weights, residency, block_tokens=block_tokens, by_prefix=line.quantum > 0)
+        own_guests = OvercommitSlots(min(guests, step_tokens - max_sequences))
+        self._state = SchedulerState(
+            *(pool, order, room, RunningBatch(itl_objective_s), FlowCharges(order, weights), residency, own_guests),
+            pins=PinTable(pool, residency, pins if prefix_cache else PinsConfig(share=0), block_tokens),
+            comes_back=SwapPolicy(block_copy_s, lambda: self._pace.times).pays,
         )
         self._planned_s = 0.0
 
@@ -150,12 +151,12 @@ class Scheduler:
         return self._state.pool
 
     @property
-    def pins(self) -> Pins:
+    def pins(self) -> PinTable:
         """The prefixes that stay."""
         return self._state.pins
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> SchedulerCounters:
         """What was done so far."""
         return self._state.counters
 
@@ -227,7 +228,7 @@ class Scheduler:
 
     # --- what comes and goes ---
 
-    def add(self, request: Request, now_s: float) -> list[Sequence]:
+    def add(self, request: EngineRequest, now_s: float) -> list[Sequence]:
         """Puts a request's choices in line.
 
         Raises:
@@ -308,7 +309,7 @@ class Scheduler:
         """Rows of drafts that a plan can still take, if each takes so long to write; see `engine.speculate`."""
         return self._pace.drafts(self._state.batch, StepWork.of(plan), plan.tokens, writing_s)
 
-    def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[Advance]:
+    def commit(self, plan: StepPlan, sampled: list[list[int]]) -> list[SequenceStep]:
         """Books what a step computed.
 
         Args:
@@ -351,7 +352,7 @@ class Scheduler:
         self._state.pins.clear()
         self._state.pool.clear()
 
-    def _pin(self, advance: Advance) -> None:
+    def _pin(self, advance: SequenceStep) -> None:
         """Keeps a prompt that has just been computed, if its request asks for that."""
         sequence = advance.sequence
         if sequence.output_tokens == len(advance.tokens):
@@ -384,14 +385,14 @@ class Scheduler:
         return self._window.hold_s(now_s, running=len(self._state.batch), waiting=len(self._state.room))
 
 
-def _advance(sequence: Sequence, tokens: list[int]) -> Advance:
+def _advance(sequence: Sequence, tokens: list[int]) -> SequenceStep:
     """Appends tokens up to the end of the answer."""
     finish = sequence.append(tokens[0])
     kept = 1
     while finish is None and kept < len(tokens):
         finish = sequence.append(tokens[kept])
         kept += 1
-    return Advance(sequence, tokens if kept == len(tokens) else tokens[:kept], finish)
+    return SequenceStep(sequence, tokens if kept == len(tokens) else tokens[:kept], finish)
 
 
 def _agreement(drafts: tuple[int, ...], tokens: list[int]) -> int:

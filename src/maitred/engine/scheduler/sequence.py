@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.kv.table import BlockTable
-from maitred.fairness.line import Entry
+from maitred.fairness.fair_queue import QueueEntry
 
 if TYPE_CHECKING:
-    from maitred.engine.scheduler.accounts import Account
-    from maitred.engine.scheduler.wait_clock import Arrival
+    from maitred.engine.scheduler.accounts import FlowCharge
+    from maitred.engine.scheduler.wait_clock import ClockMark
 
 MAX_PREEMPTIONS = 3
 """Per sequence. When it runs for the fourth time it has all the blocks that it can ever need, so that it neither is
@@ -58,12 +58,12 @@ class Sequence:
     )
 
     # Set when the sequence joins the line: who is charged, since when it waits, and its place.
-    account: "Account"
-    arrival: "Arrival"
-    entry: Entry["Sequence"]
+    account: "FlowCharge"
+    arrival: "ClockMark"
+    entry: QueueEntry["Sequence"]
 
     def __init__(
-        self, key: int, request: Request, index: int, table: BlockTable, eos_token_ids: frozenset[int]
+        self, key: int, request: EngineRequest, index: int, table: BlockTable, eos_token_ids: frozenset[int]
     ) -> None:
         sampling = request.sampling
         self.key = key

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 from maitred.core.request import WaitCause
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.scheduler.accounts import Accounts
-from maitred.engine.scheduler.batch import Batch
-from maitred.engine.scheduler.guests import Guests
-from maitred.engine.scheduler.pins import Pins
+from maitred.engine.scheduler.accounts import FlowCharges
+from maitred.engine.scheduler.batch import RunningBatch
+from maitred.engine.scheduler.kv_shares import KVShares
+from maitred.engine.scheduler.overcommit import OvercommitSlots
+from maitred.engine.scheduler.pins import PinTable
 from maitred.engine.scheduler.plan import StepPlan
-from maitred.engine.scheduler.residency import Residency
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.wait_clock import WaitClock
-from maitred.engine.scheduler.waiting_room import WaitingRoom
+from maitred.engine.scheduler.wait_queue import WaitQueue
+from maitred.fairness.fair_queue import FairQueue
 from maitred.fairness.heap import Heap
-from maitred.fairness.line import Line
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """Totals since the scheduler was made, in tokens and sequences."""
 
     prompt_tokens: int = 0
@@ -42,7 +42,7 @@ class Counters:
     accepted_tokens: int = 0
 
 
-class State:
+class SchedulerState:
     """All that lives from one step to the next.
 
     Args:
@@ -60,13 +60,13 @@ class State:
     def __init__(
         self,
         pool: BlockPool,
-        line: Line[Sequence],
-        room: WaitingRoom,
-        batch: Batch,
-        accounts: Accounts,
-        residency: Residency,
-        guests: Guests,
-        pins: Pins,
+        line: FairQueue[Sequence],
+        room: WaitQueue,
+        batch: RunningBatch,
+        accounts: FlowCharges,
+        residency: KVShares,
+        guests: OvercommitSlots,
+        pins: PinTable,
         comes_back: Callable[[Sequence], bool],
     ) -> None:
         self.pool = pool
@@ -78,7 +78,7 @@ class State:
         self.guests = guests
         self.pins = pins
         self._comes_back = comes_back
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self.waits = WaitClock()
         self.paused: dict[int, Sequence] = {}
         self.deadlines: Heap[Sequence] = Heap()

@@ -3,7 +3,8 @@
 Two tokens can cost very different amounts. A decode shares its reading of the weights with few others and is sampled;
 it reads all the keys and values of its sequence. A token of a prefill chunk is one row of a large product; it attends
 to every token before it. So a step is described by what its time depends on (`StepWork`), and a `StepMeter` learns
-`maitred.core.ports.StepTimes` from measured steps. It also keeps how wrong it was, so that a promise can have a margin.
+`maitred.core.replica.StepTimes` from measured steps. It also keeps how wrong it was, so that a promise can have a
+margin.
 
 A meter believes itself only near what it has seen. Until a step of some size was measured, the next one is at most
 twice as large: a wrong first guess then costs one step that is somewhat too long, instead of one that is endless.
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from maitred.core.ports import StepTimes, pairs_of
+from maitred.core.replica import StepTimes, pairs_of
 from maitred.engine.scheduler.least_squares import LeastSquares
 from maitred.engine.scheduler.plan import StepPlan
 

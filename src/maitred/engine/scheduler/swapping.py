@@ -7,11 +7,11 @@ steps. Before any step was measured, nothing is copied.
 
 from collections.abc import Callable
 
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.sequence import Sequence
 
 
-class Swapping:
+class SwapPolicy:
     """The decision.
 
     Args:

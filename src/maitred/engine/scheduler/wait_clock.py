@@ -18,7 +18,7 @@ _RECORDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ClockMark:
     """How the clock stood when somebody came."""
 
     at_s: float
@@ -38,7 +38,7 @@ class WaitClock:
         self._totals_s: dict[WaitCause, float] = {}
         self._latest: list[int] = []
         """Rising keys, each the latest arrival that was admitted by then..."""
-        self._overtakes: list[Arrival] = []
+        self._overtakes: list[ClockMark] = []
         """...and when."""
 
     def advance(self, now_s: float) -> None:
@@ -48,11 +48,11 @@ class WaitClock:
             self._totals_s = {**self._totals_s, self.cause: self._totals_s.get(self.cause, 0.0) + now_s - self._now_s}
             self._now_s = now_s
 
-    def arrival(self) -> Arrival:
+    def arrival(self) -> ClockMark:
         """To be kept by whoever comes now."""
-        return Arrival(self._now_s, self._totals_s)
+        return ClockMark(self._now_s, self._totals_s)
 
-    def admitted(self, key: int, arrival: Arrival) -> dict[str, float]:
+    def admitted(self, key: int, arrival: ClockMark) -> dict[str, float]:
         """Somebody's wait is over: seconds by cause.
 
         Args:

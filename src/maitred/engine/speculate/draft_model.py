@@ -18,14 +18,14 @@ from torch import Tensor
 
 from maitred.core.clock import Clock
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
-from maitred.engine.speculate.guess import Wanted
-from maitred.engine.speculate.reading import Reading
+from maitred.engine.speculate.draft_position import DraftModelPosition
+from maitred.engine.speculate.guess import DraftRequest
 
 _WORTH_READING = 8
 """Tokens that are read for each that the answer can still have. More would not be made up for."""
@@ -40,7 +40,7 @@ class _Run(NamedTuple):
 
 
 class DraftModel:
-    """Implements `maitred.engine.speculate.guess.Author`.
+    """Implements `maitred.engine.speculate.guess.DraftAuthor`.
 
     Args:
         decoder: The smaller model.
@@ -66,7 +66,7 @@ class DraftModel:
         self._constraints = constraints
         self._clock = clock
         self._vocab_size = vocab_size
-        self._reading = Reading(cache.block_tokens)
+        self._reading = DraftModelPosition(cache.block_tokens)
         self._meter = StepMeter()
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
@@ -82,7 +82,7 @@ class DraftModel:
         short_enough = tokens + most <= self._context_tokens
         return short_enough and tokens - self._reading.place(sequence) <= _WORTH_READING * left
 
-    def write(self, wanted: list[Wanted], room: int) -> None:
+    def write(self, wanted: list[DraftRequest], room: int) -> None:
         """See `Author`."""
         runs, writing = [], []
         for want in wanted:
@@ -109,7 +109,7 @@ class DraftModel:
         """The same model again, with an empty cache of the same size."""
         self._model = decoder, cache
 
-    def _write(self, runs: list[_Run], writing: list[Wanted]) -> None:
+    def _write(self, runs: list[_Run], writing: list[DraftRequest]) -> None:
         ahead: dict[int, list[int]] = {}
         first = runs
         while runs:
@@ -136,7 +136,7 @@ class DraftModel:
             end = run.start + len(run.tokens)
             self._reading.done(run.sequence, end, ahead.get(run.sequence.key, []))
 
-    def _choose(self, logits: Tensor, writing: list[Wanted]) -> list[int]:
+    def _choose(self, logits: Tensor, writing: list[DraftRequest]) -> list[int]:
         suppositions = [want.supposition for want in writing]
         keys = [want.sequence.key for want in writing]
         positions = [want.sequence.output_tokens + len(want.supposition.tokens) for want in writing]
@@ -167,12 +167,12 @@ def _batch(runs: list[_Run], choosing: Items[int], decoder: Decoder, cache: KVCa
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    chunks: list[Chunk] = []
+    chunks: list[BatchChunk] = []
     last_row: dict[int, int] = {}
     for run in singles + [run for run in runs if len(run.tokens) > 1]:
         blocks = run.sequence.table.blocks
         if len(run.tokens) > 1:
-            chunks.append(Chunk(len(tokens), len(run.tokens), run.start, blocks))
+            chunks.append(BatchChunk(len(tokens), len(run.tokens), run.start, blocks))
         own = range(run.start, run.start + len(run.tokens))
         tokens += run.tokens
         positions += own

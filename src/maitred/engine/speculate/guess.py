@@ -1,19 +1,19 @@
 """What speculation asks of whoever guesses.
 
-There are two kinds. A `Drafter` looks up what it says, which costs next to nothing. An `Author` writes: it computes its
-guesses token by token, so each has its price, and how many are wanted is decided before.
+There are two kinds. A `Drafter` looks up what it says, which costs next to nothing. An `DraftAuthor` writes: it
+computes its guesses token by token, so each has its price, and how many are wanted is decided before.
 """
 
 from typing import NamedTuple, Protocol
 
-from maitred.engine.grammar.supposition import Supposition
+from maitred.engine.grammar.supposition import SpeculativeGrammarState
 from maitred.engine.scheduler.sequence import Sequence
 
 WRITTEN = -1
 """The kind of all guesses of an author."""
 
 
-class Guess(NamedTuple):
+class DraftTokens(NamedTuple):
     """What could be guessed of one sequence.
 
     Attributes:
@@ -27,7 +27,7 @@ class Guess(NamedTuple):
     tokens: tuple[int, ...] | None
 
 
-class Wanted(NamedTuple):
+class DraftRequest(NamedTuple):
     """A guess that an author shall write.
 
     Attributes:
@@ -40,13 +40,13 @@ class Wanted(NamedTuple):
     sequence: Sequence
     length: int
     most: int
-    supposition: Supposition
+    supposition: SpeculativeGrammarState
 
 
 class Drafter(Protocol):
     """Guesses the next tokens of sequences by looking up."""
 
-    def guess(self, sequence: Sequence, most: int) -> Guess | None:
+    def guess(self, sequence: Sequence, most: int) -> DraftTokens | None:
         """What it says of a sequence, in at most so many tokens; None: nothing. This must cost next to nothing."""
         ...
 
@@ -55,7 +55,7 @@ class Drafter(Protocol):
         ...
 
 
-class Author(Protocol):
+class DraftAuthor(Protocol):
     """Writes the next tokens of sequences."""
 
     def pass_s(self, sequences: int, context_tokens: int) -> float:
@@ -66,7 +66,7 @@ class Author(Protocol):
         """Whether it can write so many tokens: neither is the text too long, nor what has to be read of it first."""
         ...
 
-    def write(self, wanted: list[Wanted], room: int) -> None:
+    def write(self, wanted: list[DraftRequest], room: int) -> None:
         """Writes guesses; of a sequence that it has fallen behind it may write none yet.
 
         Args:

@@ -10,7 +10,7 @@ An index grows with its sequence, by one entry per token, when it is asked.
 """
 
 from maitred.engine.scheduler.sequence import Sequence
-from maitred.engine.speculate.guess import Guess
+from maitred.engine.speculate.guess import DraftTokens
 
 _WIDTH = 3
 """Tokens that must agree. Of two the guess is mostly wrong, and four miss the begin of a copy."""
@@ -23,7 +23,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indexes: dict[int, _Index] = {}
 
-    def guess(self, sequence: Sequence, most: int) -> Guess | None:
+    def guess(self, sequence: Sequence, most: int) -> DraftTokens | None:
         """What followed the latest occurrence of the last tokens."""
         tokens = sequence.tokens
         index = self._indexes.get(sequence.key)
@@ -38,7 +38,7 @@ class NgramDrafter:
         ahead = tokens[place : place + most]
         while len(ahead) < most:
             ahead += ahead[: most - len(ahead)]
-        return Guess(matched.bit_length(), most, tuple(ahead))
+        return DraftTokens(matched.bit_length(), most, tuple(ahead))
 
     def forget(self, sequence: Sequence) -> None:
         """Drops its index."""

@@ -16,15 +16,15 @@ found: the time spent in vain is a small share of all, and gets smaller the long
 from typing import NamedTuple, Protocol
 
 from maitred.core.clock import Clock
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.grammar.supposition import Supposition
+from maitred.engine.grammar.supposition import SpeculativeGrammarState
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.step_times import StepWork
 from maitred.engine.speculate.acceptance import Acceptance
-from maitred.engine.speculate.guess import WRITTEN, Author, Drafter, Guess, Wanted
-from maitred.engine.speculate.worth import Worth
+from maitred.engine.speculate.benefit import SpeculationBenefit
+from maitred.engine.speculate.guess import WRITTEN, DraftAuthor, Drafter, DraftRequest, DraftTokens
 
 _VAIN_SHARE, _LEAST_VAIN_SHARE = 0.004, 0.001
 """Of the time that may be spent on looking in vain; the second where that has been so for long."""
@@ -35,7 +35,7 @@ _LEAST_CHANCE = 0.04
 """Of a draft to be right. No row is so cheap that less would pay."""
 
 
-class Room(Protocol):
+class DraftBudget(Protocol):
     """`maitred.engine.scheduler.scheduler.Scheduler.draft_room`."""
 
     def __call__(self, plan: StepPlan, /, *, writing_s: float) -> int:
@@ -61,9 +61,9 @@ class Speculator:
         most_tokens: int,
         clock: Clock,
         *,
-        worth: Worth | None = None,
+        worth: SpeculationBenefit | None = None,
         constraints: Constraints | None = None,
-        author: Author | None = None,
+        author: DraftAuthor | None = None,
     ) -> None:
         self._drafter = drafter
         self._author = author
@@ -71,14 +71,14 @@ class Speculator:
         self._clock = clock
         self._constraints = constraints
         self._acceptance = Acceptance()
-        self._worth = worth or Worth()
-        self._foretold: dict[int, list[_Foretold]] = {}
+        self._worth = worth or SpeculationBenefit()
+        self._foretold: dict[int, list[_ForetoldDraft]] = {}
         """By sequence: its last guesses."""
         self._rest_until_s = 0.0
         self._in_vain = 0
         """Looks, since there was something."""
 
-    def extend(self, plan: StepPlan, room: Room, times: StepTimes) -> float:
+    def extend(self, plan: StepPlan, room: DraftBudget, times: StepTimes) -> float:
         """Adds drafts to the decodes of a plan.
 
         Args:
@@ -111,7 +111,7 @@ class Speculator:
         return self._clock.monotonic_s() - looked_s if self._author is not None else 0.0
 
     def measured(self, work: StepWork, seconds: float, times: StepTimes) -> None:
-        """See `Worth.measured`."""
+        """See `SpeculationBenefit.measured`."""
         self._worth.measured(work, seconds, times)
 
     def forget(self, sequence: Sequence) -> None:
@@ -124,7 +124,7 @@ class Speculator:
 
     def _choose(
         self, plan: StepPlan, work: StepWork, room: int, times: StepTimes, pass_s: float
-    ) -> "list[tuple[Chunk, Guess, int]]":
+    ) -> "list[tuple[Chunk, DraftTokens, int]]":
         """The guesses that drafts are made of, and how long these are."""
         step_s = times.decoding(work.decodes, work.context_tokens)
         written_price = min(1.0, pass_s / step_s) if step_s > 0 else 0.0
@@ -138,7 +138,7 @@ class Speculator:
         lengths = self._lengths(guesses, work, room, times, pass_s)
         return [(chunk, guess, length) for (chunk, guess), length in zip(guesses, lengths, strict=True) if length]
 
-    def _draft(self, chosen: "list[tuple[Chunk, Guess, int]]", spare: int, room: int) -> None:
+    def _draft(self, chosen: "list[tuple[Chunk, DraftTokens, int]]", spare: int, room: int) -> None:
         """Makes drafts.
 
         Args:
@@ -146,16 +146,18 @@ class Speculator:
             spare: Rows beyond, for what grammars force.
             room: Rows of the step.
         """
-        made: list[tuple[Chunk, Supposition]] = []
+        made: list[tuple[Chunk, SpeculativeGrammarState]] = []
         wanted = []
         for chunk, guess, length in chosen:
             sequence = chunk.sequence
             most = min(length + spare, self._limit(chunk)) if sequence.sampling.grammar is not None else length
             spare -= most - length
-            supposition = Supposition() if self._constraints is None else self._constraints.suppose(sequence.key)
+            supposition = (
+                SpeculativeGrammarState() if self._constraints is None else self._constraints.suppose(sequence.key)
+            )
             made.append((chunk, supposition))
             if guess.tokens is None:
-                wanted.append(Wanted(sequence, length, most, supposition))
+                wanted.append(DraftRequest(sequence, length, most, supposition))
             else:
                 supposition.follow(guess.tokens[:length], most)
         if wanted and self._author is not None:
@@ -189,7 +191,7 @@ class Speculator:
         """Of one with a grammar; one that begins or comes back with this step is not there yet."""
         return self._constraints is not None and sequence.key in self._constraints
 
-    def _guess(self, sequence: Sequence, limit: int, written_price: float) -> Guess | None:
+    def _guess(self, sequence: Sequence, limit: int, written_price: float) -> DraftTokens | None:
         """The next guess; and the last ones are compared with what came, whether they were computed or not."""
         key = sequence.key
         for kind, place, tokens in self._foretold.pop(key, ()):
@@ -200,14 +202,14 @@ class Speculator:
         if self._author is None or not self._author.follows(sequence, limit):
             return guess
         if guess is None or self._acceptance.of(key, WRITTEN) - written_price > self._acceptance.of(key, guess.kind):
-            return Guess(WRITTEN, limit, None)
+            return DraftTokens(WRITTEN, limit, None)
         return guess
 
     def _foretell(self, sequence: Sequence, kind: int, tokens: tuple[int, ...]) -> None:
-        self._foretold.setdefault(sequence.key, []).append(_Foretold(kind, len(sequence.tokens), tokens))
+        self._foretold.setdefault(sequence.key, []).append(_ForetoldDraft(kind, len(sequence.tokens), tokens))
 
     def _lengths(
-        self, guesses: list[tuple[Chunk, Guess]], work: StepWork, room: int, times: StepTimes, pass_s: float
+        self, guesses: list[tuple[Chunk, DraftTokens]], work: StepWork, room: int, times: StepTimes, pass_s: float
     ) -> list[int]:
         """How many tokens of each guess are drafted: in all as many as pay, the most probable ones first."""
         chances = []
@@ -233,7 +235,7 @@ class Speculator:
         return lengths
 
 
-class _Foretold(NamedTuple):
+class _ForetoldDraft(NamedTuple):
     """A guess, and the place of its first token."""
 
     kind: int

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from maitred.core.request import Request, SamplingParams
-from maitred.engine.engine import Runner
+from maitred.core.request import EngineRequest, SamplingParams
+from maitred.engine.engine import PlanRunner
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence as Answer
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
-from maitred.engine.trials.notes import Notes
+from maitred.engine.trials.cache import StepTimeCache
 from maitred.engine.weights_cache.key import key_of
 
 MOST_S = 1.0
@@ -40,7 +40,7 @@ logger = logging.getLogger("maitred.engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class StepTrial:
     """A step that might be.
 
     Attributes:
@@ -62,23 +62,23 @@ class Trial:
 
 
 TRIALS = (
-    Trial(1, 32),
-    Trial(chunk=32),
-    Trial(8, 96),
-    Trial(chunk=96),
-    Trial(32, 96),
-    Trial(1, 768),
-    Trial(8, 96, chunk=64),
-    Trial(chunk=64, before=448),
-    Trial(chunk=256),
-    Trial(16, 256),
-    Trial(96, 48),
+    StepTrial(1, 32),
+    StepTrial(chunk=32),
+    StepTrial(8, 96),
+    StepTrial(chunk=96),
+    StepTrial(32, 96),
+    StepTrial(1, 768),
+    StepTrial(8, 96, chunk=64),
+    StepTrial(chunk=64, before=448),
+    StepTrial(chunk=256),
+    StepTrial(16, 256),
+    StepTrial(96, 48),
 )
 """In the order of what is gained by them: the first few tell each part of a step's time from the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StepBounds:
     """What a step can be.
 
     Attributes:
@@ -95,7 +95,7 @@ class Bounds:
     blocks: int
     block_tokens: int
 
-    def allow(self, trial: Trial) -> bool:
+    def allow(self, trial: StepTrial) -> bool:
         """Whether there can be such a step."""
         return (
             trial.decodes + bool(trial.chunk) <= self.sequences
@@ -104,7 +104,7 @@ class Bounds:
             and self.blocks_of(trial) <= self.blocks
         )
 
-    def blocks_of(self, trial: Trial) -> int:
+    def blocks_of(self, trial: StepTrial) -> int:
         """Blocks that it takes."""
         of_decodes = trial.decodes * -(-trial.context // self.block_tokens)
         return of_decodes - (-(trial.before + trial.chunk) // self.block_tokens)
@@ -115,7 +115,7 @@ class Bounds:
         return max((self.blocks_of(trial) for trial in TRIALS if self.allow(trial)), default=0)
 
 
-def steps_key(folder: Path, precision: str, device: str, bounds: Bounds) -> str:
+def steps_key(folder: Path, precision: str, device: str, bounds: StepBounds) -> str:
     """The name under which the steps of a model are noted: it holds for all that their times depend on.
 
     Args:
@@ -129,11 +129,11 @@ def steps_key(folder: Path, precision: str, device: str, bounds: Bounds) -> str:
 
 
 def known_steps(
-    notes: Notes[list[TimedStep]],
+    notes: StepTimeCache[list[TimedStep]],
     key: str,
-    runner_of: Callable[[int], Runner],
+    runner_of: Callable[[int], PlanRunner],
     layers: int,
-    bounds: Bounds,
+    bounds: StepBounds,
     *,
     now_s: Callable[[], float] = time.perf_counter,
     used_s: Callable[[], float] = time.process_time,
@@ -169,9 +169,9 @@ def known_steps(
 
 
 def try_steps(
-    runner_of: Callable[[int], Runner],
+    runner_of: Callable[[int], PlanRunner],
     layers: int,
-    bounds: Bounds,
+    bounds: StepBounds,
     *,
     most_s: float = MOST_S,
     now_s: Callable[[], float] = time.perf_counter,
@@ -206,8 +206,12 @@ def try_steps(
 
 
 def _warm_runners(
-    runner_of: Callable[[int], Runner], layers: int, trial: Trial, bounds: Bounds, now_s: Callable[[], float]
-) -> list[Runner]:
+    runner_of: Callable[[int], PlanRunner],
+    layers: int,
+    trial: StepTrial,
+    bounds: StepBounds,
+    now_s: Callable[[], float],
+) -> list[PlanRunner]:
     """One with all layers, if a step through them is short; otherwise one with few and one with some more."""
     if layers > _DEEPER:
         runners = [runner_of(_SHALLOW), runner_of(_DEEPER)]
@@ -228,7 +232,9 @@ def _through_all(seconds: Sequence[float], layers: int) -> float:
     return few + max(0.0, more - few) / (_DEEPER - _SHALLOW) * (layers - _SHALLOW)
 
 
-def _timed(runner: Runner, trial: Trial, bounds: Bounds, now_s: Callable[[], float], most_s: float) -> float:
+def _timed(
+    runner: PlanRunner, trial: StepTrial, bounds: StepBounds, now_s: Callable[[], float], most_s: float
+) -> float:
     """Seconds of a step; of some such steps, if they are short."""
     taken: list[float] = []
     while not taken or (len(taken) < _TIMES and sum(taken) < _SHORT_SHARE * most_s):
@@ -238,19 +244,19 @@ def _timed(runner: Runner, trial: Trial, bounds: Bounds, now_s: Callable[[], flo
     return sorted(taken)[len(taken) // 2]
 
 
-def _run(runner: Runner, trial: Trial, bounds: Bounds) -> None:
+def _run(runner: PlanRunner, trial: StepTrial, bounds: StepBounds) -> None:
     plan = _plan(trial, bounds)
     runner.execute(plan)
     for chunk in plan.chunks:
         runner.forget(chunk.sequence)
 
 
-def _plan(trial: Trial, bounds: Bounds) -> StepPlan:
+def _plan(trial: StepTrial, bounds: StepBounds) -> StepPlan:
     """A step as the scheduler would have made it, of sequences that nobody has sent."""
     lengths = [trial.context] * trial.decodes + ([trial.before + trial.chunk] if trial.chunk else [])
     pool, first, answers = BlockPool(1), 0, []
     for key, tokens in enumerate(lengths):
-        request = Request(id=str(key), prompt=[0] * tokens, sampling=SamplingParams(max_tokens=1, seed=key))
+        request = EngineRequest(id=str(key), prompt=[0] * tokens, sampling=SamplingParams(max_tokens=1, seed=key))
         table = BlockTable(pool, bounds.block_tokens, "")
         end = first + table.blocks_for(tokens)
         table.blocks = list(range(first, end))

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from maitred.engine.kernels.linear import KINDS, Linear
-from maitred.engine.weights_cache.tensor_file import Placed
+from maitred.engine.weights_cache.tensor_file import AlignedTensor
 
 _TENSOR_ALIGNMENT = 64
 """A line of the processor's cache: what torch's own allocator gives."""
@@ -21,7 +21,7 @@ Plan = Any
 
 
 @dataclass
-class Parts:
+class WeightParts:
     """What weights consist of.
 
     Attributes:
@@ -30,11 +30,11 @@ class Parts:
     """
 
     plan: Plan = None
-    tensors: dict[str, Placed] = field(default_factory=dict)
+    tensors: dict[str, AlignedTensor] = field(default_factory=dict)
     _name_of: dict[tuple[int, int, str], str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, weights: object) -> "Parts":
+    def of(cls, weights: object) -> "WeightParts":
         """Takes weights apart; nothing is copied."""
         parts = cls()
         parts.plan = parts._take(weights, "")
@@ -58,7 +58,7 @@ class Parts:
         same = (tensor.data_ptr(), alignment, f"{tensor.dtype}{tensor.shape}{tensor.stride()}")
         if same not in self._name_of or not tensor.nbytes:
             self._name_of[same] = name
-            self.tensors[name] = Placed(tensor, alignment)
+            self.tensors[name] = AlignedTensor(tensor, alignment)
         return self._name_of[same]
 
 
@@ -66,7 +66,7 @@ def put_together(plan: Plan, tensors: Mapping[str, Tensor], structs: Mapping[str
     """The weights that a plan is of.
 
     Args:
-        plan: From `Parts`.
+        plan: From `WeightParts`.
         tensors: By their names.
         structs: The dataclasses that occur in it, by their names.
 

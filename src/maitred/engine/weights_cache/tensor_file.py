@@ -48,7 +48,7 @@ class _Index(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class AlignedTensor:
     """A tensor to be written.
 
     Attributes:
@@ -60,7 +60,7 @@ class Placed:
     alignment: int
 
 
-def write_tensors(file: BinaryIO, tensors: Mapping[str, Placed], notes: Any) -> None:  # noqa: ANN401 - JSON
+def write_tensors(file: BinaryIO, tensors: Mapping[str, AlignedTensor], notes: Any) -> None:  # noqa: ANN401 - JSON
     """Writes tensors, and `notes` (whatever JSON can say), into an empty file.
 
     Raises:

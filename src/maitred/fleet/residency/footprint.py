@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from maitred.core.ports import ModelCard
+from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.analysis.comparison import FORMAT, Comparison, Row, Side, Verdict
-from maitred.load.analysis.figures import METRICS, Figures, Metric
+from maitred.load.analysis.comparison import FORMAT, ComparisonRow, ComparisonSide, RunComparison, Verdict
+from maitred.load.analysis.figures import METRICS, Metric, RequestFigures
 from maitred.load.analysis.statistics import Weights, draw_blocks, simultaneous
-from maitred.load.measure.result import Result
+from maitred.load.measure.result import LoadResult
 from maitred.load.measure.times import Floats
 
 RESAMPLES = 1000
@@ -34,13 +34,13 @@ ALIKE = 0.02
 
 
 def compare(
-    before: Sequence[Result],
-    after: Sequence[Result],
+    before: Sequence[LoadResult],
+    after: Sequence[LoadResult],
     *,
     margin: float = 0.03,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Comparison:
+) -> RunComparison:
     """Compares the runs of two sides.
 
     Within a run, neighbouring requests are resampled together and with all their gaps (see `statistics`). Where both
@@ -64,7 +64,7 @@ def compare(
         raise InvalidRequest("The margin must be at least 0 and below 1, such as 0.03 for 3 %.")
     if not 0.5 <= confidence < 1:
         raise InvalidRequest("The confidence must be at least 0.5 and below 1, such as 0.95.")
-    sides = [[Figures(result) for result in side] for side in (before, after)]
+    sides = [[RequestFigures(result) for result in side] for side in (before, after)]
     _check_enough(sides)
     paired = _paired(before, after, sides)
     change, error, critical = _changes(sides, paired=paired, confidence=confidence, seed=seed)
@@ -75,7 +75,7 @@ def compare(
     ]
     differences = list(_differences(before[0].spec, after[0].spec))
     runs = (len(before), len(after))
-    return Comparison(
+    return RunComparison(
         format=FORMAT,
         before=_side(before, sides[0]),
         after=_side(after, sides[1]),
@@ -93,7 +93,9 @@ def compare(
     )
 
 
-def _changes(sides: list[list[Figures]], *, paired: bool, confidence: float, seed: int) -> tuple[Floats, Floats, float]:
+def _changes(
+    sides: list[list[RequestFigures]], *, paired: bool, confidence: float, seed: int
+) -> tuple[Floats, Floats, float]:
     """The change of each metric, its standard error (NaN: cannot be judged), and how many of them to reach."""
     rng = np.random.default_rng(seed)
     weights: list[list[Weights]] = []
@@ -153,7 +155,9 @@ def _scaled(values: Floats) -> Floats:
     return scaled
 
 
-def _row(metric: Metric, number: int, sides: list[list[Figures]], change: float, reach: float, margin: float) -> Row:
+def _row(
+    metric: Metric, number: int, sides: list[list[RequestFigures]], change: float, reach: float, margin: float
+) -> ComparisonRow:
     def back(value: float) -> float | None:
         if not np.isfinite(value):
             return None
@@ -166,7 +170,7 @@ def _row(metric: Metric, number: int, sides: list[list[Figures]], change: float,
         needed = max(run.lacks(metric) for side in sides for run in side)
         note = f"needs {needed} requests with this time in each run" if needed else "a side has no such value"
     margin *= metric.margin
-    return Row(
+    return ComparisonRow(
         metric=metric.name,
         label=metric.label,
         unit=metric.unit,
@@ -193,7 +197,7 @@ def _judge(metric: Metric, change: float, reach: float, margin: float) -> Verdic
     return "unclear"
 
 
-def _check_enough(sides: list[list[Figures]]) -> None:
+def _check_enough(sides: list[list[RequestFigures]]) -> None:
     for name, side in zip(("before", "after"), sides, strict=True):
         for number, run in enumerate(side, 1):
             answered = int(np.isfinite(run.ttft_s).sum()) or int(np.isfinite(run.reported[8]) * len(run))
@@ -205,7 +209,7 @@ def _check_enough(sides: list[list[Figures]]) -> None:
                 )
 
 
-def _paired(before: Sequence[Result], after: Sequence[Result], sides: list[list[Figures]]) -> bool:
+def _paired(before: Sequence[LoadResult], after: Sequence[LoadResult], sides: list[list[RequestFigures]]) -> bool:
     """Whether each run of one side has a twin on the other: the same settings but for the target, and requests."""
     return len(before) == len(after) and all(
         not any(not path.startswith("target.") for path in map(_path, _differences(old.spec, new.spec)))
@@ -214,7 +218,7 @@ def _paired(before: Sequence[Result], after: Sequence[Result], sides: list[list[
     )
 
 
-def _run_freedom(sides: list[list[Figures]]) -> int:
+def _run_freedom(sides: list[list[RequestFigures]]) -> int:
     return len(sides[0]) + len(sides[1]) - 2
 
 
@@ -232,8 +236,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str 
             yield f"{path}{key}: {old} → {new}"
 
 
-def _side(results: Sequence[Result], figures: list[Figures]) -> Side:
-    return Side(
+def _side(results: Sequence[LoadResult], figures: list[RequestFigures]) -> ComparisonSide:
+    return ComparisonSide(
         runs=len(results),
         requests=sum(map(len, figures)),
         started=results[0].started,
@@ -243,14 +247,14 @@ def _side(results: Sequence[Result], figures: list[Figures]) -> Side:
     )
 
 
-def _outcomes(results: Sequence[Result]) -> Counter[str]:
+def _outcomes(results: Sequence[LoadResult]) -> Counter[str]:
     total: Counter[str] = Counter()
     for result in results:
         total.update(result.summary.outcomes)
     return total
 
 
-def _warnings(before: Sequence[Result], after: Sequence[Result], differences: list[str]) -> Iterator[str]:
+def _warnings(before: Sequence[LoadResult], after: Sequence[LoadResult], differences: list[str]) -> Iterator[str]:
     changed = [it for it in differences if not it.startswith("target.") and _path(it) != "seed"]
     if changed:
         yield f"The two sides did not play the same load: {'; '.join(changed)}."
@@ -288,7 +292,7 @@ def _method(paired: bool, confidence: float, runs: int) -> str:
     )
 
 
-def _verdict(rows: list[Row]) -> str:
+def _verdict(rows: list[ComparisonRow]) -> str:
     def words(verdict: Verdict) -> str:
         return ", ".join(
             f"{row.label} ({row.change - 1:+.1%})"

@@ -14,7 +14,7 @@ Verdict = Literal["same", "better", "worse", "unclear"]
 said from so many requests."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of both sides.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.change if self.scale == "ratio" else None
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonSide(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two sides.
 
     Attributes:
@@ -72,7 +72,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two sides, and which of the differences between them are real.
 
     Attributes:
@@ -90,27 +90,27 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: str
-    before: Side
-    after: Side
+    before: ComparisonSide
+    after: ComparisonSide
     margin: float
     confidence: float
     seed: int
     paired: bool
     block_requests: int
     method: str
-    rows: list[Row]
+    rows: list[ComparisonRow]
     caveat: str
     warnings: list[str]
     differences: list[str]
     verdict: str
 
     @property
-    def worse(self) -> list[Row]:
+    def worse(self) -> list[ComparisonRow]:
         """The regressions."""
         return [row for row in self.rows if row.verdict == "worse"]
 
     @property
-    def better(self) -> list[Row]:
+    def better(self) -> list[ComparisonRow]:
         """The improvements."""
         return [row for row in self.rows if row.verdict == "better"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.analysis.statistics import Binned, Sorted, Weights, block_length
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.analysis.statistics import BinnedGaps, SortedValues, Weights, block_length
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.measure.times import Flags, Floats
 
 LEAST_BEYOND = 10
@@ -24,7 +24,7 @@ class Metric:
     """One row of a comparison.
 
     Attributes:
-        name, label, unit: See `maitred.load.analysis.comparison.Row`.
+        name, label, unit: See `maitred.load.analysis.comparison.ComparisonRow`.
         lower_is_better: Direction.
         scale: Whether a change is a ratio or, of shares, a difference.
         needs: Least number of requests with the value.
@@ -67,14 +67,14 @@ METRICS = (
 METRIC_ROWS = {metric.name: row for row, metric in enumerate(METRICS)}
 
 
-class Figures:
+class RequestFigures:
     """The counted requests of a run in order of time, ready to be weighted.
 
     Args:
         result: The run.
     """
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: LoadResult) -> None:
         times = result.times
         counted = np.flatnonzero(result.counted())
         self._of = counted[np.argsort(times.intended_s[counted], kind="stable")]
@@ -83,13 +83,13 @@ class Figures:
             [result.column("session")[self._of], result.column("turn")[self._of]], axis=1
         ).astype(np.int64)
         self.ttft_s = times.ttft_s[self._of]
-        self._ttft = Sorted(self.ttft_s)
-        self._tpot = Sorted(times.tpot_s[self._of])
-        self._e2e = Sorted(times.e2e_s[self._of])
+        self._ttft = SortedValues(self.ttft_s)
+        self._tpot = SortedValues(times.tpot_s[self._of])
+        self._e2e = SortedValues(times.e2e_s[self._of])
         place = np.full(len(times.intended_s), -1, dtype=np.int64)
         place[self._of] = np.arange(len(self._of))
         of_gap = place[times.itl_request]
-        self._gaps = Binned(times.itl_s[of_gap >= 0], of_gap[of_gap >= 0], len(self._of))
+        self._gaps = BinnedGaps(times.itl_s[of_gap >= 0], of_gap[of_gap >= 0], len(self._of))
         self.has_objectives = any(
             bound is not None for bound in (result.objectives.ttft_s, result.objectives.tpot_s, result.objectives.e2e_s)
         )
@@ -143,7 +143,9 @@ class Figures:
         """Every metric as the run's summary has it, in the order of `METRICS`; NaN: none."""
         summary = self._result.summary
         failed = sum(
-            count for outcome, count in summary.outcomes.items() if outcome not in (Outcome.COMPLETE, Outcome.CANCELLED)
+            count
+            for outcome, count in summary.outcomes.items()
+            if outcome not in (UserOutcome.COMPLETE, UserOutcome.CANCELLED)
         )
         values = [
             summary.ttft.p50,

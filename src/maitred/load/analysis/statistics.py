@@ -76,7 +76,7 @@ def draw_blocks(requests: int, block: int, resamples: int, rng: np.random.Genera
     return weights
 
 
-class Sorted:
+class SortedValues:
     """Values of requests, of which quantiles can be taken under many weightings.
 
     Args:
@@ -113,7 +113,7 @@ class Sorted:
         return found
 
 
-class Binned:
+class BinnedGaps:
     """The many gaps of each request, of which pooled quantiles can be taken under many weightings of the requests.
 
     A request is drawn with all of its gaps, since they depend on each other most of all. To repeat half a million gaps

@@ -14,9 +14,9 @@ import numpy as np
 
 from maitred.core.errors import InvalidRequest
 from maitred.load.measure.cost import Limit
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
-from maitred.load.spec import LoadSpec, Objectives
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import LoadSpec, ObjectivesSpec
 
 FORMAT = "maitred-sweep/1"
 
@@ -25,7 +25,7 @@ Reason = Literal["found", "at_highest", "below_lowest", "tester", "trials"]
 not; the tester was the limit; the trials were used up."""
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class SweepTrial(msgspec.Struct, frozen=True, kw_only=True):
     """One run at one rate.
 
     Attributes:
@@ -60,7 +60,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = "none"
 
     @classmethod
-    def of(cls, result: Result) -> "Trial":
+    def of(cls, result: LoadResult) -> "SweepTrial":
         """What a run says of its rate."""
         window, times, summary = result.window, result.times, result.summary
         middle_s = (window.from_s + window.until_s) / 2
@@ -71,7 +71,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         halfway, last = open_at(middle_s), open_at(window.until_s)
         counted = result.counted()
         judged = counted & ~times.cancelled
-        ended_well = summary.outcomes.get(Outcome.COMPLETE, 0) + summary.outcomes.get(Outcome.CANCELLED, 0)
+        ended_well = summary.outcomes.get(UserOutcome.COMPLETE, 0) + summary.outcomes.get(UserOutcome.CANCELLED, 0)
         rate_per_s = result.spec["arrivals"]["rate_per_s"]
         return cls(
             rate_per_s=float(rate_per_s or int(counted.sum()) / max(window.seconds, 1e-9)),
@@ -100,7 +100,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def passed(self) -> bool:
         """Whether the rate is sustained, by this trial alone."""
-        return Evidence([self]).passed
+        return RateEvidence([self]).passed
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         spec: Of all trials but for their rate, in plain data.
         command: Of the shell; empty: not from a shell.
         tolerance: Of the knee, relative.
-        objective: As in `Trial`; None: no times were asked for, so the knee is where the server stops keeping up.
+        objective: As in `SweepTrial`; None: no times were asked for, so the knee is where the server stops keeping up.
         trials: In the order in which they were played.
         knee_per_s: Highest rate known to pass; None: none passed.
         fails_per_s: Lowest rate known to fail; None: none failed. The knee lies between the two.
@@ -125,7 +125,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     tolerance: float
     objective: float | None
-    trials: list[Trial]
+    trials: list[SweepTrial]
     knee_per_s: float | None
     fails_per_s: float | None
     goodput_per_s: float | None
@@ -157,14 +157,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return sweep
 
 
-class Evidence:
+class RateEvidence:
     """What the trials at one rate say together.
 
     Args:
         trials: At least one, all at the same rate.
     """
 
-    def __init__(self, trials: list[Trial]) -> None:
+    def __init__(self, trials: list[SweepTrial]) -> None:
         self.trials = trials
 
     @property
@@ -257,10 +257,10 @@ class KneeSearch:
         self._lowest = lowest
         self._highest = highest
         self._tolerance = tolerance
-        self._at: dict[float, list[Trial]] = {}
-        self.trials: list[Trial] = []
+        self._at: dict[float, list[SweepTrial]] = {}
+        self.trials: list[SweepTrial] = []
 
-    def note(self, rate: float, trial: Trial) -> None:
+    def note(self, rate: float, trial: SweepTrial) -> None:
         """Takes the outcome of a trial at a rate that `next_rate` named."""
         self.trials.append(trial)
         self._at.setdefault(rate, []).append(trial)
@@ -281,7 +281,7 @@ class KneeSearch:
         if passes is not None and fails is not None and fails > passes * (1 + self._tolerance):
             return math.sqrt(passes * fails)
         for rate in (passes, fails):
-            if rate is not None and len(self._at[rate]) < REPEATS and not Evidence(self._at[rate]).sure:
+            if rate is not None and len(self._at[rate]) < REPEATS and not RateEvidence(self._at[rate]).sure:
                 return rate
         return None
 
@@ -311,18 +311,18 @@ class KneeSearch:
             return "found"
         return "trials"
 
-    def at(self, rate: float) -> list[Trial]:
+    def at(self, rate: float) -> list[SweepTrial]:
         """The trials at a rate."""
         return self._at.get(rate, [])
 
     def _passing(self) -> list[float]:
-        return [rate for rate, trials in self._at.items() if Evidence(trials).passed]
+        return [rate for rate, trials in self._at.items() if RateEvidence(trials).passed]
 
     def _failing(self) -> list[float]:
         return [
             rate
             for rate, trials in self._at.items()
-            if not Evidence(trials).passed and any(trial.limit != "tester" for trial in trials)
+            if not RateEvidence(trials).passed and any(trial.limit != "tester" for trial in trials)
         ]
 
     def _contested(self) -> float | None:
@@ -336,14 +336,14 @@ class KneeSearch:
 
 async def sweep(
     spec: LoadSpec,
-    play: Callable[[LoadSpec], Awaitable[Result]],
+    play: Callable[[LoadSpec], Awaitable[LoadResult]],
     *,
     start_rate: float = 1.0,
     lowest: float = 0.05,
     highest: float = 1000.0,
     tolerance: float = 0.05,
     trial_s: float = 60.0,
-    watch: Callable[[Trial], None] | None = None,
+    watch: Callable[[SweepTrial], None] | None = None,
     command: str = "",
 ) -> Sweep:
     """Looks for the knee of a server: the highest rate at which it meets the objectives and keeps up.
@@ -368,7 +368,7 @@ async def sweep(
     if not trial_s > spec.bounds.warmup_s:
         raise InvalidRequest(f"A trial of {trial_s:g} s is over before its warm-up of {spec.bounds.warmup_s:g} s is.")
     search = KneeSearch(start_rate=start_rate, lowest=lowest, highest=highest, tolerance=tolerance)
-    result: Result | None = None
+    result: LoadResult | None = None
     while (rate := search.next_rate()) is not None:
         replace = msgspec.structs.replace
         result = await play(
@@ -379,7 +379,7 @@ async def sweep(
                 seed=spec.seed + len(search.trials),
             )
         )
-        trial = Trial.of(result)
+        trial = SweepTrial.of(result)
         search.note(rate, trial)
         if watch is not None:
             watch(trial)
@@ -388,7 +388,7 @@ async def sweep(
 
 
 def _sweep(
-    search: KneeSearch, objectives: Objectives, spec: dict[str, object], *, command: str, tolerance: float
+    search: KneeSearch, objectives: ObjectivesSpec, spec: dict[str, object], *, command: str, tolerance: float
 ) -> Sweep:
     timed = any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
     knee, fails = search.passes, search.fails

@@ -2,16 +2,16 @@
 
 import math
 
-from maitred.load.chaos.evidence import Evidence, Phase, text_of
-from maitred.load.chaos.meter import Bill
-from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.measure.record import Outcome, Record
+from maitred.load.chaos.evidence import ChaosEvidence, ChaosPhase, text_of
+from maitred.load.chaos.meter import TokenBill
+from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
+from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _ROUNDING_TOKENS = 1
 """Of each calibration's share in the bill, which is worked out from a fit."""
 
 
-def no_double_bill(evidence: Evidence) -> Verdict:
+def no_double_bill(evidence: ChaosEvidence) -> InvariantResult:
     """The meter shows no more than the clients have caused.
 
     Of a whole answer, exactly its own usage. Of one that was cut, left or tried again, at most what was asked for, once
@@ -38,7 +38,7 @@ def no_double_bill(evidence: Evidence) -> Verdict:
     return decided(name, bound, "; ".join(seen), violations)
 
 
-def bounded_overshoot(evidence: Evidence, bound_tokens: float) -> Verdict:
+def bounded_overshoot(evidence: ChaosEvidence, bound_tokens: float) -> InvariantResult:
     """Who has left costs little: the engine's own count, less what reached the clients, per departure."""
     name, bound = "bounded overshoot", f"at most {bound_tokens:g} tokens computed for nobody per departure"
     generated, phase = evidence.chaos.generated_tokens, evidence.chaos
@@ -63,14 +63,14 @@ def bounded_overshoot(evidence: Evidence, bound_tokens: float) -> Verdict:
     return decided(name, bound, f"{found}: {each:.1f} tokens each", violations)
 
 
-def budgets_kept() -> Verdict:
+def budgets_kept() -> InvariantResult:
     """No budget is overspent. Nothing to look at yet: a server with budgets brings its ledger as a meter."""
     return unchecked("no budget overspent", "spent is at most granted", "This server keeps no budgets.")
 
 
-def _most(phase: Phase, evidence: Evidence, longest_tokens: int) -> Bill:
+def _most(phase: ChaosPhase, evidence: ChaosEvidence, longest_tokens: int) -> TokenBill:
     """The highest bill that the clients of a phase can have caused."""
-    rounding = Bill(prompt_tokens=_ROUNDING_TOKENS * math.ceil(phase.probes.output_tokens / 2))
+    rounding = TokenBill(prompt_tokens=_ROUNDING_TOKENS * math.ceil(phase.probes.output_tokens / 2))
     most = phase.probes + rounding
     for record in phase.records:
         reference = evidence.references.get((record.session, record.turn))
@@ -80,25 +80,27 @@ def _most(phase: Phase, evidence: Evidence, longest_tokens: int) -> Bill:
     return most
 
 
-def _share(record: Record, prompt_tokens: int) -> Bill:
+def _share(record: RequestRecord, prompt_tokens: int) -> TokenBill:
     """One client's part of it; `prompt_tokens` is taken where its own answer brought no usage."""
     lost = _departures(record)
-    share = Bill(prompt_tokens=(record.prompt_tokens or prompt_tokens) * lost, output_tokens=record.asked_tokens * lost)
-    if record.outcome is Outcome.COMPLETE:
-        share += Bill(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
+    share = TokenBill(
+        prompt_tokens=(record.prompt_tokens or prompt_tokens) * lost, output_tokens=record.asked_tokens * lost
+    )
+    if record.outcome is UserOutcome.COMPLETE:
+        share += TokenBill(prompt_tokens=record.prompt_tokens, output_tokens=record.output_tokens)
     return share
 
 
-def _departures(record: Record) -> int:
+def _departures(record: RequestRecord) -> int:
     """Attempts that may have been answered without anybody there for the whole answer."""
-    if record.outcome is Outcome.REFUSED or math.isnan(record.sent_s):
+    if record.outcome is UserOutcome.REFUSED or math.isnan(record.sent_s):
         return 0
-    return record.attempts - (record.outcome is Outcome.COMPLETE)
+    return record.attempts - (record.outcome is UserOutcome.COMPLETE)
 
 
-def _delivered(record: Record, reference: Record | None) -> float:
+def _delivered(record: RequestRecord, reference: RequestRecord | None) -> float:
     """Tokens that reached a client; of a cut answer estimated, as a piece of text can hold several tokens."""
-    if record.outcome is Outcome.COMPLETE:
+    if record.outcome is UserOutcome.COMPLETE:
         return record.output_tokens or record.asked_tokens
     text, right = text_of(record), text_of(reference) if reference is not None else ""
     if reference is not None and text and right.startswith(text):

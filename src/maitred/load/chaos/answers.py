@@ -3,15 +3,15 @@
 import math
 from collections import Counter
 
-from maitred.load.chaos.evidence import Evidence, Question, named, text_of
-from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.measure.record import Outcome, Record
+from maitred.load.chaos.evidence import ChaosEvidence, Question, named, text_of
+from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
+from maitred.load.measure.record import RequestRecord, UserOutcome
 
 _FINISHED = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 """Finish reasons that tell a client that the answer is whole."""
 
 
-def same_answers(evidence: Evidence) -> Verdict:
+def same_answers(evidence: ChaosEvidence) -> InvariantResult:
     """No token lost or doubled: a whole answer is the reference, a cut one its beginning, and neither poses as other.
 
     The reference is the answer to the same question in the calm run. A question of a conversation counts only as long
@@ -32,11 +32,11 @@ def same_answers(evidence: Evidence) -> Verdict:
         problem = _against(reference, record) if reference is not None else _alone(record, exact=evidence.exact)
         if problem:
             violations.append(f"{named(record)}: {problem}")
-        if reference is None or record.outcome is not Outcome.COMPLETE or problem:
+        if reference is None or record.outcome is not UserOutcome.COMPLETE or problem:
             strayed.add(record.session)
         without += reference is None
-        whole += record.outcome is Outcome.COMPLETE and reference is not None
-        cut += record.outcome is not Outcome.COMPLETE and bool(record.text) and reference is not None
+        whole += record.outcome is UserOutcome.COMPLETE and reference is not None
+        cut += record.outcome is not UserOutcome.COMPLETE and bool(record.text) and reference is not None
     violations += [
         f"{named(record)}: {problem}"
         for record in evidence.chaos.bursts
@@ -50,13 +50,13 @@ def same_answers(evidence: Evidence) -> Verdict:
     return decided(name, bound, found, violations)
 
 
-def every_request_ends(evidence: Evidence, bound_s: float) -> Verdict:
+def every_request_ends(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
     """Nobody waits for ever, and nobody's request ends twice."""
     violations: list[str] = []
     longest_s = 0.0
     for record in evidence.chaos.everyone:
         took_s = record.ended_s - record.intended_s
-        if record.outcome is Outcome.UNFINISHED or math.isnan(took_s):
+        if record.outcome is UserOutcome.UNFINISHED or math.isnan(took_s):
             violations.append(f"{named(record)}: it never ended.")
         elif took_s > bound_s:
             violations.append(f"{named(record)}: it took {took_s:.1f} s.")
@@ -71,10 +71,10 @@ def every_request_ends(evidence: Evidence, bound_s: float) -> Verdict:
     return decided("every request ends", f"exactly once, within {bound_s:g} s", found, violations)
 
 
-def _against(reference: Record, record: Record) -> str:
+def _against(reference: RequestRecord, record: RequestRecord) -> str:
     """What is wrong with an answer, given the right one; empty if nothing is."""
     text, right = text_of(record), text_of(reference)
-    if record.outcome is Outcome.COMPLETE:
+    if record.outcome is UserOutcome.COMPLETE:
         if text != right:
             return f"It ended as complete, but {_difference(text, right)}."
         if record.output_tokens != reference.output_tokens:
@@ -87,10 +87,10 @@ def _against(reference: Record, record: Record) -> str:
     return ""
 
 
-def _alone(record: Record, *, exact: bool) -> str:
+def _alone(record: RequestRecord, *, exact: bool) -> str:
     """The same without the right answer: only the length is known, and only of a server that keeps to it."""
     short = 0 < record.output_tokens != record.asked_tokens
-    if exact and short and record.outcome is Outcome.COMPLETE:
+    if exact and short and record.outcome is UserOutcome.COMPLETE:
         return f"It ended as complete with {record.output_tokens} tokens, and {record.asked_tokens} were asked for."
     return ""
 

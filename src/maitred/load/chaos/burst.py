@@ -7,24 +7,24 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from maitred.load.chaos.meter import NOTHING, Bill, probe_bill
-from maitred.load.chaos.plan import Fault
-from maitred.load.measure.record import Progress, Record, RunData
-from maitred.load.spec import Arrivals, Bounds, LoadSpec
+from maitred.load.chaos.meter import NOTHING, TokenBill, probe_bill
+from maitred.load.chaos.plan import ChaosFault
+from maitred.load.measure.record import RequestRecord, RunData, RunProgress
+from maitred.load.spec import ArrivalsSpec, LoadSpec, StopCondition
 
 DEFAULT_LEAVE_S = 1.0
 
 
-class Drive(Protocol):
+class LoadDriver(Protocol):
     """How a load is played: `driver.run`, or what a test has in its place."""
 
     async def __call__(
-        self, spec: LoadSpec, *, watch: Callable[[Progress], None] | None = None, keep_text: bool = False
+        self, spec: LoadSpec, *, watch: Callable[[RunProgress], None] | None = None, keep_text: bool = False
     ) -> RunData:
         """Plays it to its end."""
 
 
-class Bursts:
+class BurstRunner:
     """The bursts of one run.
 
     Args:
@@ -36,15 +36,15 @@ class Bursts:
         probes: What the calibrations of their runs have cost.
     """
 
-    def __init__(self, spec: LoadSpec, drive: Drive) -> None:
-        self.records: list[Record] = []
-        self.probes: Bill = NOTHING
+    def __init__(self, spec: LoadSpec, drive: LoadDriver) -> None:
+        self.records: list[RequestRecord] = []
+        self.probes: TokenBill = NOTHING
         self._spec = spec
         self._drive = drive
         self._count = 0
         self._open: set[asyncio.Task[RunData]] = set()
 
-    async def play(self, fault: Fault) -> str:
+    async def play(self, fault: ChaosFault) -> str:
         """Lets the users of a `leave` or `stall` come, and waits until the last one has gone; what became of them.
 
         Raises:
@@ -68,7 +68,7 @@ class Bursts:
             await asyncio.wait(self._open)
 
 
-def burst_spec(spec: LoadSpec, fault: Fault, number: int) -> LoadSpec:
+def burst_spec(spec: LoadSpec, fault: ChaosFault, number: int) -> LoadSpec:
     """The load of one burst: so many users at once, one question each, none of them tried again."""
     users = fault.clients or 1
     if fault.kind == "leave":
@@ -79,9 +79,9 @@ def burst_spec(spec: LoadSpec, fault: Fault, number: int) -> LoadSpec:
         clients = replace(spec.clients, retries=0, cancel_share=0.0, stall_share=1.0, stall_s=stall_s)
     return replace(
         spec,
-        arrivals=Arrivals(users=users, spread_s=0.0),
+        arrivals=ArrivalsSpec(users=users, spread_s=0.0),
         shape=replace(spec.shape, trace=None, turns="1", think_s="0"),
         clients=clients,
-        bounds=Bounds(requests=users, drain_s=spec.bounds.drain_s),
+        bounds=StopCondition(requests=users, drain_s=spec.bounds.drain_s),
         seed=spec.seed + 1_000_003 * number,  # other questions than the main load's
     )

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from maitred.load.chaos.meter import NOTHING, Bill
+from maitred.load.chaos.meter import NOTHING, TokenBill
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.measure.record import Outcome, Record
+from maitred.load.measure.record import RequestRecord, UserOutcome
 from maitred.load.spec import LoadSpec
 
 Question = tuple[int, int]
@@ -14,7 +14,7 @@ Question = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Phase:
+class ChaosPhase:
     """One playing of the load.
 
     Attributes:
@@ -25,20 +25,20 @@ class Phase:
         generated_tokens: By the engine's own count, over the phase; None: it keeps none.
     """
 
-    records: list[Record]
-    bursts: list[Record] = field(default_factory=list)
-    billed: Bill | None = None
-    probes: Bill = NOTHING
+    records: list[RequestRecord]
+    bursts: list[RequestRecord] = field(default_factory=list)
+    billed: TokenBill | None = None
+    probes: TokenBill = NOTHING
     generated_tokens: int | None = None
 
     @property
-    def everyone(self) -> list[Record]:
+    def everyone(self) -> list[RequestRecord]:
         """All users."""
         return self.records + self.bursts
 
 
 @dataclass(frozen=True)
-class End:
+class EndState:
     """How it looked after the load.
 
     Attributes:
@@ -59,7 +59,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ChaosEvidence:
     """Everything.
 
     Attributes:
@@ -71,16 +71,18 @@ class Evidence:
     """
 
     spec: LoadSpec
-    calm: Phase
-    chaos: Phase
+    calm: ChaosPhase
+    chaos: ChaosPhase
     faults: list[FaultLog]
-    end: End
+    end: EndState
 
     @cached_property
-    def references(self) -> dict[Question, Record]:
+    def references(self) -> dict[Question, RequestRecord]:
         """The whole answers of the calm run: what each question must get."""
         return {
-            (record.session, record.turn): record for record in self.calm.records if record.outcome is Outcome.COMPLETE
+            (record.session, record.turn): record
+            for record in self.calm.records
+            if record.outcome is UserOutcome.COMPLETE
         }
 
     @cached_property
@@ -90,11 +92,11 @@ class Evidence:
         return bool(counted) and all(record.output_tokens == record.asked_tokens for record in counted)
 
 
-def text_of(record: Record) -> str:
+def text_of(record: RequestRecord) -> str:
     """The answer as far as it came."""
     return "".join(record.text or ())
 
 
-def named(record: Record) -> str:
+def named(record: RequestRecord) -> str:
     """A request in a few words."""
     return f"session {record.session}, turn {record.turn} ({record.outcome.value}, due at {record.intended_s:.1f} s)"

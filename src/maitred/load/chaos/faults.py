@@ -14,12 +14,12 @@ import psutil
 
 from maitred.core.errors import Unavailable
 from maitred.load.chaos.installation import RunningInstallation
-from maitred.load.chaos.plan import Fault
+from maitred.load.chaos.plan import ChaosFault
 
 SLOW_PERIOD_S = 0.1
 """A slow process runs for a part of this and stands still for the rest."""
 
-Burst = Callable[[Fault], Awaitable[str]]
+Burst = Callable[[ChaosFault], Awaitable[str]]
 """Plays the clients of a `leave` or a `stall` to their end; says what became of them."""
 
 Note = Callable[[str], None]
@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 
 def inflict(
-    fault: Fault, installation: RunningInstallation, burst: Burst, note: Note
+    fault: ChaosFault, installation: RunningInstallation, burst: Burst, note: Note
 ) -> AbstractAsyncContextManager[None]:
     """The fault as a block. Those without an end of their own (kill, leave, stall) do all they do on entering.
 
@@ -64,7 +64,7 @@ def inflict(
 
 
 @asynccontextmanager
-async def _kill(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+async def _kill(fault: ChaosFault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
     """SIGKILL. With a duration, the process that we started is started again after it and awaited."""
     installation.note_processes()
     process = installation.processes.find(fault.target)
@@ -121,7 +121,7 @@ async def _slow(process: psutil.Process, speed: float, note: Note) -> AsyncItera
 
 
 @asynccontextmanager
-async def _partition(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+async def _partition(fault: ChaosFault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
     link = installation.links[fault.target]
     async with AsyncExitStack() as stack:
         match fault.how or "blackhole":
@@ -137,7 +137,7 @@ async def _partition(fault: Fault, installation: RunningInstallation, note: Note
 
 
 @asynccontextmanager
-async def _slow_link(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+async def _slow_link(fault: ChaosFault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
     link = installation.links[fault.target]
     try:
         if fault.delay_s is not None:
@@ -173,7 +173,7 @@ async def _limited(process: psutil.Process, limit: int, value: int, what: str, n
 
 
 @asynccontextmanager
-async def _clock(fault: Fault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
+async def _clock(fault: ChaosFault, installation: RunningInstallation, note: Note) -> AsyncIterator[None]:
     assert installation.clock is not None, "the rehearsal makes one where the plan needs it"
     try:
         installation.clock.set(fault.jump_s or 0.0)
@@ -184,7 +184,7 @@ async def _clock(fault: Fault, installation: RunningInstallation, note: Note) ->
 
 
 @asynccontextmanager
-async def _burst(fault: Fault, burst: Burst, note: Note) -> AsyncIterator[None]:
+async def _burst(fault: ChaosFault, burst: Burst, note: Note) -> AsyncIterator[None]:
     note(await burst(fault))
     yield
 

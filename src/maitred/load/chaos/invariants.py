@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from maitred.load.chaos.accounts import bounded_overshoot, budgets_kept, no_double_bill
 from maitred.load.chaos.answers import every_request_ends, same_answers
-from maitred.load.chaos.evidence import End, Evidence
+from maitred.load.chaos.evidence import ChaosEvidence, EndState
 from maitred.load.chaos.plan import Invariants
 from maitred.load.chaos.recovery import first_answer, throughput
-from maitred.load.chaos.verdict import Verdict, decided, unchecked
+from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
 
 KV_FREE, KV_TOTAL = "maitred_engine_kv_blocks_free", "maitred_engine_kv_blocks_total"
 MUST_BE_ZERO = {
@@ -21,7 +21,7 @@ MUST_BE_ZERO = {
 }
 
 
-def judge(evidence: Evidence, invariants: Invariants) -> list[Verdict]:
+def judge(evidence: ChaosEvidence, invariants: Invariants) -> list[InvariantResult]:
     """All promises that the plan keeps on."""
     verdicts = [faults_played(evidence)]
     if invariants.same_answers:
@@ -43,14 +43,14 @@ def judge(evidence: Evidence, invariants: Invariants) -> list[Verdict]:
     return verdicts
 
 
-def faults_played(evidence: Evidence) -> Verdict:
+def faults_played(evidence: ChaosEvidence) -> InvariantResult:
     """A rehearsal whose faults did not happen proves nothing."""
     failed = [f"fault {entry.number} ({entry.kind}): {entry.error}" for entry in evidence.faults if entry.error]
     played = len(evidence.faults) - len(failed)
     return decided("faults played", "every fault of the plan", f"{played} of {len(evidence.faults)}", failed)
 
 
-def nothing_left(end: End, bound_s: float) -> Verdict:
+def nothing_left(end: EndState, bound_s: float) -> InvariantResult:
     """When everybody has gone, nothing is held for anybody."""
     name, bound = "nothing left", f"in flight, running, waiting 0 and all KV blocks free within {bound_s:g} s"
     if not end.answers:
@@ -73,7 +73,7 @@ def remains(gauges: Mapping[str, float]) -> list[str] | None:
     return left
 
 
-def clean_end(end: End) -> Verdict:
+def clean_end(end: EndState) -> InvariantResult:
     """It ends when it is told to, without an error and without leaving anybody behind."""
     name, bound = "clean end", "exit code 0 after SIGTERM, no process left behind"
     if not end.started_here:

@@ -8,17 +8,17 @@ import msgspec
 
 import maitred as package
 from maitred.load import result_file
-from maitred.load.chaos.evidence import Evidence
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.evidence import ChaosEvidence
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import Verdict
-from maitred.load.measure.result import Result
+from maitred.load.chaos.verdict import InvariantResult
+from maitred.load.measure.result import LoadResult
 
 FORMAT = "maitred-chaos/1"
 """Changes with any change that an old reader would misread. New fields may come without."""
 
 
-class Rehearsal(msgspec.Struct, kw_only=True):
+class ChaosRun(msgspec.Struct, kw_only=True):
     """One rehearsal.
 
     Attributes:
@@ -27,7 +27,7 @@ class Rehearsal(msgspec.Struct, kw_only=True):
         command: Of the shell.
         started: UTC, ISO 8601.
         seconds: Of the whole rehearsal.
-        plan: The `Plan` in plain data; a secret is named by where it is kept.
+        plan: The `ChaosPlan` in plain data; a secret is named by where it is kept.
         faults: What was done when, in the plan's order; seconds since the start of the run with faults.
         invariants: How each promise came out.
         calm: The load without faults.
@@ -42,25 +42,25 @@ class Rehearsal(msgspec.Struct, kw_only=True):
     seconds: float
     plan: dict[str, Any]
     faults: list[FaultLog]
-    invariants: list[Verdict]
-    calm: Result
-    chaos: Result
+    invariants: list[InvariantResult]
+    calm: LoadResult
+    chaos: LoadResult
     last_lines: str = ""
 
     @classmethod
     def of(
         cls,
-        plan: Plan,
-        evidence: Evidence,
-        invariants: list[Verdict],
+        plan: ChaosPlan,
+        evidence: ChaosEvidence,
+        invariants: list[InvariantResult],
         *,
         command: str,
         started_unix_s: float,
         seconds: float,
-        calm: Result,
-        chaos: Result,
+        calm: LoadResult,
+        chaos: LoadResult,
         last_lines: str,
-    ) -> "Rehearsal":
+    ) -> "ChaosRun":
         """Puts together what was planned, done, seen and judged."""
         return cls(
             format=FORMAT,
@@ -77,7 +77,7 @@ class Rehearsal(msgspec.Struct, kw_only=True):
         )
 
     @property
-    def broken(self) -> list[Verdict]:
+    def broken(self) -> list[InvariantResult]:
         """The promises that did not hold."""
         return [verdict for verdict in self.invariants if verdict.state == "broken"]
 
@@ -95,7 +95,7 @@ class Rehearsal(msgspec.Struct, kw_only=True):
         result_file.save(self, path)
 
     @classmethod
-    def load(cls, path: Path) -> "Rehearsal":
+    def load(cls, path: Path) -> "ChaosRun":
         """Reads a file that `save` wrote.
 
         Raises:

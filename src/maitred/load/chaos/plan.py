@@ -49,7 +49,7 @@ GATEWAY = "gateway"
 """The role of the process that chaos starts, or that the plan names by `pid`."""
 
 
-class Role(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProcessRole(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to find one process of the installation. It is looked up when it is needed, so a restarted one is found."""
 
     child_of: Annotated[str | None, Meta(description="A role: the process is below it, at any depth.")] = None
@@ -58,7 +58,7 @@ class Role(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: Annotated[bool, Meta(description="Whether it keeps state, and `store_down` may hit it.")] = False
 
 
-class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChaosLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A TCP connection between two parts, led through chaos so that it can fail."""
 
     listen: Annotated[str, Meta(description="`HOST:PORT` to listen at; port 0 takes a free one.")] = "127.0.0.1:0"
@@ -86,16 +86,16 @@ class Installation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     start_s: Annotated[PositiveSeconds, Meta(description="It must be ready within this.")] = 120.0
     stop_s: Annotated[PositiveSeconds, Meta(description="It must end within this after SIGTERM.")] = 60.0
     processes: Annotated[
-        dict[str, Role],
-        Meta(description="Role -> how to find it. `gateway` and `engine`, a child of it, are known already."),
+        dict[str, ProcessRole],
+        Meta(description="ProcessRole -> how to find it. `gateway` and `engine`, a child of it, are known already."),
     ] = {}
-    links: Annotated[dict[str, Link], Meta(description="Name -> a connection that can be made to fail.")] = {}
+    links: Annotated[dict[str, ChaosLink], Meta(description="Name -> a connection that can be made to fail.")] = {}
     clients_through: Annotated[
         str | None, Meta(description="The link that the load goes through. Default: straight to the server.")
     ] = None
 
 
-class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChaosFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that goes wrong, and is undone."""
 
     kind: Annotated[FaultKind, Meta(description="What happens.")]
@@ -162,18 +162,18 @@ class Invariants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = True
 
 
-class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChaosPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole rehearsal."""
 
     installation: Installation
     load: LoadSpec = LoadSpec()
-    faults: Annotated[list[Fault], Meta(description="In any order; they may overlap.")] = []
+    faults: Annotated[list[ChaosFault], Meta(description="In any order; they may overlap.")] = []
     invariants: Invariants = Invariants()
 
 
-def roles(installation: Installation) -> dict[str, Role]:
+def roles(installation: Installation) -> dict[str, ProcessRole]:
     """All roles by name: those that the plan describes over those that every installation has."""
-    known: dict[str, Role] = {}
+    known: dict[str, ProcessRole] = {}
     if installation.serve is not None or installation.pid is not None:
-        known = {GATEWAY: Role(), "engine": Role(child_of=GATEWAY, command_contains="engine")}
+        known = {GATEWAY: ProcessRole(), "engine": ProcessRole(child_of=GATEWAY, command_contains="engine")}
     return known | installation.processes

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from maitred.core.errors import Unavailable
-from maitred.load.chaos.plan import GATEWAY, Role
+from maitred.load.chaos.plan import GATEWAY, ProcessRole
 
 
 class Processes:
@@ -24,7 +24,7 @@ class Processes:
         gateway_pid: The process that was started or named, as it is now; None while there is none.
     """
 
-    def __init__(self, roles: Mapping[str, Role], gateway_pid: Callable[[], int | None]) -> None:
+    def __init__(self, roles: Mapping[str, ProcessRole], gateway_pid: Callable[[], int | None]) -> None:
         self._roles = roles
         self._gateway_pid = gateway_pid
 
@@ -54,7 +54,7 @@ class Processes:
                 return [root, *root.children(recursive=True)]
         return []
 
-    def _pid(self, name: str, role: Role) -> int:
+    def _pid(self, name: str, role: ProcessRole) -> int:
         if role.pid_file is not None:
             try:
                 return int(Path(role.pid_file).read_text())
@@ -65,7 +65,7 @@ class Processes:
             raise Unavailable(f"No process plays the role {name!r} now.")
         return pid
 
-    def _below(self, name: str, role: Role) -> psutil.Process:
+    def _below(self, name: str, role: ProcessRole) -> psutil.Process:
         assert role.child_of is not None
         part = role.command_contains or ""
         found = [child for child in self.find(role.child_of).children(recursive=True) if part in _command(child)]

@@ -5,10 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.chaos.evidence import Evidence
+from maitred.load.chaos.evidence import ChaosEvidence
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import Verdict, decided, unchecked
-from maitred.load.measure.record import Outcome, Record
+from maitred.load.chaos.verdict import InvariantResult, decided, unchecked
+from maitred.load.measure.record import RequestRecord, UserOutcome
 
 WINDOW_S = 3.0
 """Speed is what arrives within such a time; shorter ones are all noise."""
@@ -17,7 +17,7 @@ STEP_S = 0.25
 Times = NDArray[np.float64]
 
 
-def first_answer(evidence: Evidence, bound_s: float) -> Verdict:
+def first_answer(evidence: ChaosEvidence, bound_s: float) -> InvariantResult:
     """From the end of each fault to the end of the first whole answer that was asked for after it."""
     name, bound = "recovery", f"a whole answer within {bound_s:g} s of the end of each fault"
     violations: list[str] = []
@@ -25,20 +25,20 @@ def first_answer(evidence: Evidence, bound_s: float) -> Verdict:
     unknown: list[str] = []
     for entry, over_s in _played(evidence):
         after = [record for record in evidence.chaos.records if _asked_s(record) >= over_s]
-        answered = [record.ended_s for record in after if record.outcome is Outcome.COMPLETE]
+        answered = [record.ended_s for record in after if record.outcome is UserOutcome.COMPLETE]
         if answered:
             recovery_s = min(answered) - over_s
             took.append(f"{entry.name} {recovery_s:.1f} s")
             if recovery_s > bound_s:
                 violations.append(f"{entry.name}: {recovery_s:.1f} s.")
-        elif wanted := sum(record.outcome is not Outcome.CANCELLED for record in after):
+        elif wanted := sum(record.outcome is not UserOutcome.CANCELLED for record in after):
             violations.append(f"{entry.name}: none of the {wanted} requests sent after it was answered.")
         else:
             unknown.append(f"no request that wanted to be answered was sent after {entry.name}")
     return _verdict(name, bound, took, unknown, violations)
 
 
-def throughput(evidence: Evidence, bound_s: float, share: float) -> Verdict:
+def throughput(evidence: ChaosEvidence, bound_s: float, share: float) -> InvariantResult:
     """From the end of each fault until the text arrives as fast as in the calm run.
 
     Open loops are held to what the calm run saw at the same time of its course, but to no more than its average: the
@@ -68,31 +68,31 @@ def throughput(evidence: Evidence, bound_s: float, share: float) -> Verdict:
     return _verdict(name, bound, took, unknown, violations)
 
 
-def _as_fast(evidence: Evidence, calm: Times, now: Times, at_s: float, average: float, share: float) -> bool:
+def _as_fast(evidence: ChaosEvidence, calm: Times, now: Times, at_s: float, average: float, share: float) -> bool:
     expected = average
     if evidence.spec.arrivals.users is None:
         expected = min(average, _count(calm, at_s, at_s + WINDOW_S))
     return _count(now, at_s, at_s + WINDOW_S) >= share * expected
 
 
-def _asked_s(record: Record) -> float:
+def _asked_s(record: RequestRecord) -> float:
     """When it was sent; of a request that found nobody to send it to, when it was due."""
     return record.intended_s if math.isnan(record.sent_s) else record.sent_s
 
 
-def _played(evidence: Evidence) -> list[tuple[FaultLog, float]]:
+def _played(evidence: ChaosEvidence) -> list[tuple[FaultLog, float]]:
     """The faults that were done, and when each one was over."""
     return [(entry, entry.ended_s) for entry in evidence.faults if not entry.error and entry.ended_s is not None]
 
 
-def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violations: list[str]) -> Verdict:
+def _verdict(name: str, bound: str, took: list[str], unknown: list[str], violations: list[str]) -> InvariantResult:
     found = "; ".join(took + unknown) or ("none in time" if violations else "no fault was played")
     if not violations and (unknown or not took):
         return unchecked(name, bound, found)
     return decided(name, bound, found, violations)
 
 
-def _arrivals(records: list[Record]) -> Times:
+def _arrivals(records: list[RequestRecord]) -> Times:
     times = [np.frombuffer(record.arrivals_s, dtype=np.float64) for record in records if record.arrivals_s]
     return np.sort(np.concatenate(times)) if times else np.empty(0)
 

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.load.chaos.burst import Drive
+from maitred.load.chaos.burst import LoadDriver
 from maitred.load.chaos.clock import FakeClock, find_library
-from maitred.load.chaos.evidence import End, Evidence
+from maitred.load.chaos.evidence import ChaosEvidence, EndState
 from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.invariants import judge
-from maitred.load.chaos.outcome import Rehearsal
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.rules import check
-from maitred.load.chaos.scrape import Follower
-from maitred.load.chaos.stage import Stage
-from maitred.load.measure.record import Progress
-from maitred.load.measure.result import Result
+from maitred.load.chaos.scrape import MetricsPoller
+from maitred.load.chaos.stage import ChaosStage
+from maitred.load.measure.record import RunProgress
+from maitred.load.measure.result import LoadResult
 from maitred.load.play import driver
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.generator import make_workload
@@ -42,13 +42,13 @@ def _say_nothing(_: str) -> None:
 
 
 async def rehearse(
-    plan: Plan,
+    plan: ChaosPlan,
     *,
     command: str = "",
     tell: Callable[[str], None] = _say_nothing,
-    watch: Callable[[Progress], None] | None = None,
-    drive: Drive = driver.run,
-) -> Rehearsal:
+    watch: Callable[[RunProgress], None] | None = None,
+    drive: LoadDriver = driver.run,
+) -> ChaosRun:
     """Plays a plan.
 
     Args:
@@ -68,10 +68,10 @@ async def rehearse(
     with _cancelled_by_sigterm(), tempfile.TemporaryDirectory(prefix="maitred-chaos-") as folder:
         installation = RunningInstallation(plan.installation, clock=_clock(plan, Path(folder)))
         tell(f"Waiting until {installation.url} is ready.")
-        async with installation, Follower(installation.url) as follower:
+        async with installation, MetricsPoller(installation.url) as follower:
             spec = load_spec(plan, installation.clients_url)
             settle_s = plan.invariants.nothing_left_s or SETTLE_S
-            stage = Stage(spec, installation, follower, drive, settle_s=settle_s, tell=tell, watch=watch)
+            stage = ChaosStage(spec, installation, follower, drive, settle_s=settle_s, tell=tell, watch=watch)
             tell("The load in calm.")
             calm, calm_data, _ = await stage.play(())
             tell("The same load with faults.")
@@ -80,7 +80,7 @@ async def rehearse(
             tell("Ending.")
             await installation.stop()
             last_lines = installation.last_lines()
-    end = End(
+    end = EndState(
         answers=answers,
         gauges=gauges,
         settled_s=stage.settled_s,
@@ -88,21 +88,21 @@ async def rehearse(
         exit_code=installation.exit_code,
         leftovers=installation.leftovers,
     )
-    evidence = Evidence(spec, calm, chaos, faults, end)
-    return Rehearsal.of(
+    evidence = ChaosEvidence(spec, calm, chaos, faults, end)
+    return ChaosRun.of(
         plan,
         evidence,
         judge(evidence, plan.invariants),
         command=command,
         started_unix_s=started_unix_s,
         seconds=time.monotonic() - began_s,
-        calm=Result.of(spec, calm_data, command=command, workload=workload),
-        chaos=Result.of(spec, chaos_data, command=command, workload=workload),
+        calm=LoadResult.of(spec, calm_data, command=command, workload=workload),
+        chaos=LoadResult.of(spec, chaos_data, command=command, workload=workload),
         last_lines=last_lines,
     )
 
 
-def load_spec(plan: Plan, url: str) -> LoadSpec:
+def load_spec(plan: ChaosPlan, url: str) -> LoadSpec:
     """The plan's load, aimed at the installation, with questions and answers that do not depend on chance.
 
     The words are those of the plan's seed, so that both phases ask the same. The likeliest token is taken unless the
@@ -117,7 +117,7 @@ def load_spec(plan: Plan, url: str) -> LoadSpec:
     return msgspec.structs.replace(plan.load, target=msgspec.structs.replace(target, url=url, body=body), shape=shape)
 
 
-def _clock(plan: Plan, folder: Path) -> FakeClock | None:
+def _clock(plan: ChaosPlan, folder: Path) -> FakeClock | None:
     """A clock for the installation, if the plan makes it jump."""
     if any(fault.kind == "clock_jump" for fault in plan.faults):
         return FakeClock(folder / "clock", find_library())

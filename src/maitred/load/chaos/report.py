@@ -4,20 +4,34 @@ from collections import Counter
 
 import numpy as np
 
-from maitred.load.chaos.outcome import Rehearsal
+from maitred.load.chaos.outcome import ChaosRun
 from maitred.load.chaos.timeline import FaultLog
 from maitred.load.chaos.verdict import State
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas, markdown
-from maitred.load.report.document import Block, Code, Document, Note, Plot, Section, Table, Text, Tone
+from maitred.load.report.document import (
+    Block,
+    Callout,
+    CalloutLevel,
+    CodeBlock,
+    Document,
+    Paragraph,
+    Plot,
+    Section,
+    Table,
+)
 from maitred.load.report.quantity import NONE, count, duration, plural, significant
 
-TONES: dict[State, Tone] = {"held": Tone.GOOD, "broken": Tone.BAD, "unchecked": Tone.CARE}
+TONES: dict[State, CalloutLevel] = {
+    "held": CalloutLevel.GOOD,
+    "broken": CalloutLevel.BAD,
+    "unchecked": CalloutLevel.CARE,
+}
 WORDS: dict[State, str] = {"held": "held", "broken": "BROKEN", "unchecked": "not checkable"}
 
 
-def outline(rehearsal: Rehearsal) -> Document:
+def outline(rehearsal: ChaosRun) -> Document:
     """The whole report of a rehearsal."""
     server = rehearsal.chaos.target
     return Document(
@@ -32,23 +46,25 @@ def outline(rehearsal: Rehearsal) -> Document:
             ]
         ),
         verdict=_verdict(rehearsal),
-        notes=[Note(Tone.BAD, f"Broken: {verdict.name}. {verdict.examples[0]}") for verdict in rehearsal.broken],
+        notes=[
+            Callout(CalloutLevel.BAD, f"Broken: {verdict.name}. {verdict.examples[0]}") for verdict in rehearsal.broken
+        ],
         sections=[
             Section("Invariants", _invariants(rehearsal)),
             Section("Faults", _faults(rehearsal)),
             Section("Load", [_load(rehearsal)]),
-            *([Section("What it printed last", [Code(rehearsal.last_lines)])] if rehearsal.last_lines else []),
-            *([Section("Command", [Code(rehearsal.command)])] if rehearsal.command else []),
+            *([Section("What it printed last", [CodeBlock(rehearsal.last_lines)])] if rehearsal.last_lines else []),
+            *([Section("Command", [CodeBlock(rehearsal.command)])] if rehearsal.command else []),
         ],
     )
 
 
-def render(rehearsal: Rehearsal) -> str:
+def render(rehearsal: ChaosRun) -> str:
     """The report in Markdown, without the figure."""
     return markdown.write(outline(rehearsal), {})
 
 
-def draw(rehearsal: Rehearsal) -> dict[str, str]:
+def draw(rehearsal: ChaosRun) -> dict[str, str]:
     """Text per second in both runs, with the faults as shades: name -> SVG.
 
     Raises:
@@ -82,17 +98,19 @@ def draw(rehearsal: Rehearsal) -> dict[str, str]:
         return {"chaos": canvas.svg(figure, "chaos", "Tokens per second in calm and with faults")}
 
 
-def _verdict(rehearsal: Rehearsal) -> Note:
+def _verdict(rehearsal: ChaosRun) -> Callout:
     states = Counter(verdict.state for verdict in rehearsal.invariants)
     if states["broken"]:
-        return Note(Tone.BAD, f"{states['broken']} of {plural(len(rehearsal.invariants), 'promise')} broken.")
+        return Callout(
+            CalloutLevel.BAD, f"{states['broken']} of {plural(len(rehearsal.invariants), 'promise')} broken."
+        )
     held = f"All {states['held']} promises that could be checked held"
     if states["unchecked"]:
-        return Note(Tone.GOOD, f"{held}; {states['unchecked']} could not be checked.")
-    return Note(Tone.GOOD, f"{held}.")
+        return Callout(CalloutLevel.GOOD, f"{held}; {states['unchecked']} could not be checked.")
+    return Callout(CalloutLevel.GOOD, f"{held}.")
 
 
-def _invariants(rehearsal: Rehearsal) -> list[Block]:
+def _invariants(rehearsal: ChaosRun) -> list[Block]:
     rows = [[verdict.name, WORDS[verdict.state], verdict.bound, verdict.found] for verdict in rehearsal.invariants]
     examples = [[verdict.name, example] for verdict in rehearsal.broken for example in verdict.examples]
     return [
@@ -101,9 +119,9 @@ def _invariants(rehearsal: Rehearsal) -> list[Block]:
     ]
 
 
-def _faults(rehearsal: Rehearsal) -> list[Block]:
+def _faults(rehearsal: ChaosRun) -> list[Block]:
     if not rehearsal.faults:
-        return [Text("The plan has none.")]
+        return [Paragraph("The plan has none.")]
     rows = [
         [
             str(entry.number),
@@ -126,9 +144,9 @@ def _lasted_s(entry: FaultLog) -> float | None:
     return None if entry.began_s is None or entry.ended_s is None else entry.ended_s - entry.began_s
 
 
-def _load(rehearsal: Rehearsal) -> Table:
+def _load(rehearsal: ChaosRun) -> Table:
     runs = (rehearsal.calm, rehearsal.chaos)
-    outcomes = [outcome.value for outcome in Outcome if any(outcome in _outcomes(run) for run in runs)]
+    outcomes = [outcome.value for outcome in UserOutcome if any(outcome in _outcomes(run) for run in runs)]
     rows = [
         ["Requests", *(count(run.summary.requests) for run in runs)],
         *([f"… {outcome}", *(count(_outcomes(run).get(outcome, 0)) for run in runs)] for outcome in outcomes),
@@ -141,5 +159,5 @@ def _load(rehearsal: Rehearsal) -> Table:
     return Table(["", "In calm", "With faults"], rows)
 
 
-def _outcomes(result: Result) -> dict[str, int]:
+def _outcomes(result: LoadResult) -> dict[str, int]:
     return result.summary.outcomes

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from maitred.core.errors import ConfigInvalid
-from maitred.load.chaos.plan import GATEWAY, Fault, FaultKind, How, Link, Plan, Role, roles
+from maitred.load.chaos.plan import GATEWAY, ChaosFault, ChaosLink, ChaosPlan, FaultKind, How, ProcessRole, roles
 
 
 class _Form(NamedTuple):
@@ -47,7 +47,7 @@ _OPTIONAL = (
 _ON_LINKS: frozenset[How] = frozenset({"refuse", "reset", "blackhole"})
 
 
-def check(plan: Plan) -> None:
+def check(plan: ChaosPlan) -> None:
     """Everything that must hold between the fields of a plan.
 
     Raises:
@@ -62,7 +62,7 @@ def check(plan: Plan) -> None:
         raise ConfigInvalid("\n  ".join(["The chaos plan cannot be played:", *wrong]))
 
 
-def _installation_faults(plan: Plan) -> list[str]:
+def _installation_faults(plan: ChaosPlan) -> list[str]:
     installation = plan.installation
     wrong = []
     given = [name for name in ("serve", "pid") if getattr(installation, name) is not None]
@@ -89,7 +89,7 @@ def _installation_faults(plan: Plan) -> list[str]:
     return wrong
 
 
-def _load_faults(plan: Plan) -> list[str]:
+def _load_faults(plan: ChaosPlan) -> list[str]:
     wrong = []
     arrivals = plan.load.arrivals
     if arrivals.users is not None and arrivals.rate_per_s is not None:
@@ -105,7 +105,7 @@ def _load_faults(plan: Plan) -> list[str]:
     return wrong
 
 
-def _fault_faults(plan: Plan, fault: Fault) -> list[str]:
+def _fault_faults(plan: ChaosPlan, fault: ChaosFault) -> list[str]:
     form = _FORMS[fault.kind]
     given = {name for name in _OPTIONAL if getattr(fault, name) is not None}
     wrong = [f"{name} must be set." for name in sorted(form.must - given)]
@@ -132,7 +132,7 @@ def _fault_faults(plan: Plan, fault: Fault) -> list[str]:
     return wrong
 
 
-def _store_faults(role: Role | None, link: Link | None, fault: Fault) -> list[str]:
+def _store_faults(role: ProcessRole | None, link: ChaosLink | None, fault: ChaosFault) -> list[str]:
     if not ((role is not None and role.store) or (link is not None and link.store)):
         return [f"target: {fault.target!r} is no store. Mark its process or its link with `store: true`."]
     if fault.how in _ON_LINKS and link is None:
@@ -144,7 +144,7 @@ def _store_faults(role: Role | None, link: Link | None, fault: Fault) -> list[st
     return []
 
 
-def _collisions(faults: list[Fault]) -> list[str]:
+def _collisions(faults: list[ChaosFault]) -> list[str]:
     """Pairs that would pull the same lever at once, so that the end of one would undo the other."""
     wrong = []
     for (first, one), (second, other) in combinations(enumerate(faults), 2):
@@ -156,7 +156,7 @@ def _collisions(faults: list[Fault]) -> list[str]:
     return wrong
 
 
-def _lever(fault: Fault) -> tuple[str, str] | None:
+def _lever(fault: ChaosFault) -> tuple[str, str] | None:
     match fault.kind:
         case "hang" | "slow":
             return "signals", fault.target
@@ -171,12 +171,12 @@ def _lever(fault: Fault) -> tuple[str, str] | None:
     return None
 
 
-def _overlap(one: Fault, other: Fault) -> bool:
+def _overlap(one: ChaosFault, other: ChaosFault) -> bool:
     first, second = sorted((one, other), key=lambda fault: fault.at_s)
     return second.at_s < first.at_s + (first.for_s or 0.0)
 
 
-def _circular(name: str, known: dict[str, Role]) -> bool:
+def _circular(name: str, known: dict[str, ProcessRole]) -> bool:
     seen = {name}
     parent = known[name].child_of
     while parent is not None and parent in known:
@@ -192,5 +192,5 @@ def _is_address(text: str) -> bool:
     return bool(host and colon) and port.isascii() and port.isdigit() and int(port) < 65536
 
 
-def _listed(what: str, names: dict[str, Role] | dict[str, Link]) -> str:
+def _listed(what: str, names: dict[str, ProcessRole] | dict[str, ChaosLink]) -> str:
     return f"{what}: {', '.join(names)}." if names else f"The plan has no {what.lower()}."

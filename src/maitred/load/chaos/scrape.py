@@ -13,7 +13,7 @@ from types import TracebackType
 
 import aiohttp
 
-from maitred.observe.samples import Series, parse_metrics
+from maitred.observe.samples import MetricSeries, parse_metrics
 
 INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
@@ -23,7 +23,7 @@ _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
 """What is told of an engine, but not by it: its restart does not set this back."""
 
 
-def process_of(series: Series) -> tuple[str, str]:
+def process_of(series: MetricSeries) -> tuple[str, str]:
     """Who counts it: an engine by its model and replica, both empty for the gateway."""
     for beginning, (model, replica) in _OF_ENGINES.items():
         if series.name.startswith(beginning) and series.name not in _KEPT_BY_THE_GATEWAY:
@@ -32,7 +32,7 @@ def process_of(series: Series) -> tuple[str, str]:
     return "", ""
 
 
-class Counters:
+class CounterTotals:
     """Counters added up over the lives of the processes that count.
 
     The gateway and each engine begin anew independently, so the series of each are looked at by themselves: in a sum
@@ -41,12 +41,12 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._samples: Mapping[Series, float] = {}
+        self._samples: Mapping[MetricSeries, float] = {}
         self._before: defaultdict[str, float] = defaultdict(float)
         self.latest: Mapping[str, float] = {}
         """The last look: the samples of each name, summed over their labels."""
 
-    def take(self, samples: Mapping[Series, float]) -> None:
+    def take(self, samples: Mapping[MetricSeries, float]) -> None:
         """One more look."""
         counted = {series: value for series, value in self._samples.items() if series.name.endswith("_total")}
         over = {process_of(series) for series, value in counted.items() if samples.get(series, 0.0) < value}
@@ -66,7 +66,7 @@ class Counters:
         return self._before.get(name, 0.0) + self.latest.get(name, 0.0)
 
 
-class Follower:
+class MetricsPoller:
     """Looks at ``/metrics`` of a server while it is entered.
 
     Attributes:
@@ -78,10 +78,10 @@ class Follower:
         self._address = f"{url}/metrics"
         self._session: aiohttp.ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
-        self.counters = Counters()
+        self.counters = CounterTotals()
         self.answers = False
 
-    async def __aenter__(self) -> "Follower":
+    async def __aenter__(self) -> "MetricsPoller":
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         self._looking = asyncio.create_task(self._look_on(), name="chaos scrape")
         return self

@@ -5,23 +5,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from maitred.load.chaos.burst import Bursts, Drive
-from maitred.load.chaos.evidence import Phase
+from maitred.load.chaos.burst import BurstRunner, LoadDriver
+from maitred.load.chaos.evidence import ChaosPhase
 from maitred.load.chaos.faults import Note, inflict
 from maitred.load.chaos.installation import RunningInstallation
 from maitred.load.chaos.invariants import remains
-from maitred.load.chaos.meter import NOTHING, Bill, Meter, MetricsMeter, probe_bill
-from maitred.load.chaos.plan import Fault
-from maitred.load.chaos.scrape import Follower
-from maitred.load.chaos.timeline import FaultLog, Timeline
-from maitred.load.measure.record import Progress, RunData
+from maitred.load.chaos.meter import NOTHING, MetricsMeter, TokenBill, UsageMeter, probe_bill
+from maitred.load.chaos.plan import ChaosFault
+from maitred.load.chaos.scrape import MetricsPoller
+from maitred.load.chaos.timeline import FaultLog, FaultTimeline
+from maitred.load.measure.record import RunData, RunProgress
 from maitred.load.spec import LoadSpec
 
 POLL_S = 0.05
 _GENERATED = "maitred_engine_output_tokens_total"
 
 
-class Stage:
+class ChaosStage:
     """Both runs take place here.
 
     Args:
@@ -41,34 +41,34 @@ class Stage:
         self,
         spec: LoadSpec,
         installation: RunningInstallation,
-        follower: Follower,
-        drive: Drive,
+        follower: MetricsPoller,
+        drive: LoadDriver,
         *,
         settle_s: float,
         tell: Callable[[str], None],
-        watch: Callable[[Progress], None] | None,
+        watch: Callable[[RunProgress], None] | None,
     ) -> None:
         self._spec = spec
         self._installation = installation
         self._follower = follower
-        self._meter: Meter = MetricsMeter(follower.counters)
+        self._meter: UsageMeter = MetricsMeter(follower.counters)
         self._drive = drive
         self._settle_s = settle_s
         self._tell = tell
         self._watch = watch
         self.settled_s: float | None = None
 
-    async def play(self, faults: Sequence[Fault]) -> tuple[Phase, RunData, list[FaultLog]]:
+    async def play(self, faults: Sequence[ChaosFault]) -> tuple[ChaosPhase, RunData, list[FaultLog]]:
         """Plays the load once, and the faults beside it; all of them are undone when this returns or raises."""
         await self._settle()
         billed, generated = self._meter.bill(), self._follower.counters.total(_GENERATED)
         clock = _LoadClock(self._watch)
-        bursts = Bursts(self._spec, self._drive)
+        bursts = BurstRunner(self._spec, self._drive)
 
-        def fault(which: Fault, note: Note) -> AbstractAsyncContextManager[None]:
+        def fault(which: ChaosFault, note: Note) -> AbstractAsyncContextManager[None]:
             return inflict(which, self._installation, bursts.play, note)
 
-        timeline = Timeline(faults, fault, clock.now_s, self._tell)
+        timeline = FaultTimeline(faults, fault, clock.now_s, self._tell)
         playing = asyncio.create_task(_after(clock, timeline), name="chaos timeline")
         try:
             data = await self._drive(self._spec, watch=clock.watch, keep_text=True)
@@ -79,7 +79,7 @@ class Stage:
         if not playing.cancelled():
             playing.result()  # a fault of the timeline itself must not pass unseen
         self.settled_s = await self._settle()
-        phase = Phase(
+        phase = ChaosPhase(
             records=data.records,
             bursts=bursts.records,
             billed=_between(billed, self._meter.bill()),
@@ -105,7 +105,7 @@ class Stage:
 class _LoadClock:
     """Seconds since the start of the load, which is known once the load has reported for the first time."""
 
-    def __init__(self, watch: Callable[[Progress], None] | None) -> None:
+    def __init__(self, watch: Callable[[RunProgress], None] | None) -> None:
         self.runs = asyncio.Event()
         self._watch = watch
         self._zero_s = 0.0
@@ -113,7 +113,7 @@ class _LoadClock:
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
 
-    def watch(self, progress: Progress) -> None:
+    def watch(self, progress: RunProgress) -> None:
         if not self.runs.is_set():
             self._zero_s = time.monotonic() - progress.at_s
             self.runs.set()
@@ -121,12 +121,12 @@ class _LoadClock:
             self._watch(progress)
 
 
-async def _after(clock: _LoadClock, timeline: Timeline) -> None:
+async def _after(clock: _LoadClock, timeline: FaultTimeline) -> None:
     await clock.runs.wait()
     await timeline.play()
 
 
-def _between(before: Bill | None, after: Bill | None) -> Bill | None:
+def _between(before: TokenBill | None, after: TokenBill | None) -> TokenBill | None:
     """A server that has answered nobody yet may not show its meter; then it began at nothing."""
     return None if after is None else after - (before or NOTHING)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from maitred.core.errors import MaitredError
 from maitred.load.chaos.faults import Note
-from maitred.load.chaos.plan import Fault
+from maitred.load.chaos.plan import ChaosFault
 
 
 class FaultLog(msgspec.Struct, kw_only=True):
@@ -42,7 +42,7 @@ class FaultLog(msgspec.Struct, kw_only=True):
 _TOO_LATE = "The load had ended by then."
 
 
-class Timeline:
+class FaultTimeline:
     """The faults of a plan.
 
     Args:
@@ -57,8 +57,8 @@ class Timeline:
 
     def __init__(
         self,
-        faults: Sequence[Fault],
-        inflict: Callable[[Fault, Note], AbstractAsyncContextManager[None]],
+        faults: Sequence[ChaosFault],
+        inflict: Callable[[ChaosFault, Note], AbstractAsyncContextManager[None]],
         now_s: Callable[[], float],
         tell: Callable[[str], None],
     ) -> None:
@@ -77,7 +77,7 @@ class Timeline:
             for fault, entry in zip(self._faults, self.log, strict=True):
                 group.create_task(self._play(fault, entry), name=f"fault {entry.number}")
 
-    async def _play(self, fault: Fault, entry: FaultLog) -> None:
+    async def _play(self, fault: ChaosFault, entry: FaultLog) -> None:
         await asyncio.sleep(max(0.0, fault.at_s - self._now_s()))
         began_s = round(self._now_s(), 3)
 

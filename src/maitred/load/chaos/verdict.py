@@ -9,7 +9,7 @@ State = Literal["held", "broken", "unchecked"]
 MOST_EXAMPLES = 5
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class InvariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """One promise.
 
     Attributes:
@@ -27,12 +27,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     examples: list[str] = []
 
 
-def decided(name: str, bound: str, found: str, violations: list[str]) -> Verdict:
+def decided(name: str, bound: str, found: str, violations: list[str]) -> InvariantResult:
     """Broken by any violation, else held."""
     state: State = "broken" if violations else "held"
-    return Verdict(name=name, state=state, bound=bound, found=found, examples=violations[:MOST_EXAMPLES])
+    return InvariantResult(name=name, state=state, bound=bound, found=found, examples=violations[:MOST_EXAMPLES])
 
 
-def unchecked(name: str, bound: str, why: str) -> Verdict:
+def unchecked(name: str, bound: str, why: str) -> InvariantResult:
     """Neither held nor broken, because of `why`."""
-    return Verdict(name=name, state="unchecked", bound=bound, found=why)
+    return InvariantResult(name=name, state="unchecked", bound=bound, found=why)

@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.measure.record import Outcome, Record
+from maitred.load.measure.record import RequestRecord, UserOutcome
 
 MOST_GAP_US = 2**32 - 1
 """71 minutes. A longer silence is written as this."""
 
 
-class Requests(msgspec.Struct, frozen=True, kw_only=True):
+class RequestColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Every request of a run, one list per field, in the order in which they were due.
 
     Times are seconds since the start of the run, to the microsecond; None: it never came to that. `first_s`, `last_s`
-    and `pieces` tell of the pieces of text that arrived; all other fields are those of `Record`.
+    and `pieces` tell of the pieces of text that arrived; all other fields are those of `RequestRecord`.
     """
 
     session: list[int]
@@ -47,14 +47,14 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[int]
     status: list[int]
     finish_reason: list[str]
-    outcome: list[Outcome]
+    outcome: list[UserOutcome]
     error: list[str]
 
     def __len__(self) -> int:
         return len(self.session)
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> "Requests":
+    def of(cls, records: Sequence[RequestRecord]) -> "RequestColumns":
         """The columns of these records."""
         return cls(
             session=[record.session for record in records],
@@ -102,7 +102,7 @@ TEXT = frozenset({"tenant", "finish_reason", "outcome", "error"})
 """The fields that are text."""
 
 
-def pack_gaps(records: Iterable[Record]) -> str:
+def pack_gaps(records: Iterable[RequestRecord]) -> str:
     """The times between the pieces of every answer, request after request: ``base64(zlib(little-endian uint32 µs))``.
 
     Each time is rounded to the microsecond before its gap is taken, so that gaps add up to ``last_s - first_s``.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class UserOutcome(StrEnum):
     """How a request ended, as its user saw it. Every request has exactly one."""
 
     COMPLETE = "complete"
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request. All times are seconds since the start of the run, by one monotonic clock.
 
     Attributes:
@@ -64,13 +64,13 @@ class Record:
     attempts: int = 0
     status: int = 0
     finish_reason: str = ""
-    outcome: Outcome = Outcome.UNFINISHED
+    outcome: UserOutcome = UserOutcome.UNFINISHED
     error: str = ""
     text: list[str] | None = None
 
 
 @dataclass(slots=True)
-class Sample:
+class TesterSample:
     """The tester's own state over one interval (about a second).
 
     Attributes:
@@ -91,7 +91,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """A run as it stands, for whoever watches it.
 
     Attributes:
@@ -106,7 +106,7 @@ class Progress:
     share: float | None
     due: int
     open: int
-    ended: dict[Outcome, int]
+    ended: dict[UserOutcome, int]
     output_tokens_per_s: float
     ttft_s: float
     itl_s: float
@@ -130,8 +130,8 @@ class RunData:
         text_seed: That the words of the prompts were drawn with.
     """
 
-    records: list[Record]
-    samples: list[Sample]
+    records: list[RequestRecord]
+    samples: list[TesterSample]
     seconds: float
     started_unix_s: float
     lag_s: "array[float]" = field(default_factory=lambda: array("d"))

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 import maitred as package
 from maitred.core.errors import InvalidRequest
 from maitred.load import result_file
-from maitred.load.measure.columns import Requests, pack_gaps, unpack_gaps
+from maitred.load.measure.columns import RequestColumns, pack_gaps, unpack_gaps
 from maitred.load.measure.cost import TesterCost, judge
 from maitred.load.measure.machine import Machine
 from maitred.load.measure.record import RunData
-from maitred.load.measure.series import Series, series
-from maitred.load.measure.summary import Summary, Window, rate_window, summarise
-from maitred.load.measure.times import Flags, Floats, Times
-from maitred.load.spec import LoadSpec, Objectives
+from maitred.load.measure.series import TimeSeries, series
+from maitred.load.measure.summary import MeasuringWindow, Summary, rate_window, summarise
+from maitred.load.measure.times import Flags, Floats, RequestTimes
+from maitred.load.spec import LoadSpec, ObjectivesSpec
 
 FORMAT = "maitred-load/1"
 """Changes with any change that an old reader would misread. New fields may come without."""
@@ -37,7 +37,7 @@ class TargetSeen(msgspec.Struct, frozen=True, kw_only=True):
     server: str
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+class PromptCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """What the prompts were made by: the words' seed, and what the tester found of the target's tokenizer."""
 
     tokens_per_word: float
@@ -45,7 +45,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     text_seed: int = 0
 
 
-class Result(msgspec.Struct, kw_only=True, dict=True):
+class LoadResult(msgspec.Struct, kw_only=True, dict=True):
     """One run.
 
     Attributes:
@@ -75,19 +75,19 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     seconds: float
     machine: Machine
     target: TargetSeen
-    calibration: Calibration
+    calibration: PromptCalibration
     spec: dict[str, Any]
     workload: str
     window_s: tuple[float, float]
     tester: TesterCost
     summary: Summary
     tenants: dict[str, Summary]
-    series: Series
-    requests: Requests
+    series: TimeSeries
+    requests: RequestColumns
     gaps: str
 
     @classmethod
-    def of(cls, spec: LoadSpec, data: RunData, *, command: str, workload: str) -> "Result":
+    def of(cls, spec: LoadSpec, data: RunData, *, command: str, workload: str) -> "LoadResult":
         """Works out everything that follows from what was measured.
 
         Args:
@@ -96,9 +96,9 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
             command: Of the shell.
             workload: One line that describes it.
         """
-        requests = Requests.of(data.records)
+        requests = RequestColumns.of(data.records)
         gaps = pack_gaps(data.records)
-        times = Times(requests, unpack_gaps(gaps))
+        times = RequestTimes(requests, unpack_gaps(gaps))
         window = rate_window(times, spec.bounds, has_trace=spec.shape.trace is not None, seconds=data.seconds)
 
         def summary(tenant: str | None = None) -> Summary:
@@ -112,7 +112,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
             seconds=round(data.seconds, 6),
             machine=Machine.here(),
             target=TargetSeen(url=spec.target.url, model=data.model, server=data.server),
-            calibration=Calibration(
+            calibration=PromptCalibration(
                 tokens_per_word=data.tokens_per_word, template_tokens=data.template_tokens, text_seed=data.text_seed
             ),
             spec=result_file.plain(spec),
@@ -135,7 +135,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         result_file.save(self, path)
 
     @classmethod
-    def load(cls, path: Path) -> "Result":
+    def load(cls, path: Path) -> "LoadResult":
         """Reads a file that `save` wrote.
 
         Raises:
@@ -149,22 +149,22 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         return result
 
     @cached_property
-    def times(self) -> Times:
+    def times(self) -> RequestTimes:
         """The times of its requests, by the definitions."""
-        return Times(self.requests, unpack_gaps(self.gaps))
+        return RequestTimes(self.requests, unpack_gaps(self.gaps))
 
     @cached_property
-    def objectives(self) -> Objectives:
+    def objectives(self) -> ObjectivesSpec:
         """What a good answer was."""
-        return msgspec.convert(self.spec["objectives"], Objectives)
+        return msgspec.convert(self.spec["objectives"], ObjectivesSpec)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> MeasuringWindow:
         """The part that rates are taken from."""
-        return Window(*self.window_s)
+        return MeasuringWindow(*self.window_s)
 
     def column(self, name: str) -> NDArray[Any]:
-        """A field of all requests, by its name in `Requests`: floats with NaN for none, integers, or text."""
+        """A field of all requests, by its name in `RequestColumns`: floats with NaN for none, integers, or text."""
         return self.requests.array(name)
 
     def counted(self) -> Flags:

@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.measure.record import Outcome, RunData
-from maitred.load.measure.times import Floats, Times
-from maitred.load.spec import Objectives
+from maitred.load.measure.record import RunData, UserOutcome
+from maitred.load.measure.times import Floats, RequestTimes
+from maitred.load.spec import ObjectivesSpec
 
 MOST_POINTS = 600
 """More do not show on a page."""
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class TimeSeries(msgspec.Struct, frozen=True, kw_only=True):
     """One value per step in every list; step ``i`` is the time from ``i * step_s`` to ``(i + 1) * step_s``.
 
     Attributes:
@@ -44,7 +44,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: list[float | None]
 
 
-def series(times: Times, data: RunData, objectives: Objectives) -> Series:
+def series(times: RequestTimes, data: RunData, objectives: ObjectivesSpec) -> TimeSeries:
     """The run of `data`, whose requests `times` are, step by step."""
     step_s = float(max(1, math.ceil(data.seconds / MOST_POINTS)))
     steps = max(1, math.ceil(data.seconds / step_s))
@@ -65,14 +65,14 @@ def series(times: Times, data: RunData, objectives: Objectives) -> Series:
     due, ended = count(times.intended_s), count(times.ended_s)
     by_outcome = {
         outcome.value: times.ended_s[np.array([it is outcome for it in requests.outcome], dtype=np.bool_)]
-        for outcome in Outcome
+        for outcome in UserOutcome
         if outcome in requests.outcome
     }
     first = np.flatnonzero(~np.isnan(times.ttft_s))
     sampled_s = np.array([sample.at_s for sample in data.samples])
     # A sample speaks of the interval that it ends.
     sampled_s = np.maximum(sampled_s - 1e-9, 0)
-    return Series(
+    return TimeSeries(
         step_s=step_s,
         due=_integers(due),
         sent=_integers(count(requests.array("sent_s"))),

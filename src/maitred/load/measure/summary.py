@@ -6,9 +6,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.times import Flags, Floats, Times
-from maitred.load.spec import Bounds, Objectives
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.times import Flags, Floats, RequestTimes
+from maitred.load.spec import ObjectivesSpec, StopCondition
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         output_tokens, prompt_tokens, cached_tokens: Of the counted requests.
         output_tokens_per_s: Tokens that arrived in the window.
         prompt_tokens_per_s: Tokens of the prompts whose answers began in the window.
-        ttft, itl, tpot, e2e: As `Times` defines them, in seconds.
+        ttft, itl, tpot, e2e: As `RequestTimes` defines them, in seconds.
         goodput_per_s: Requests that came to be complete in the window and met all objectives.
         attainment: Share of the counted requests that are complete and met all objectives. Those that their users
             cancelled are left out on both sides. None: there were no others.
@@ -70,7 +70,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None
 
 
-class Window(NamedTuple):
+class MeasuringWindow(NamedTuple):
     """The part of a run that rates are taken from, in seconds since its start."""
 
     from_s: float
@@ -86,7 +86,7 @@ class Window(NamedTuple):
         return (at_s >= self.from_s) & (at_s <= self.until_s)
 
 
-def rate_window(times: Times, bounds: Bounds, *, has_trace: bool, seconds: float) -> Window:
+def rate_window(times: RequestTimes, bounds: StopCondition, *, has_trace: bool, seconds: float) -> MeasuringWindow:
     """From the end of the warm-up to where the load ended: not to the last answer.
 
     When no more requests come, the last ones are answered by an ever emptier server. To count that tail as time makes
@@ -105,15 +105,20 @@ def rate_window(times: Times, bounds: Bounds, *, has_trace: bool, seconds: float
     reached_requests = bounds.requests is not None and len(times.intended_s) >= bounds.requests
     duration_s = bounds.duration_s if bounds.duration_s is not None or bounds.requests is not None else 60.0
     if duration_s is not None and not reached_requests and not has_trace:
-        return Window(from_s, max(min(duration_s, seconds), from_s))
+        return MeasuringWindow(from_s, max(min(duration_s, seconds), from_s))
     last_due_s = float(times.intended_s.max(initial=from_s))
     if last_due_s - from_s < (seconds - from_s) / 2:
-        return Window(from_s, seconds)
-    return Window(from_s, last_due_s)
+        return MeasuringWindow(from_s, seconds)
+    return MeasuringWindow(from_s, last_due_s)
 
 
 def summarise(
-    times: Times, window: Window, objectives: Objectives, *, warmup_s: float, tenant: str | None = None
+    times: RequestTimes,
+    window: MeasuringWindow,
+    objectives: ObjectivesSpec,
+    *,
+    warmup_s: float,
+    tenant: str | None = None,
 ) -> Summary:
     """The figures of all requests, or of one tenant's."""
     requests = times.requests
@@ -135,7 +140,7 @@ def summarise(
 
     return Summary(
         requests=int(counted.sum()),
-        outcomes={outcome.value: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
+        outcomes={outcome.value: outcomes[outcome] for outcome in UserOutcome if outcomes[outcome]},
         seconds=round(window.seconds, 6),
         requests_per_s=per_s(ended_inside.sum()),
         output_tokens=int(times.tokens[counted].sum()),

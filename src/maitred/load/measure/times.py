@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.load.measure.columns import Requests
-from maitred.load.measure.record import Outcome
-from maitred.load.spec import Objectives
+from maitred.load.measure.columns import RequestColumns
+from maitred.load.measure.record import UserOutcome
+from maitred.load.spec import ObjectivesSpec
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-class Delivered(NamedTuple):
+class DeliveredTokens(NamedTuple):
     """Tokens on their way: when so many of them arrived, and which request they belong to."""
 
     at_s: Floats
@@ -28,7 +28,7 @@ class Delivered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Times:
+class RequestTimes:
     """The times of a run's requests as arrays, one value per request; NaN where it has none.
 
     Args:
@@ -36,18 +36,18 @@ class Times:
         gaps_us: Times between the pieces of each answer, request after request, in microseconds.
     """
 
-    requests: Requests
+    requests: RequestColumns
     gaps_us: NDArray[np.uint32]
 
     @cached_property
     def complete(self) -> Flags:
         """Whether the answer came whole."""
-        return self._ended_as(Outcome.COMPLETE)
+        return self._ended_as(UserOutcome.COMPLETE)
 
     @cached_property
     def cancelled(self) -> Flags:
         """Whether the user left on purpose."""
-        return self._ended_as(Outcome.CANCELLED)
+        return self._ended_as(UserOutcome.CANCELLED)
 
     @cached_property
     def intended_s(self) -> Floats:
@@ -136,7 +136,7 @@ class Times:
         return np.repeat(np.arange(len(self.pieces)), self.pieces)
 
     @cached_property
-    def delivered(self) -> "Delivered":
+    def delivered(self) -> "DeliveredTokens":
         """When tokens arrived, of all requests.
 
         A request's tokens are spread evenly over its pieces, since a piece may carry several. An answer that was not
@@ -144,7 +144,7 @@ class Times:
         """
         whole = np.flatnonzero(self.complete & (self.pieces == 0))
         per_piece: Floats = self.tokens / np.maximum(self.pieces, 1)
-        return Delivered(
+        return DeliveredTokens(
             at_s=np.concatenate([self.arrival_s, self.ended_s[whole]]),
             tokens=np.concatenate([per_piece[self.arrival_request], self.tokens[whole]]),
             request=np.concatenate([self.arrival_request, whole]),
@@ -158,7 +158,7 @@ class Times:
         later[starts[self.pieces > 0]] = False
         return self.arrival_s[later]
 
-    def met(self, objectives: Objectives) -> Flags:
+    def met(self, objectives: ObjectivesSpec) -> Flags:
         """Which requests are complete and meet all objectives that are given.
 
         An answer of one token meets any time per token, since it has none.
@@ -176,5 +176,5 @@ class Times:
     def _column(self, name: str) -> NDArray[Any]:
         return self.requests.array(name)
 
-    def _ended_as(self, outcome: Outcome) -> Flags:
+    def _ended_as(self, outcome: UserOutcome) -> Flags:
         return np.array([it is outcome for it in self.requests.outcome], dtype=np.bool_)

@@ -5,16 +5,16 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.answer import Traffic
-from maitred.load.play.client.caller import PATIENT, Caller, Manners
-from maitred.load.play.client.pool import Pool
-from maitred.load.play.doors import Doors
-from maitred.load.play.target import Calibration, Message, Requests
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.answer import StreamTotals
+from maitred.load.play.client.caller import PATIENT, LoadClient, UserBehaviour
+from maitred.load.play.client.pool import ConnectionPool
+from maitred.load.play.doors import StartGate
+from maitred.load.play.target import Message, RequestEncoder, TargetCalibration
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.lengths import parse_distribution
 from maitred.load.workload.prompts import PromptWriter
-from maitred.load.workload.session import Session, Turn
+from maitred.load.workload.session import LoadSession, SessionTurn
 
 LATEST_STALL_S = 1.0
 """A stalled user stops reading at a random moment within this time of the response's head."""
@@ -47,25 +47,25 @@ class Conversations:
         self,
         spec: LoadSpec,
         block_tokens: int,
-        pool: Pool,
-        calibration: Calibration,
-        doors: Doors,
+        pool: ConnectionPool,
+        calibration: TargetCalibration,
+        doors: StartGate,
         now_s: Callable[[], float],
         *,
         keep_text: bool,
     ) -> None:
-        self.records: list[Record] = []
+        self.records: list[RequestRecord] = []
         self.open = 0
-        self.ended: Counter[Outcome] = Counter()
-        self.recent: deque[Record] = deque(maxlen=RECENT)
-        self.traffic = Traffic()
+        self.ended: Counter[UserOutcome] = Counter()
+        self.recent: deque[RequestRecord] = deque(maxlen=RECENT)
+        self.traffic = StreamTotals()
         given = spec.shape.text_seed
         self.text_seed = random.SystemRandom().randrange(1 << 32) if given is None else given
         self._spec = spec
         self._doors = doors
         self._now_s = now_s
         self._keep_text = keep_text
-        self._requests = Requests(spec.target, pool.origin, calibration.model, calibration.dialect)
+        self._requests = RequestEncoder(spec.target, pool.origin, calibration.model, calibration.dialect)
         self._writer = PromptWriter(
             tokens_per_word=calibration.tokens_per_word,
             template_tokens=calibration.template_tokens,
@@ -73,7 +73,7 @@ class Conversations:
             seed=self.text_seed,
             tokenizer=calibration.tokenizer,
         )
-        self._caller = Caller(
+        self._caller = LoadClient(
             pool,
             now_s=now_s,
             retries=spec.clients.retries,
@@ -86,7 +86,7 @@ class Conversations:
         self._leave = parse_distribution(spec.clients.cancel_after_s, what="clients.cancel_after_s")
         self._places = asyncio.Semaphore(spec.clients.max_open) if spec.clients.max_open else None
 
-    async def hold(self, session: Session, due_s: float) -> float:
+    async def hold(self, session: LoadSession, due_s: float) -> float:
         """Asks the turns of a session, the first when it is due; when the last answer ended.
 
         A conversation whose answer did not come is not gone on with, as its user has nothing to answer to.
@@ -101,23 +101,23 @@ class Conversations:
                 due_s += turn.think_s
             if not await self._doors.admit(due_s):
                 break
-            record = Record(session.id, number, session.tenant, due_s, turn.output_tokens)
+            record = RequestRecord(session.id, number, session.tenant, due_s, turn.output_tokens)
             question = {"role": "user", "content": self._question(session, number, turn)}
             messages = [question] if turn.blocks else [*history, question]
             answer = await self._ask(record, messages, keep_text=self._keep_text or number < last)
             due_s = record.ended_s
-            if record.outcome is not Outcome.COMPLETE:
+            if record.outcome is not UserOutcome.COMPLETE:
                 break
             if number < last:
                 history += [question, {"role": "assistant", "content": "".join(answer)}]
         return due_s
 
-    def _question(self, session: Session, number: int, turn: Turn) -> str:
+    def _question(self, session: LoadSession, number: int, turn: SessionTurn) -> str:
         if turn.blocks:
             return self._writer.blocks(turn.blocks, turn.prompt_tokens)
         return self._writer.message(session.id, number, turn.prompt_tokens)
 
-    async def _ask(self, record: Record, messages: list[Message], *, keep_text: bool) -> list[str]:
+    async def _ask(self, record: RequestRecord, messages: list[Message], *, keep_text: bool) -> list[str]:
         """Asks one question; the record has an outcome whatever happens."""
         self.records.append(record)
         self.open += 1
@@ -135,7 +135,7 @@ class Conversations:
             async with self._places:
                 return await self._caller.ask(record, request, self._manners(record), keep_text=keep_text)
         finally:
-            if record.outcome is Outcome.UNFINISHED:
+            if record.outcome is UserOutcome.UNFINISHED:
                 record.ended_s = self._now_s()
             if not self._keep_text:
                 record.text = None
@@ -143,14 +143,14 @@ class Conversations:
             self.ended[record.outcome] += 1
             self.recent.append(record)
 
-    def _manners(self, record: Record) -> Manners:
+    def _manners(self, record: RequestRecord) -> UserBehaviour:
         """How this user behaves, by lot; the same for the same seed, whatever the others do."""
         clients = self._spec.clients
         if not clients.cancel_share and not clients.stall_share:
             return PATIENT
         lot = random.Random(f"{self._spec.seed}:manners:{record.session}:{record.turn}")
         leaves, stalls = lot.random() < clients.cancel_share, lot.random() < clients.stall_share
-        return Manners(
+        return UserBehaviour(
             leave_after_s=self._leave.draw(lot) if leaves else None,
             stall_after_s=lot.uniform(0, LATEST_STALL_S) if stalls else None,
             stall_s=clients.stall_s,

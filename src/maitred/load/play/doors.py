@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 
-class Doors:
+class StartGate:
     """Open at first, and closed once. Enter it in the run's event loop.
 
     Args:
@@ -33,7 +33,7 @@ class Doors:
         self._timer: asyncio.TimerHandle | None = None
         self._listener: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Doors":
+    async def __aenter__(self) -> "StartGate":
         if self.duration_s is not None:
             left_s = self.duration_s - self._now_s()
             self._timer = asyncio.get_running_loop().call_later(left_s, self._closed.set)

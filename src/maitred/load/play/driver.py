@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from maitred.load.measure.record import Progress, RunData, Sample
+from maitred.load.measure.record import RunData, RunProgress, TesterSample
 from maitred.load.play.client.origin import Origin
-from maitred.load.play.client.pool import Pool
+from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
 from maitred.load.play.collector import calm_collector
 from maitred.load.play.conversation import Conversations
-from maitred.load.play.doors import Doors
-from maitred.load.play.monitor import Monitor
+from maitred.load.play.doors import StartGate
+from maitred.load.play.monitor import TesterMonitor
 from maitred.load.play.target import calibrate
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.arrivals import parse_profile
 from maitred.load.workload.generator import make_workload
 from maitred.load.workload.lengths import parse_distribution
-from maitred.load.workload.session import Session, Workload
+from maitred.load.workload.session import LoadSession, Workload
 
 DEFAULT_DURATION_S = 60.0
 MOST_AT_ONCE = 64
@@ -39,7 +39,7 @@ async def run(
     spec: LoadSpec,
     workload: Workload | None = None,
     *,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[RunProgress], None] | None = None,
     stop: asyncio.Event | None = None,
     keep_text: bool = False,
 ) -> RunData:
@@ -62,10 +62,10 @@ async def run(
     _allow_many_files()
     address = spec.target.unix_socket or await origin.resolve()
     clock = RunClock()
-    pool = Pool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, clock=clock)
+    pool = ConnectionPool(origin, address, connect_timeout_s=spec.clients.connect_timeout_s, clock=clock)
     try:
         calibration = await calibrate(spec.target, pool)
-        doors = Doors(
+        doors = StartGate(
             clock.now_s, duration_s=_duration_s(spec), requests=spec.bounds.requests, stop=stop or asyncio.Event()
         )
         conversations = Conversations(
@@ -75,7 +75,7 @@ async def run(
         with calm_collector():
             clock.restart()
             started_unix_s = time.time()
-            async with Monitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
+            async with TesterMonitor(clock.now_s, lambda: conversations.open, progress.report) as monitor:
                 await _Crowd(spec, workload, conversations, doors, clock.now_s).play()
                 return RunData(
                     records=conversations.records,
@@ -103,7 +103,7 @@ class _Crowd:
         spec: LoadSpec,
         workload: Workload,
         conversations: Conversations,
-        doors: Doors,
+        doors: StartGate,
         now_s: Callable[[], float],
     ) -> None:
         self._spec = spec
@@ -156,21 +156,23 @@ class _Crowd:
                 return
             due_s = await self._conversations.hold(session, due_s) + self._think.draw(think)
 
-    def _next_session(self) -> Session | None:
+    def _next_session(self) -> LoadSession | None:
         return next(self._sessions, None)
 
 
 class _ProgressReport:
     """Tells a watcher how the run stands."""
 
-    def __init__(self, doors: Doors, conversations: Conversations, watch: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self, doors: StartGate, conversations: Conversations, watch: Callable[[RunProgress], None] | None
+    ) -> None:
         self._doors = doors
         self._conversations = conversations
         self._watch = watch
         self._last_s = 0.0
         self._last_pieces = 0
 
-    def report(self, sample: Sample) -> None:
+    def report(self, sample: TesterSample) -> None:
         """Passes the figures since the last report on."""
         if self._watch is None:
             return
@@ -184,7 +186,7 @@ class _ProgressReport:
             if len(record.arrivals_s) > 1
         ]
         self._watch(
-            Progress(
+            RunProgress(
                 at_s=sample.at_s,
                 share=self._share(sample.at_s),
                 due=len(now.records),

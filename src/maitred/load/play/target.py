@@ -12,13 +12,13 @@ import msgspec
 
 from maitred import __version__
 from maitred.core.errors import InvalidRequest, Unavailable
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.answer import Traffic, said
-from maitred.load.play.client.caller import Caller
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.answer import StreamTotals, said
+from maitred.load.play.client.caller import LoadClient
 from maitred.load.play.client.connection import ConnectionFailed
 from maitred.load.play.client.origin import Origin
-from maitred.load.play.client.pool import Pool
-from maitred.load.spec import Target
+from maitred.load.play.client.pool import ConnectionPool
+from maitred.load.spec import LoadTarget
 from maitred.load.workload import prompts
 from maitred.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class _Models(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class TargetDialect:
     """Which of the API's fields a server takes.
 
     Attributes:
@@ -49,10 +49,10 @@ class Dialect:
     limit_field: str = "max_tokens"
 
 
-class Requests:
+class RequestEncoder:
     """Makes the bytes of requests to one target."""
 
-    def __init__(self, target: Target, origin: Origin, model: str, dialect: Dialect) -> None:
+    def __init__(self, target: LoadTarget, origin: Origin, model: str, dialect: TargetDialect) -> None:
         self._target = target
         self._origin = origin
         self._path = "/v1/chat/completions" if target.endpoint == "chat" else "/v1/completions"
@@ -103,7 +103,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class TargetCalibration:
     """What was found out about the target before the load.
 
     Attributes:
@@ -117,13 +117,13 @@ class Calibration:
 
     model: str
     server: str
-    dialect: Dialect
+    dialect: TargetDialect
     tokens_per_word: float
     template_tokens: float
     tokenizer: Tokenizer | None = field(default=None, repr=False)
 
 
-def extra_fields(target: Target) -> dict[str, Any]:
+def extra_fields(target: LoadTarget) -> dict[str, Any]:
     """The fields that the spec adds to every request; a null one takes a field away.
 
     Raises:
@@ -152,7 +152,7 @@ def load_tokenizer(name: str | None) -> Tokenizer | None:
     return Tokenizer.load(folder)
 
 
-async def calibrate(target: Target, pool: Pool) -> Calibration:
+async def calibrate(target: LoadTarget, pool: ConnectionPool) -> TargetCalibration:
     """Asks the server what it serves, which fields it takes, and how it counts the tester's words.
 
     The probes are two short requests for one token (a few more where the server refuses a field), so the run does not
@@ -165,31 +165,31 @@ async def calibrate(target: Target, pool: Pool) -> Calibration:
     key = target.api_key.reveal() if target.api_key else None
     model, server = await _ask_models(target, pool, key)
     tokenizer = load_tokenizer(target.tokenizer)
-    dialects = [Dialect(True), Dialect(False), Dialect(False, "max_completion_tokens")]
+    dialects = [TargetDialect(True), TargetDialect(False), TargetDialect(False, "max_completion_tokens")]
     if target.exact_output == "never":
         dialects.pop(0)
     elif target.exact_output == "always":
         del dialects[1:]
     fixed = msgspec.structs.replace(target, stream=False)
-    caller = Caller(
-        pool, now_s=time.monotonic, retries=2, timeout_s=PROBE_TIMEOUT_S, rng=random.Random(0), traffic=Traffic()
+    caller = LoadClient(
+        pool, now_s=time.monotonic, retries=2, timeout_s=PROBE_TIMEOUT_S, rng=random.Random(0), traffic=StreamTotals()
     )
     for dialect in dialects:
-        requests = Requests(fixed, pool.origin, model, dialect)
+        requests = RequestEncoder(fixed, pool.origin, model, dialect)
         counts: list[int] = []
         for words in PROBE_WORDS:
-            record = Record(0, 0, "", 0.0, 1)
+            record = RequestRecord(0, 0, "", 0.0, 1)
             probe = requests.encode([{"role": "user", "content": prompts.probe(words)}], 1, key=key)
             await caller.ask(record, probe)
-            if record.outcome is not Outcome.COMPLETE:
+            if record.outcome is not UserOutcome.COMPLETE:
                 break
             counts.append(record.prompt_tokens)
         else:
             if 0 in counts:
                 # The server does not count; a word of the tester's is a token to most vocabularies.
-                return Calibration(model, server, dialect, 1.0, 0.0, tokenizer)
+                return TargetCalibration(model, server, dialect, 1.0, 0.0, tokenizer)
             per_word, template = prompts.fit(PROBE_WORDS[0], counts[0], PROBE_WORDS[1], counts[1])
-            return Calibration(model, server, dialect, per_word, template, tokenizer)
+            return TargetCalibration(model, server, dialect, per_word, template, tokenizer)
         if record.status not in (400, 422):
             break
     if record.status == 0 or record.status >= 500:
@@ -197,7 +197,7 @@ async def calibrate(target: Target, pool: Pool) -> Calibration:
     raise InvalidRequest(f"The server refuses a first small request. {record.error}")
 
 
-async def _ask_models(target: Target, pool: Pool, key: str | None) -> tuple[str, str]:
+async def _ask_models(target: LoadTarget, pool: ConnectionPool, key: str | None) -> tuple[str, str]:
     """The model to ask, and the server's own name."""
     reader = _WholeReader()
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maitred.load.analysis.comparison import Comparison, Side, Verdict
-from maitred.load.measure.record import Outcome
+from maitred.load.analysis.comparison import ComparisonSide, RunComparison, Verdict
+from maitred.load.measure.record import UserOutcome
 from maitred.load.report import canvas
-from maitred.load.report.document import Block, Document, Note, Plot, Section, Table, Text, Tone
+from maitred.load.report.document import Block, Callout, CalloutLevel, Document, Paragraph, Plot, Section, Table
 from maitred.load.report.quantity import NONE, count, duration, exact, plural, rate, share
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ COLOURS: dict[Verdict, str] = {
 MARKERS: dict[Verdict, str] = {"same": "o", "better": "D", "worse": "s", "unclear": "o"}
 
 
-def outline(comparison: Comparison) -> Document:
+def outline(comparison: RunComparison) -> Document:
     """The whole report of a comparison."""
-    tone = Tone.BAD if comparison.worse else Tone.GOOD
-    if tone is Tone.GOOD and (comparison.warnings or all(row.verdict == "unclear" for row in comparison.rows)):
-        tone = Tone.CARE
+    tone = CalloutLevel.BAD if comparison.worse else CalloutLevel.GOOD
+    if tone is CalloutLevel.GOOD and (comparison.warnings or all(row.verdict == "unclear" for row in comparison.rows)):
+        tone = CalloutLevel.CARE
     sections = [
         Section("What differs", list(_rows(comparison))),
         Section("The two sides", list(_sides(comparison))),
@@ -36,13 +36,13 @@ def outline(comparison: Comparison) -> Document:
     return Document(
         title="Load test: before and after",
         subtitle=f"{before.target}, {before.started} → {after.target}, {after.started}",
-        verdict=Note(tone, comparison.verdict),
-        notes=[Note(Tone.CARE, warning) for warning in comparison.warnings],
+        verdict=Callout(tone, comparison.verdict),
+        notes=[Callout(CalloutLevel.CARE, warning) for warning in comparison.warnings],
         sections=sections,
     )
 
 
-def draw(comparison: Comparison) -> dict[str, str]:
+def draw(comparison: RunComparison) -> dict[str, str]:
     """The intervals of all changes, in one figure: name -> SVG.
 
     Raises:
@@ -87,7 +87,7 @@ def draw(comparison: Comparison) -> dict[str, str]:
         return {"changes": canvas.svg(figure, "changes", "The change of each metric with its interval")}
 
 
-def _rows(comparison: Comparison) -> Iterator[Block]:
+def _rows(comparison: RunComparison) -> Iterator[Block]:
     rows = [
         [
             row.label,
@@ -107,7 +107,7 @@ def _rows(comparison: Comparison) -> Iterator[Block]:
     )
 
 
-def _sides(comparison: Comparison) -> Iterator[Block]:
+def _sides(comparison: RunComparison) -> Iterator[Block]:
     before, after = comparison.before, comparison.after
     rows = [
         ["Target", before.target, after.target],
@@ -117,7 +117,7 @@ def _sides(comparison: Comparison) -> Iterator[Block]:
         ["Requests", count(before.requests), count(after.requests)],
         *(
             [outcome.replace("_", " ").capitalize(), _outcome(before, outcome), _outcome(after, outcome)]
-            for outcome in Outcome
+            for outcome in UserOutcome
             if outcome in before.outcomes or outcome in after.outcomes
         ),
     ]
@@ -126,13 +126,13 @@ def _sides(comparison: Comparison) -> Iterator[Block]:
         yield Table(["Settings that differ"], [[difference] for difference in comparison.differences])
 
 
-def _method(comparison: Comparison) -> Iterator[Block]:
-    yield Text(comparison.method)
+def _method(comparison: RunComparison) -> Iterator[Block]:
+    yield Paragraph(comparison.method)
     if comparison.caveat:
-        yield Text(comparison.caveat)
+        yield Paragraph(comparison.caveat)
 
 
-def _outcome(side: Side, outcome: Outcome) -> str:
+def _outcome(side: ComparisonSide, outcome: UserOutcome) -> str:
     number = side.outcomes.get(outcome, 0)
     return f"{count(number)} ({share(number / side.requests)})" if side.requests else NONE
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Tone(StrEnum):
+class CalloutLevel(StrEnum):
     """How a note is meant."""
 
     GOOD = "good"
@@ -13,29 +13,29 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True)
-class Note:
+class Callout:
     """A sentence that a reader must not miss."""
 
-    tone: Tone
+    tone: CalloutLevel
     text: str
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """What is to be read, or typed, letter by letter."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """A key figure: its name, its value, and what else to know of it."""
 
     name: str
@@ -44,10 +44,10 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Figures:
+class KeyFigures:
     """The figures that a reader came for."""
 
-    figures: list[Figure]
+    figures: list[KeyFigure]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Plot:
     caption: str
 
 
-Block = Note | Text | Code | Figures | Table | Plot
+Block = Callout | Paragraph | CodeBlock | KeyFigures | Table | Plot
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,6 @@ class Document:
 
     title: str
     subtitle: str
-    verdict: Note
-    notes: list[Note] = field(default_factory=list)
+    verdict: Callout
+    notes: list[Callout] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from html import escape
 
-from maitred.load.measure.result import Result
-from maitred.load.report.document import Block, Code, Document, Figures, Note, Plot, Table, Text
+from maitred.load.measure.result import LoadResult
+from maitred.load.report.document import Block, Callout, CodeBlock, Document, KeyFigures, Paragraph, Plot, Table
 from maitred.load.report.outline import outline
 
 STYLE = """
@@ -52,7 +52,7 @@ figcaption { margin-top: .3rem; font-size: .88rem; max-width: 48rem; }
 """
 
 
-def render(result: Result, svgs: Mapping[str, str]) -> str:
+def render(result: LoadResult, svgs: Mapping[str, str]) -> str:
     """The report of a run, with the figures that `plots.draw` drew of it."""
     return write(outline(result), svgs)
 
@@ -81,13 +81,13 @@ def write(document: Document, svgs: Mapping[str, str]) -> str:
 
 def _block(block: Block, svgs: Mapping[str, str]) -> str:
     match block:
-        case Note():
+        case Callout():
             return _note(block)
-        case Text(text):
+        case Paragraph(text):
             return f"<p>{escape(text)}</p>"
-        case Code(text):
+        case CodeBlock(text):
             return f"<pre>{escape(text)}</pre>"
-        case Figures(figures):
+        case KeyFigures(figures):
             cells = "\n".join(
                 f'<div><dt>{escape(it.name)}</dt><dd class="value">{escape(it.value)}</dd>'
                 f'<dd class="aside">{escape(it.aside)}</dd></div>'
@@ -113,5 +113,5 @@ def _table(table: Table) -> str:
     return f'<div class="wide"><table>\n{head}<tbody>\n{rows}\n</tbody></table></div>'
 
 
-def _note(note: Note, kind: str = "note") -> str:
+def _note(note: Callout, kind: str = "note") -> str:
     return f'<p class="{kind} {note.tone}">{escape(note.text)}</p>'

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
-from maitred.load.report.document import Note, Tone
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.report.document import Callout, CalloutLevel
 from maitred.load.report.quantity import count, duration, exact, plural, share
 
 FEW = 100
@@ -13,63 +13,65 @@ SHORT_S = 10.0
 """Windows below this give rates that another run would not repeat."""
 
 PHRASES = {
-    Outcome.REFUSED: "refused",
-    Outcome.FAILED: "failed",
-    Outcome.CUT: "cut off",
-    Outcome.TIMED_OUT: "timed out",
-    Outcome.UNFINISHED: "still open at the end",
+    UserOutcome.REFUSED: "refused",
+    UserOutcome.FAILED: "failed",
+    UserOutcome.CUT: "cut off",
+    UserOutcome.TIMED_OUT: "timed out",
+    UserOutcome.UNFINISHED: "still open at the end",
 }
 
 
-def verdict(result: Result) -> Note:
+def verdict(result: LoadResult) -> Callout:
     """The first thing to know: whether the figures are the server's, and how it did."""
     total = result.summary.requests
     if not total:
-        return Note(Tone.BAD, "Nothing was measured: no request was due after the warm-up. Let the run last longer.")
-    complete = result.summary.outcomes.get(Outcome.COMPLETE, 0)
+        return Callout(
+            CalloutLevel.BAD, "Nothing was measured: no request was due after the warm-up. Let the run last longer."
+        )
+    complete = result.summary.outcomes.get(UserOutcome.COMPLETE, 0)
     if not complete:
-        return Note(Tone.BAD, f"None of {plural(total, 'request')} was answered completely.")
+        return Callout(CalloutLevel.BAD, f"None of {plural(total, 'request')} was answered completely.")
     if result.tester.limit != "none":
-        return Note(Tone.BAD, result.tester.verdict)
+        return Callout(CalloutLevel.BAD, result.tester.verdict)
     lost = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in PHRASES}
     missing = sum(lost.values())
     answered = "The figures are the server's own: the tester kept up."
     if missing:
         parts = ", ".join(f"{count(number)} {PHRASES[outcome]}" for outcome, number in lost.items() if number)
-        return Note(
-            Tone.CARE,
+        return Callout(
+            CalloutLevel.CARE,
             f"{share(missing / total)} of {plural(total, 'request')} did not get a whole answer ({parts}). {answered}",
         )
     attainment = result.summary.attainment
     if has_objectives(result) and attainment is not None:
         wanted = exact(share(result.objectives.attainment))
         if attainment < result.objectives.attainment:
-            return Note(
-                Tone.CARE,
+            return Callout(
+                CalloutLevel.CARE,
                 f"All requests were answered, but {share(attainment)} met the objectives where {wanted} should. "
                 f"{answered}",
             )
-        return Note(
-            Tone.GOOD,
+        return Callout(
+            CalloutLevel.GOOD,
             f"All requests were answered, and {share(attainment)} met the objectives ({wanted} should). {answered}",
         )
-    return Note(Tone.GOOD, f"All requests were answered. {answered}")
+    return Callout(CalloutLevel.GOOD, f"All requests were answered. {answered}")
 
 
-def notes(result: Result) -> list[Note]:
+def notes(result: LoadResult) -> list[Callout]:
     """What else limits what the figures say; empty for a long, clean run."""
-    return [Note(Tone.CARE, text) for text in (*_of_the_sample(result), *_of_the_server(result)) if text]
+    return [Callout(CalloutLevel.CARE, text) for text in (*_of_the_sample(result), *_of_the_server(result)) if text]
 
 
-def has_objectives(result: Result) -> bool:
+def has_objectives(result: LoadResult) -> bool:
     """Whether the run was held against any."""
     objectives = result.objectives
     return any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
 
 
-def _of_the_sample(result: Result) -> list[str]:
+def _of_the_sample(result: LoadResult) -> list[str]:
     summary, texts = result.summary, []
-    unfinished = summary.outcomes.get(Outcome.UNFINISHED, 0)
+    unfinished = summary.outcomes.get(UserOutcome.UNFINISHED, 0)
     if unfinished:
         texts.append(
             f"{plural(unfinished, 'request')} had not ended when the run did: their times are missing from the "
@@ -88,7 +90,7 @@ def _of_the_sample(result: Result) -> list[str]:
     return texts
 
 
-def _of_the_server(result: Result) -> list[str]:
+def _of_the_server(result: LoadResult) -> list[str]:
     texts = []
     complete = result.counted() & result.times.complete
     tokens, asked = result.column("output_tokens")[complete], result.column("asked_tokens")[complete]

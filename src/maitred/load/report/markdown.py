@@ -3,15 +3,25 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from maitred.load.measure.result import Result
-from maitred.load.report.document import Block, Code, Document, Figures, Note, Plot, Table, Text, Tone
+from maitred.load.measure.result import LoadResult
+from maitred.load.report.document import (
+    Block,
+    Callout,
+    CalloutLevel,
+    CodeBlock,
+    Document,
+    KeyFigures,
+    Paragraph,
+    Plot,
+    Table,
+)
 from maitred.load.report.outline import outline
 
-MARKS = {Tone.GOOD: "✅", Tone.CARE: "⚠️", Tone.BAD: "❌"}
+MARKS = {CalloutLevel.GOOD: "✅", CalloutLevel.CARE: "⚠️", CalloutLevel.BAD: "❌"}
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~$"} | {"&": "&amp;", "\n": " "})
 
 
-def render(result: Result, plots: Mapping[str, Path] | None = None) -> str:
+def render(result: LoadResult, plots: Mapping[str, Path] | None = None) -> str:
     """The report of a run.
 
     Args:
@@ -34,17 +44,17 @@ def write(document: Document, plots: Mapping[str, Path]) -> str:
 
 def _block(block: Block, plots: Mapping[str, Path]) -> str:
     match block:
-        case Note():
+        case Callout():
             return _note(block)
-        case Text(text):
+        case Paragraph(text):
             return _text(text)
-        case Code(text):
+        case CodeBlock(text):
             # A fence longer than any run of backticks inside.
             fence = "```"
             while fence in text:
                 fence += "`"
             return f"{fence}sh\n{text}\n{fence}"
-        case Figures(figures):
+        case KeyFigures(figures):
             return _table(Table(["", "", ""], [[it.name, it.value, it.aside] for it in figures]))
         case Table():
             return _table(block)
@@ -58,7 +68,7 @@ def _table(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _note(note: Note) -> str:
+def _note(note: Callout) -> str:
     return f"{MARKS[note.tone]} {_text(note.text)}"
 
 

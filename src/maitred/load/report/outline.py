@@ -7,10 +7,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.measure.summary import Quantiles
-from maitred.load.report.document import Block, Code, Document, Figure, Figures, Plot, Section, Table, Text
+from maitred.load.report.document import (
+    Block,
+    CodeBlock,
+    Document,
+    KeyFigure,
+    KeyFigures,
+    Paragraph,
+    Plot,
+    Section,
+    Table,
+)
 from maitred.load.report.judgement import has_objectives, notes, verdict
 from maitred.load.report.quantity import NONE, count, duration, exact, rate, share, significant, size
 from maitred.load.spec import LoadSpec
@@ -34,7 +44,7 @@ DEFINITIONS = Table(
 )
 
 
-def outline(result: Result) -> Document:
+def outline(result: LoadResult) -> Document:
     """The whole report of a run."""
     target = result.target
     server = f" ({target.server})" if target.server else ""
@@ -58,11 +68,11 @@ def outline(result: Result) -> Document:
     )
 
 
-def _key_figures(result: Result) -> Figures:
+def _key_figures(result: LoadResult) -> KeyFigures:
     summary = result.summary
-    complete = summary.outcomes.get(Outcome.COMPLETE, 0)
+    complete = summary.outcomes.get(UserOutcome.COMPLETE, 0)
     figures = [
-        Figure(f"{name} p50", duration(times.p50), f"{high} {duration(getattr(times, high))}")
+        KeyFigure(f"{name} p50", duration(times.p50), f"{high} {duration(getattr(times, high))}")
         for name, times, high in (
             ("TTFT", summary.ttft, "p95"),
             ("ITL", summary.itl, "p99"),
@@ -71,15 +81,15 @@ def _key_figures(result: Result) -> Figures:
         if times.count
     ]
     figures += [
-        Figure("Output tokens", rate(summary.output_tokens_per_s), f"{count(summary.output_tokens)} in all"),
-        Figure("Complete requests", rate(summary.requests_per_s), f"{count(complete)} of {count(summary.requests)}"),
+        KeyFigure("Output tokens", rate(summary.output_tokens_per_s), f"{count(summary.output_tokens)} in all"),
+        KeyFigure("Complete requests", rate(summary.requests_per_s), f"{count(complete)} of {count(summary.requests)}"),
     ]
     if has_objectives(result):
-        figures.append(Figure("Attainment", share(summary.attainment), f"goodput {rate(summary.goodput_per_s)}"))
-    return Figures(figures)
+        figures.append(KeyFigure("Attainment", share(summary.attainment), f"goodput {rate(summary.goodput_per_s)}"))
+    return KeyFigures(figures)
 
 
-def _latency(result: Result) -> Iterator[Block]:
+def _latency(result: LoadResult) -> Iterator[Block]:
     summary = result.summary
     named = {
         "Time to first token (TTFT)": summary.ttft,
@@ -89,7 +99,7 @@ def _latency(result: Result) -> Iterator[Block]:
     }
     rows = [_quantiles(name, times) for name, times in named.items() if times.count]
     if not rows:
-        yield Text("No answer came, so there are no times.")
+        yield Paragraph("No answer came, so there are no times.")
         return
     yield Table(["", "Count", "Mean", "p50", "p90", "p95", "p99", "Max"], rows)
     yield Plot(
@@ -106,7 +116,7 @@ def _latency(result: Result) -> Iterator[Block]:
     yield Plot("ttft-by-prompt", "Each dot is a request. What was read from the prefix cache need not be computed.")
 
 
-def _throughput(result: Result) -> Iterator[Block]:
+def _throughput(result: LoadResult) -> Iterator[Block]:
     summary = result.summary
     cached = summary.cached_tokens / summary.prompt_tokens if summary.prompt_tokens else 0.0
     rows = [
@@ -116,7 +126,7 @@ def _throughput(result: Result) -> Iterator[Block]:
         ["… of them from the prefix cache", count(summary.cached_tokens), share(cached)],
     ]
     yield Table(["", "In all", "Rate"], rows)
-    yield Text(
+    yield Paragraph(
         f"Rates are of what happened from {duration(result.window.from_s)} to {duration(result.window.until_s)} of the "
         "run: after the warm-up, and while requests still came."
     )
@@ -124,7 +134,7 @@ def _throughput(result: Result) -> Iterator[Block]:
     yield Plot("arrivals", "Where fewer requests end than were due, a queue grows.")
 
 
-def _objectives(result: Result) -> Iterator[Block]:
+def _objectives(result: LoadResult) -> Iterator[Block]:
     if not has_objectives(result):
         return
     objectives, summary = result.objectives, result.summary
@@ -138,14 +148,14 @@ def _objectives(result: Result) -> Iterator[Block]:
         rows.append([name, f"≤ {exact(duration(bound_s))}", share(float(alone.mean())) if len(alone) else NONE])
     rows.append(["All of them: attainment", f"≥ {exact(share(objectives.attainment))}", share(summary.attainment)])
     yield Table(["Objective", "Bound", "Met by"], rows)
-    yield Text(
+    yield Paragraph(
         f"Goodput is {rate(summary.goodput_per_s, 'requests')}. A request that did not get a whole answer meets none "
         "of the objectives; one that its user cancelled is not judged."
     )
     yield Plot("goodput", "Green is what users got in time; what lies between it and the line of due requests is lost.")
 
 
-def _tenants(result: Result) -> Iterator[Block]:
+def _tenants(result: LoadResult) -> Iterator[Block]:
     if len(result.tenants) < 2:
         return
     total = sum(summary.output_tokens for summary in result.tenants.values())
@@ -153,7 +163,7 @@ def _tenants(result: Result) -> Iterator[Block]:
         [
             name,
             count(summary.requests),
-            share(summary.outcomes.get(Outcome.COMPLETE, 0) / summary.requests) if summary.requests else NONE,
+            share(summary.outcomes.get(UserOutcome.COMPLETE, 0) / summary.requests) if summary.requests else NONE,
             duration(summary.ttft.p50),
             duration(summary.ttft.p95),
             duration(summary.itl.p99),
@@ -168,15 +178,15 @@ def _tenants(result: Result) -> Iterator[Block]:
     yield Plot("tenants", "From p50 over p95 to p99, and who got how much.")
 
 
-def _outcomes(result: Result) -> Iterator[Block]:
+def _outcomes(result: LoadResult) -> Iterator[Block]:
     summary = result.summary
     if not summary.requests:
         return
-    errors: dict[Outcome, Counter[str]] = {outcome: Counter() for outcome in Outcome}
+    errors: dict[UserOutcome, Counter[str]] = {outcome: Counter() for outcome in UserOutcome}
     for position in np.flatnonzero(result.counted()):
         errors[result.requests.outcome[position]][result.requests.error[position]] += 1
     rows = []
-    for outcome in Outcome:
+    for outcome in UserOutcome:
         number = summary.outcomes.get(outcome, 0)
         if number:
             said = [(error, times) for error, times in errors[outcome].most_common(EXAMPLES) if error]
@@ -188,7 +198,7 @@ def _outcomes(result: Result) -> Iterator[Block]:
     yield Plot("outcomes", "All counted requests.")
 
 
-def _tester(result: Result) -> Iterator[Block]:
+def _tester(result: LoadResult) -> Iterator[Block]:
     cost = result.tester
     rows = [
         ["Processor time", f"{duration(cost.cpu_seconds)}, {share(cost.cpu_share)} of one core"],
@@ -197,7 +207,7 @@ def _tester(result: Result) -> Iterator[Block]:
         ["Most requests open at once", count(cost.peak_open)],
         ["Memory", size(cost.peak_memory_bytes)],
     ]
-    yield Text(cost.verdict)
+    yield Paragraph(cost.verdict)
     late: list[tuple[str, float, float, float]] = [
         ("Its event loop", cost.lag_p50_s, cost.lag_p99_s, cost.lag_max_s),
         ("Requests, by its own fault", cost.send_delay_p50_s, cost.send_delay_p99_s, cost.send_delay_max_s),
@@ -209,8 +219,8 @@ def _tester(result: Result) -> Iterator[Block]:
     )
 
 
-def _settings(result: Result) -> Iterator[Block]:
-    yield Code(result.command)
+def _settings(result: LoadResult) -> Iterator[Block]:
+    yield CodeBlock(result.command)
     default = msgspec.to_builtins(LoadSpec())
     changed = [
         [path, _plain(value)] for path, value in _leaves(result.spec) if value != dict(_leaves(default)).get(path)

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
-from maitred.load.measure.series import Series, quantile_by_step
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.measure.series import TimeSeries, quantile_by_step
 from maitred.load.measure.times import Flags, Floats
 from maitred.load.report import canvas
 from maitred.load.report.canvas import BLUE, GREEN, GREY, INK, ORANGE, RED
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
-def ttft_over_time(result: Result, name: str) -> str:
+def ttft_over_time(result: LoadResult, name: str) -> str:
     """Time to first token of every request by when it was due, with p50 and p95 of each step."""
     ttft_s = result.ttft_s()
     if not _some(ttft_s):
@@ -45,7 +45,7 @@ def ttft_over_time(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Time to first token over the run")
 
 
-def itl_over_time(result: Result, name: str) -> str:
+def itl_over_time(result: LoadResult, name: str) -> str:
     """Median and p99 of the time between tokens, by when they arrived."""
     values, _ = result.itl_s()
     if not len(values):
@@ -60,7 +60,7 @@ def itl_over_time(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Time between tokens over the run")
 
 
-def throughput(result: Result, name: str) -> str:
+def throughput(result: LoadResult, name: str) -> str:
     """Tokens per second, and the requests that were open meanwhile."""
     series = result.series
     if not any(series.output_tokens_per_s):
@@ -76,7 +76,7 @@ def throughput(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Output tokens per second and open requests over the run")
 
 
-def arrivals(result: Result, name: str) -> str:
+def arrivals(result: LoadResult, name: str) -> str:
     """Requests that were due against requests that ended, per second."""
     series = result.series
     if not any(series.due):
@@ -85,12 +85,13 @@ def arrivals(result: Result, name: str) -> str:
     _time_axis(axes, result)
     width = max(1, len(series.due) // 40)
     others = np.sum(
-        [ended for outcome, ended in series.ended.items() if outcome != Outcome.COMPLETE] or [[0] * len(series.due)],
+        [ended for outcome, ended in series.ended.items() if outcome != UserOutcome.COMPLETE]
+        or [[0] * len(series.due)],
         axis=0,
     )
     for label, counts, colour in (
         ("due", np.array(series.due), GREY),
-        ("complete", np.array(series.ended.get(Outcome.COMPLETE, [0] * len(series.due))), GREEN),
+        ("complete", np.array(series.ended.get(UserOutcome.COMPLETE, [0] * len(series.due))), GREEN),
         ("ended otherwise", others, RED),
     ):
         if counts.any():
@@ -102,7 +103,7 @@ def arrivals(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Requests due and ended per second")
 
 
-def goodput(result: Result, name: str) -> str:
+def goodput(result: LoadResult, name: str) -> str:
     """What was due against what came back in time."""
     series = result.series
     if not _has_objectives(result) or not any(series.due):
@@ -123,7 +124,7 @@ def goodput(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Requests per second that met the objectives, and that did not")
 
 
-def tester(result: Result, name: str) -> str:
+def tester(result: LoadResult, name: str) -> str:
     """The tester's own load: whether to believe the rest."""
     series = result.series
     if all(value is None for value in series.cpu_share):
@@ -147,7 +148,7 @@ def _some(values: Floats) -> bool:
     return bool((~np.isnan(values)).any())
 
 
-def _has_objectives(result: Result) -> bool:
+def _has_objectives(result: LoadResult) -> bool:
     objectives = result.objectives
     return any(bound is not None for bound in (objectives.ttft_s, objectives.tpot_s, objectives.e2e_s))
 
@@ -156,7 +157,7 @@ def _floats(values: list[float | None]) -> Floats:
     return np.array(values, dtype=np.float64)
 
 
-def _middles(series: Series) -> Floats:
+def _middles(series: TimeSeries) -> Floats:
     middles: Floats = (np.arange(len(series.due), dtype=np.float64) + 0.5) * series.step_s
     return middles
 
@@ -169,7 +170,7 @@ def _smooth(values: Floats, width: int) -> Floats:
 
 
 def _quantile_lines(
-    axes: "Axes", result: Result, at_s: Floats, values: Floats, ranks: tuple[float, ...], colour: str
+    axes: "Axes", result: LoadResult, at_s: Floats, values: Floats, ranks: tuple[float, ...], colour: str
 ) -> Floats:
     """Quantiles over time as lines, solid to dotted, and all their values.
 
@@ -189,20 +190,20 @@ def _quantile_lines(
     return np.concatenate(lines)
 
 
-def _line(axes: "Axes", series: Series, values: list[float | None]) -> None:
+def _line(axes: "Axes", series: TimeSeries, values: list[float | None]) -> None:
     """A line through the steps that have a value; a step alone would not show, so it gets a mark."""
     known = [(x, y) for x, y in zip(_middles(series), values, strict=True) if y is not None]
     mark = "." if len(known) == 1 else ""
     axes.plot([x for x, _ in known], [y for _, y in known], color=BLUE, marker=mark)
 
 
-def _steps(axes: "Axes", series: Series, values: list[float] | list[int], colour: str) -> None:
+def _steps(axes: "Axes", series: TimeSeries, values: list[float] | list[int], colour: str) -> None:
     edges = np.arange(len(values) + 1) * series.step_s
     axes.stairs(values, edges, fill=True, color=colour, alpha=0.3)
     axes.stairs(values, edges, color=colour, linewidth=1.1)
 
 
-def _time_axis(axes: "Axes", result: Result, *, label: bool = True, named: bool = True) -> None:
+def _time_axis(axes: "Axes", result: LoadResult, *, label: bool = True, named: bool = True) -> None:
     """The whole run, with the parts shaded that rates do not count; they are named where there is room."""
     window = result.window
     end_s = max(result.seconds, 1e-3)

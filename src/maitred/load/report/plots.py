@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from maitred.load.measure.result import Result
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas, over_time, spread
 
-PLOTS: dict[str, Callable[[Result, str], str]] = {
+PLOTS: dict[str, Callable[[LoadResult, str], str]] = {
     plot.__name__.replace("_", "-"): plot
     for plot in (
         over_time.ttft_over_time,
@@ -22,7 +22,7 @@ PLOTS: dict[str, Callable[[Result, str], str]] = {
 }
 
 
-def draw(result: Result) -> dict[str, str]:
+def draw(result: LoadResult) -> dict[str, str]:
     """Every figure that the run has data for: name -> SVG.
 
     Raises:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas
 from maitred.load.report.canvas import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from maitred.load.report.quantity import count, duration, exact, share
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 300
 OUTCOME_COLOURS = {
-    Outcome.COMPLETE: GREEN,
-    Outcome.REFUSED: ORANGE,
-    Outcome.FAILED: RED,
-    Outcome.CUT: PURPLE,
-    Outcome.TIMED_OUT: SKY,
-    Outcome.CANCELLED: GREY,
-    Outcome.UNFINISHED: BLUE,
+    UserOutcome.COMPLETE: GREEN,
+    UserOutcome.REFUSED: ORANGE,
+    UserOutcome.FAILED: RED,
+    UserOutcome.CUT: PURPLE,
+    UserOutcome.TIMED_OUT: SKY,
+    UserOutcome.CANCELLED: GREY,
+    UserOutcome.UNFINISHED: BLUE,
 }
 
 
-def distributions(result: Result, name: str) -> str:
+def distributions(result: LoadResult, name: str) -> str:
     """The share of requests (or gaps) that took at most so long."""
     counted = result.counted()
     gaps_s, request = result.itl_s()
@@ -60,7 +60,7 @@ def distributions(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Cumulative distributions of the latencies")
 
 
-def tenants(result: Result, name: str) -> str:
+def tenants(result: LoadResult, name: str) -> str:
     """Who waited how long, and who got which share of the tokens."""
     if len(result.tenants) < 2:
         return ""
@@ -95,13 +95,13 @@ def tenants(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "Time to first token and share of the tokens of each tenant")
 
 
-def outcomes(result: Result, name: str) -> str:
+def outcomes(result: LoadResult, name: str) -> str:
     """How the counted requests ended, when not all came to be complete."""
-    ended = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in Outcome}
+    ended = {outcome: result.summary.outcomes.get(outcome, 0) for outcome in UserOutcome}
     total = sum(ended.values())
-    if not total or ended[Outcome.COMPLETE] == total:
+    if not total or ended[UserOutcome.COMPLETE] == total:
         return ""
-    shown = [outcome for outcome in Outcome if ended[outcome]][::-1]
+    shown = [outcome for outcome in UserOutcome if ended[outcome]][::-1]
     figure, (axes,) = canvas.figure(height_in=0.75 + 0.26 * len(shown))
     for position, outcome in enumerate(shown):
         part = ended[outcome] / total
@@ -117,7 +117,7 @@ def outcomes(result: Result, name: str) -> str:
     return canvas.svg(figure, name, "How requests ended")
 
 
-def ttft_by_prompt(result: Result, name: str) -> str:
+def ttft_by_prompt(result: LoadResult, name: str) -> str:
     """What a longer prompt costs, and what the prefix cache saves."""
     ttft_s, prompt = result.ttft_s(), result.column("prompt_tokens")
     usable = ~np.isnan(ttft_s) & (ttft_s > 0) & (prompt > 0)

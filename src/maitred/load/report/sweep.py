@@ -4,25 +4,36 @@ from collections.abc import Iterator
 
 import msgspec
 
-from maitred.load.analysis.sweep import Sweep, Trial
+from maitred.load.analysis.sweep import Sweep, SweepTrial
 from maitred.load.report import canvas
-from maitred.load.report.document import Block, Code, Document, Figure, Figures, Note, Plot, Section, Table, Tone
+from maitred.load.report.document import (
+    Block,
+    Callout,
+    CalloutLevel,
+    CodeBlock,
+    Document,
+    KeyFigure,
+    KeyFigures,
+    Plot,
+    Section,
+    Table,
+)
 from maitred.load.report.quantity import NONE, duration, exact, plural, rate, share, significant
-from maitred.load.spec import LoadSpec, Objectives
+from maitred.load.spec import LoadSpec, ObjectivesSpec
 
 
 def outline(sweep: Sweep) -> Document:
     """The whole report of a sweep."""
-    tones = {"found": Tone.GOOD, "tester": Tone.BAD, "below_lowest": Tone.BAD}
+    tones = {"found": CalloutLevel.GOOD, "tester": CalloutLevel.BAD, "below_lowest": CalloutLevel.BAD}
     target = msgspec.convert(sweep.spec.get("target", {}), dict[str, object])
     return Document(
         title="Load sweep: the highest rate that holds",
         subtitle=f"{target.get('url', '')} · {plural(len(sweep.trials), 'trial')}",
-        verdict=Note(tones.get(sweep.reason, Tone.CARE), sweep.verdict),
+        verdict=Callout(tones.get(sweep.reason, CalloutLevel.CARE), sweep.verdict),
         sections=[
             Section("Key figures", [_key_figures(sweep)]),
             Section("Trials", list(_trials(sweep))),
-            *([Section("Command", [Code(sweep.command)])] if sweep.command else []),
+            *([Section("Command", [CodeBlock(sweep.command)])] if sweep.command else []),
         ],
     )
 
@@ -93,16 +104,16 @@ def draw(sweep: Sweep) -> dict[str, str]:
         return {"sweep": canvas.svg(figure, "sweep", "Latency, attainment and throughput over the rate")}
 
 
-def _key_figures(sweep: Sweep) -> Figures:
+def _key_figures(sweep: Sweep) -> KeyFigures:
     bound = f"fails at {rate(sweep.fails_per_s)}" if sweep.fails_per_s is not None else "no rate failed"
     figures = [
-        Figure("Highest rate that holds", NONE if sweep.knee_per_s is None else rate(sweep.knee_per_s), bound),
-        Figure(
+        KeyFigure("Highest rate that holds", NONE if sweep.knee_per_s is None else rate(sweep.knee_per_s), bound),
+        KeyFigure(
             "Goodput there" if sweep.objective is not None else "Complete requests there",
             NONE if sweep.goodput_per_s is None else rate(sweep.goodput_per_s),
             "requests per second",
         ),
-        Figure("Known to", f"± {exact(share(sweep.tolerance))}", plural(len(sweep.trials), "trial")),
+        KeyFigure("Known to", f"± {exact(share(sweep.tolerance))}", plural(len(sweep.trials), "trial")),
     ]
     objectives = _objectives(sweep)
     bounds = [
@@ -115,8 +126,8 @@ def _key_figures(sweep: Sweep) -> Figures:
         if bound_s is not None
     ]
     if bounds and sweep.objective is not None:
-        figures.append(Figure("Objective", exact(share(sweep.objective)), ", ".join(bounds)))
-    return Figures(figures)
+        figures.append(KeyFigure("Objective", exact(share(sweep.objective)), ", ".join(bounds)))
+    return KeyFigures(figures)
 
 
 def _trials(sweep: Sweep) -> Iterator[Block]:
@@ -130,7 +141,7 @@ def _trials(sweep: Sweep) -> Iterator[Block]:
     yield Table([*head, "TTFT p50", "TTFT p95", "ITL p95", "Failed"], rows, words=0)
 
 
-def _trial(trial: Trial) -> list[str]:
+def _trial(trial: SweepTrial) -> list[str]:
     return [
         significant(trial.rate_per_s),
         ("yes" if trial.passed else "no") + (f" ({trial.limit})" if trial.limit != "none" else ""),
@@ -145,5 +156,5 @@ def _trial(trial: Trial) -> list[str]:
     ]
 
 
-def _objectives(sweep: Sweep) -> Objectives:
-    return msgspec.convert(sweep.spec.get("objectives", {}), Objectives) if sweep.spec else LoadSpec().objectives
+def _objectives(sweep: Sweep) -> ObjectivesSpec:
+    return msgspec.convert(sweep.spec.get("objectives", {}), ObjectivesSpec) if sweep.spec else LoadSpec().objectives

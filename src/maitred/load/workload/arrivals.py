@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.spec import Arrivals
+from maitred.load.spec import ArrivalsSpec
 from maitred.load.workload import terms
 
 FORMS = (
@@ -26,7 +26,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Piece:
+class RateSegment:
     """A stretch over which the factor is a straight line.
 
     Attributes:
@@ -66,7 +66,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Profile:
+class RateProfile:
     """A factor on the rate (or on the number of users) that changes with time: a lead, then a cycle for ever.
 
     Attributes:
@@ -74,8 +74,8 @@ class Profile:
         cycle: What comes after it, again and again; a constant end is a cycle of one flat piece.
     """
 
-    lead: tuple[Piece, ...]
-    cycle: tuple[Piece, ...]
+    lead: tuple[RateSegment, ...]
+    cycle: tuple[RateSegment, ...]
 
     @cached_property
     def _lead_s(self) -> float:
@@ -122,7 +122,7 @@ class Profile:
         return self._lead_s + cycles * self._cycle_s + _inverse(self.cycle, rest)
 
 
-def _integral(pieces: Sequence[Piece], to_s: float) -> float:
+def _integral(pieces: Sequence[RateSegment], to_s: float) -> float:
     area = 0.0
     for piece in pieces:
         if to_s <= piece.length_s:
@@ -132,7 +132,7 @@ def _integral(pieces: Sequence[Piece], to_s: float) -> float:
     return area
 
 
-def _inverse(pieces: Sequence[Piece], area: float) -> float:
+def _inverse(pieces: Sequence[RateSegment], area: float) -> float:
     at_s = 0.0
     for piece in pieces:
         if area <= piece.area:
@@ -142,14 +142,14 @@ def _inverse(pieces: Sequence[Piece], area: float) -> float:
     return at_s
 
 
-def _flat(length_s: float, factor: float) -> Piece:
-    return Piece(length_s, factor, factor)
+def _flat(length_s: float, factor: float) -> RateSegment:
+    return RateSegment(length_s, factor, factor)
 
 
-STEADY = Profile((), (_flat(1.0, 1.0),))
+STEADY = RateProfile((), (_flat(1.0, 1.0),))
 
 
-def parse_profile(text: str) -> Profile:
+def parse_profile(text: str) -> RateProfile:
     """Reads a profile.
 
     * ``steady``: always 1.
@@ -174,34 +174,37 @@ def parse_profile(text: str) -> Profile:
     return profile
 
 
-def _parse(text: str) -> Profile:
+def _parse(text: str) -> RateProfile:
     kind, rest = terms.split_kind(text)
     match kind:
         case "steady" if not rest:
             return STEADY
         case "ramp":
             begin, end, over_s = terms.named_numbers(rest, "from", "to", "over")
-            return Profile(_without_empty(Piece(over_s, begin, end)), (_flat(1.0, end),))
+            return RateProfile(_without_empty(RateSegment(over_s, begin, end)), (_flat(1.0, end),))
         case "spike":
             at_s, for_s, factor = terms.named_numbers(rest, "at", "for", "factor")
-            return Profile(_without_empty(_flat(at_s, 1.0), _flat(for_s, factor)), STEADY.cycle)
+            return RateProfile(_without_empty(_flat(at_s, 1.0), _flat(for_s, factor)), STEADY.cycle)
         case "bursts":
             every_s, for_s, factor = terms.named_numbers(rest, "every", "for", "factor")
             if not for_s < every_s:
                 raise ValueError(f"bursts of {for_s:g} s do not fit in every {every_s:g} s")
-            return Profile((_flat(every_s, 1.0),), _without_empty(_flat(for_s, factor), _flat(every_s - for_s, 1.0)))
+            return RateProfile(
+                (_flat(every_s, 1.0),), _without_empty(_flat(for_s, factor), _flat(every_s - for_s, 1.0))
+            )
         case "points":
             points = terms.rising_numbers(rest)
             lines = [
-                Piece(end_s - begin_s, begin, end) for (begin_s, begin), (end_s, end) in itertools.pairwise(points)
+                RateSegment(end_s - begin_s, begin, end)
+                for (begin_s, begin), (end_s, end) in itertools.pairwise(points)
             ]
             (first_s, first), (_, last) = points[0], points[-1]
-            return Profile(_without_empty(_flat(first_s, first), *lines), (_flat(1.0, last),))
+            return RateProfile(_without_empty(_flat(first_s, first), *lines), (_flat(1.0, last),))
         case _:
             raise ValueError(f"there is no kind {kind!r}" if kind != "steady" else "`steady` has no values")
 
 
-def _without_empty(*pieces: Piece) -> tuple[Piece, ...]:
+def _without_empty(*pieces: RateSegment) -> tuple[RateSegment, ...]:
     return tuple(piece for piece in pieces if piece.length_s > 0)
 
 
@@ -218,7 +221,7 @@ def renewal_times(gap: Callable[[], float]) -> Iterator[float]:
         yield at
 
 
-def unit_times(arrivals: Arrivals, rng: random.Random) -> Iterator[float]:
+def unit_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]:
     """Arrivals at rate 1 by the process that the spec names."""
     match arrivals.process:
         case "constant":
@@ -230,7 +233,7 @@ def unit_times(arrivals: Arrivals, rng: random.Random) -> Iterator[float]:
             return renewal_times(lambda: rng.gammavariate(shape, 1 / shape))
 
 
-def arrival_times(arrivals: Arrivals, rng: random.Random) -> Iterator[float]:
+def arrival_times(arrivals: ArrivalsSpec, rng: random.Random) -> Iterator[float]:
     """When sessions begin, in seconds since the start of the run: never falling, and endless unless the rate ends at 0.
 
     Args:
@@ -244,7 +247,7 @@ def arrival_times(arrivals: Arrivals, rng: random.Random) -> Iterator[float]:
     return warped(unit_times(arrivals, rng), profile, arrivals.rate_per_s or 1.0)
 
 
-def warped(times: Iterator[float], profile: Profile, rate_per_s: float) -> Iterator[float]:
+def warped(times: Iterator[float], profile: RateProfile, rate_per_s: float) -> Iterator[float]:
     """Moves arrivals at rate 1 to where a rate of `rate_per_s` times the profile has them."""
     last_s = 0.0
     for time in times:

@@ -13,11 +13,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigInvalid
-from maitred.load.spec import LoadSpec, Shape, Tenant
+from maitred.load.spec import LoadSpec, LoadTenant, ShapeSpec
 from maitred.load.workload.arrivals import arrival_times, parse_profile
 from maitred.load.workload.lengths import LengthPairs, parse_distribution
-from maitred.load.workload.session import Session, Turn, Workload
-from maitred.load.workload.sizing import Sizing
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
+from maitred.load.workload.sizing import LengthScaling
 from maitred.load.workload.traces import load_trace
 
 DEFAULT_TENANT = "default"
@@ -53,7 +53,7 @@ def _check(spec: LoadSpec) -> None:
     if arrivals.users is not None and arrivals.rate_per_s is not None:
         raise ConfigInvalid(f"arrivals has both users and a rate. {HOW_TO_ARRIVE}; not both.")
     parse_profile(arrivals.profile)
-    usual = Shape()
+    usual = ShapeSpec()
     if shape.trace is not None:
         for name in SAID_BY_TRACE:
             if getattr(shape, name) != getattr(usual, name):
@@ -71,10 +71,10 @@ def _stream(spec: LoadSpec, purpose: str) -> random.Random:
     return random.Random(f"{spec.seed}:{purpose}")
 
 
-def _drawn_sessions(spec: LoadSpec) -> Iterator[Session]:
+def _drawn_sessions(spec: LoadSpec) -> Iterator[LoadSession]:
     """Endless sessions by the distributions of the shape, without times and tenants."""
     shape = spec.shape
-    sizing = Sizing.of(shape)
+    sizing = LengthScaling.of(shape)
     turns = parse_distribution(shape.turns, what="shape.turns")
     think = parse_distribution(shape.think_s, what="shape.think_s")
     lengths = _lengths(spec)
@@ -82,14 +82,14 @@ def _drawn_sessions(spec: LoadSpec) -> Iterator[Session]:
     prefix_tokens = sizing.tokens(shape.prefix_tokens) if shape.prefixes else 0
     turns_rng, think_rng = _stream(spec, "turns"), _stream(spec, "think")
 
-    def session(number: int) -> Session:
-        asked: list[Turn] = []
+    def session(number: int) -> LoadSession:
+        asked: list[SessionTurn] = []
         for place in range(max(1, round(turns.draw(turns_rng)))):
             prompt, output = lengths()
             think_s = think.draw(think_rng) if place else 0.0
-            own = Turn(prompt_tokens=round(prompt), output_tokens=round(output), think_s=think_s)
+            own = SessionTurn(prompt_tokens=round(prompt), output_tokens=round(output), think_s=think_s)
             asked.append(sizing.turn(own))
-        return Session(id=number, turns=tuple(asked), prefix=draw_prefix(), prefix_tokens=prefix_tokens)
+        return LoadSession(id=number, turns=tuple(asked), prefix=draw_prefix(), prefix_tokens=prefix_tokens)
 
     return map(session, itertools.count())
 
@@ -119,9 +119,9 @@ def _by_weight(weights: list[float], rng: random.Random) -> Callable[[], int]:
     return lambda: min(bisect(cumulative, rng.random() * cumulative[-1]), len(cumulative) - 1)
 
 
-def _with_tenants(sessions: Iterator[Session], spec: LoadSpec) -> Iterator[Session]:
+def _with_tenants(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
     """Gives sessions that have no tenant of their own one of the spec's, by their shares."""
-    tenants: dict[str, Tenant] = spec.tenants
+    tenants: dict[str, LoadTenant] = spec.tenants
     if not tenants:
         return sessions
     names = list(tenants)
@@ -131,7 +131,7 @@ def _with_tenants(sessions: Iterator[Session], spec: LoadSpec) -> Iterator[Sessi
     )
 
 
-def _timed(sessions: Iterator[Session], spec: LoadSpec) -> Iterator[Session]:
+def _timed(sessions: Iterator[LoadSession], spec: LoadSpec) -> Iterator[LoadSession]:
     """Sessions with the times of the arrival process, without any in a closed loop, or as the trace has them."""
     arrivals = spec.arrivals
     if arrivals.users is not None:
@@ -159,4 +159,4 @@ def _description(spec: LoadSpec) -> str:
         words.append(f"turns {shape.turns}, pauses {shape.think_s} s")
     if shape.prefixes:
         words.append(f"{shape.prefixes} shared prefixes of {shape.prefix_tokens} tokens")
-    return ", ".join([*words, *filter(None, [str(Sizing.of(shape))])])
+    return ", ".join([*words, *filter(None, [str(LengthScaling.of(shape))])])

@@ -18,12 +18,12 @@ from typing import Protocol
 from maitred.core.errors import InvalidRequest
 from maitred.load.workload import terms
 from maitred.load.workload.files import open_text
-from maitred.load.workload.tables import Rows
+from maitred.load.workload.tables import TableRows
 
 FORMS = "`200`, `uniform:50..400`, `lognormal:mean=200,cv=1`, `exponential:mean=200`, `histogram:100=0.5,400=0.5`"
 
 
-class Distribution(Protocol):
+class LengthDistribution(Protocol):
     """Where a number is drawn from."""
 
     @property
@@ -126,7 +126,7 @@ class Histogram:
         return self.values[min(at, len(self.values) - 1)]
 
 
-def parse_distribution(text: str, *, what: str) -> Distribution:
+def parse_distribution(text: str, *, what: str) -> LengthDistribution:
     """Reads a distribution.
 
     Args:
@@ -144,7 +144,7 @@ def parse_distribution(text: str, *, what: str) -> Distribution:
         ) from None
 
 
-def _parse(text: str) -> Distribution:
+def _parse(text: str) -> LengthDistribution:
     kind, rest = terms.split_kind(text)
     match kind:
         case "uniform":
@@ -208,7 +208,7 @@ class LengthPairs:
         """
         prompts, outputs = array("q"), array("q")
         with open_text(path) as lines:
-            rows = Rows(path, lines, *PAIR_COLUMNS)
+            rows = TableRows(path, lines, *PAIR_COLUMNS)
             for prompt, output in rows:
                 prompts.append(rows.tokens(prompt))
                 outputs.append(rows.tokens(output))

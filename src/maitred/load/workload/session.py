@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and the length of its answer.
 
     Attributes:
@@ -28,7 +28,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...] = ()
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class LoadSession(msgspec.Struct, frozen=True, kw_only=True):
     """The turns of one user, one after the other.
 
     Attributes:
@@ -42,7 +42,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionTurn, ...]
     tenant: str = "default"
     at_s: float | None = None
     prefix: int | None = None
@@ -55,10 +55,10 @@ class Workload:
 
     Attributes:
         sessions: Finite or endless; for an open loop `at_s` never falls.
-        block_tokens: Tokens that one id of `Turn.blocks` stands for.
+        block_tokens: Tokens that one id of `SessionTurn.blocks` stands for.
         description: One line for reports, such as ``mooncake, speed 0.1, lengths × 1/8``.
     """
 
-    sessions: Iterator[Session]
+    sessions: Iterator[LoadSession]
     block_tokens: int = 16
     description: str = ""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from maitred.load.spec import Shape
-from maitred.load.workload.session import Turn
+from maitred.load.spec import ShapeSpec
+from maitred.load.workload.session import SessionTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class LengthScaling:
     """What is done to every length.
 
     Attributes:
@@ -26,7 +26,7 @@ class Sizing:
     own_block_tokens: int = 16
 
     @classmethod
-    def of(cls, shape: Shape, own_block_tokens: int = 16) -> "Sizing":
+    def of(cls, shape: ShapeSpec, own_block_tokens: int = 16) -> "LengthScaling":
         """What a shape asks for."""
         return cls(shape.scale, shape.max_prompt_tokens, shape.max_output_tokens, own_block_tokens)
 
@@ -39,7 +39,7 @@ class Sizing:
         """A length after; at least 1."""
         return max(1, round(own_tokens * self.scale))
 
-    def turn(self, own: Turn) -> Turn:
+    def turn(self, own: SessionTurn) -> SessionTurn:
         """A turn after. A prompt of blocks keeps as many blocks as its new length needs.
 
         Blocks have a whole number of tokens, so what is made of them follows the blocks' factor,

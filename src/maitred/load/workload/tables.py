@@ -8,7 +8,7 @@ from pathlib import Path
 from maitred.core.errors import InvalidRequest
 
 
-class Rows:
+class TableRows:
     """The rows of a table, each as the texts of the columns that were asked for.
 
     Args:

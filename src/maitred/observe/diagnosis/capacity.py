@@ -7,8 +7,8 @@ the same.
 
 from collections.abc import Iterator
 
-from maitred.observe.diagnosis.finding import Finding, Kind
-from maitred.observe.diagnosis.vitals import EngineVitals, LineVitals, Vitals
+from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
+from maitred.observe.diagnosis.snapshot import EngineVitals, HealthSnapshot, QueueVitals
 
 _LEAST_WAITING = 1.0
 """On average. Somebody always waits for a moment where requests come in crowds."""
@@ -21,7 +21,7 @@ _BLOCKED = ("slots", "kv_full", "cold_start")
 _REFUSED = ("queue_full", "deadline_unmeetable", "deadline_exceeded")
 
 
-def kv_memory(vitals: Vitals) -> Iterator[Finding]:
+def kv_memory(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Requests wait for room in the KV cache, or push each other out of it."""
     for line in vitals.lines:
         engines = vitals.engines_of(line.model)
@@ -31,8 +31,8 @@ def kv_memory(vitals: Vitals) -> Iterator[Finding]:
             continue
         capacity = sum(engine.kv_capacity_tokens for engine in engines)
         preemptions = sum(engine.preemptions for engine in engines)
-        yield Finding(
-            kind=Kind.KV_MEMORY,
+        yield DiagnosisFinding(
+            kind=FindingKind.KV_MEMORY,
             where=line.model,
             weight=max(line.pressure * lacking, recomputed),
             summary="The KV cache is too small for what is asked at once.",
@@ -47,7 +47,7 @@ def kv_memory(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def compute(vitals: Vitals) -> Iterator[Finding]:
+def compute(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """The batch is full, and the engines compute all the time."""
     for line in vitals.lines:
         engines = vitals.engines_of(line.model)
@@ -57,8 +57,8 @@ def compute(vitals: Vitals) -> Iterator[Finding]:
         tokens = sum(engine.computed_tokens for engine in engines)
         prompts = sum(engine.prefill_tokens for engine in engines) / tokens if tokens else 0.0
         step_s = max(engine.step_s for engine in engines)
-        yield Finding(
-            kind=Kind.COMPUTE,
+        yield DiagnosisFinding(
+            kind=FindingKind.COMPUTE,
             where=line.model,
             weight=line.pressure * lacking,
             summary="The engines compute all the time with full batches, and more requests wait.",
@@ -78,14 +78,14 @@ def compute(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def queue(vitals: Vitals) -> Iterator[Finding]:
+def queue(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Requests wait although there is room, or are refused by the queue's own bounds."""
     for line in vitals.lines:
         refused = {reason: line.refused.get(reason, 0.0) for reason in _REFUSED}
         asked = sum(refused.values()) + line.released
         if sum(refused.values()):
-            yield Finding(
-                kind=Kind.QUEUE,
+            yield DiagnosisFinding(
+                kind=FindingKind.QUEUE,
                 where=line.model,
                 # Refusals follow from what the queue waits for, which is another finding: the cause comes first.
                 weight=0.5 * min(1.0, sum(refused.values()) / asked),
@@ -100,8 +100,8 @@ def queue(vitals: Vitals) -> Iterator[Finding]:
             )
         engines, lacking = vitals.engines_of(line.model), lacks(line).get("slots", 0.0)
         if engines and lacking >= 0.5 and _busy(engines) < _BUSY:
-            yield Finding(
-                kind=Kind.QUEUE,
+            yield DiagnosisFinding(
+                kind=FindingKind.QUEUE,
                 where=line.model,
                 weight=line.pressure * lacking,
                 summary="All places in the batch are taken, yet the engines have time left.",
@@ -113,8 +113,8 @@ def queue(vitals: Vitals) -> Iterator[Finding]:
             )
         held_back = 1.0 - sum(lacks(line).values())
         if line.waiting >= _LEAST_WAITING and held_back > 0.5:
-            yield Finding(
-                kind=Kind.QUEUE,
+            yield DiagnosisFinding(
+                kind=FindingKind.QUEUE,
                 where=line.model,
                 weight=line.pressure * held_back,
                 summary="Requests wait although there is room for them.",
@@ -128,7 +128,7 @@ def queue(vitals: Vitals) -> Iterator[Finding]:
             )
 
 
-def replica(vitals: Vitals) -> Iterator[Finding]:
+def replica(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Engines are away that should be there, or were started again."""
     for engine in vitals.engines:
         away = 1.0 - engine.up
@@ -136,8 +136,8 @@ def replica(vitals: Vitals) -> Iterator[Finding]:
         missed = unserved or any("cold_start" in lacks(line) for line in vitals.lines if line.model == engine.model)
         if not engine.restarts and (not away or (engine.on_demand and not missed)):
             continue
-        yield Finding(
-            kind=Kind.REPLICA,
+        yield DiagnosisFinding(
+            kind=FindingKind.REPLICA,
             where=f"{engine.model}/{engine.replica}",
             weight=max(away / len(vitals.engines_of(engine.model)), 0.3),
             summary="An engine is not there." if away else "An engine was started again.",
@@ -154,7 +154,7 @@ def replica(vitals: Vitals) -> Iterator[Finding]:
 CAPACITY = (kv_memory, compute, queue, replica)
 
 
-def lacks(line: LineVitals) -> dict[str, float]:
+def lacks(line: QueueVitals) -> dict[str, float]:
     """What the requests that wait lack, as shares of all who do; what is missing to 1 waits for its turn only."""
     if line.waiting < _LEAST_WAITING:
         return {}
@@ -169,7 +169,7 @@ def lacks(line: LineVitals) -> dict[str, float]:
     return {"kv_full": 1.0} if line.total_kv_tokens and line.free_kv_tokens < 0.1 * line.total_kv_tokens else {}
 
 
-def _waiting(line: LineVitals, what: str) -> Iterator[str]:
+def _waiting(line: QueueVitals, what: str) -> Iterator[str]:
     if line.waiting >= _LEAST_WAITING:
         yield f"{line.waiting:.1f} requests wait beside {line.running:.1f} that run, {what}."
 

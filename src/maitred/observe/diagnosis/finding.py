@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What holds requests up."""
 
     KV_MEMORY = "kv_memory"
@@ -32,10 +32,10 @@ class Kind(StrEnum):
     """A setting that will."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class DiagnosisFinding(Struct, frozen=True, kw_only=True):
     """One thing that holds requests up, or will."""
 
-    kind: Kind
+    kind: FindingKind
     where: str = ""
     """Model, replica, process or setting; empty: the server as a whole."""
     weight: float

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from maitred.observe.diagnosis.capacity import lacks
-from maitred.observe.diagnosis.finding import Finding, Kind
-from maitred.observe.diagnosis.vitals import Vitals
+from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
+from maitred.observe.diagnosis.snapshot import HealthSnapshot
 
 _LOOP_BUSY = 0.85
 """A thread that is ready to run for more of the time makes every event wait for several others: in an M/D/1 queue the
@@ -27,14 +27,14 @@ _LEAKS = {"memory_bytes": 16 << 20, "open_fds": 20.0, "threads": 4.0, "tasks": 2
 """Resource -> growth in an hour that is worth a word, if it is also a hundredth of what there is."""
 
 
-def gateway(vitals: Vitals) -> Iterator[Finding]:
+def gateway(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """The event loop has no time, the machine no core, or the process no file descriptors left."""
     process = vitals.gateway
     demand = process.loop_cpu_share + process.loop_wait_share
     short = process.cpu_wait_share >= _CORES_SHORT and process.cpu_share >= 0.5
     if demand >= _LOOP_BUSY or short:
-        yield Finding(
-            kind=Kind.GATEWAY,
+        yield DiagnosisFinding(
+            kind=FindingKind.GATEWAY,
             weight=min(1.0, max(demand, process.cpu_wait_share)),
             summary="The gateway's own work takes all the CPU time that it can get.",
             evidence=(
@@ -51,8 +51,8 @@ def gateway(vitals: Vitals) -> Iterator[Finding]:
             ),
         )
     if process.max_fds and process.open_fds >= _FILES_FULL * process.max_fds:
-        yield Finding(
-            kind=Kind.GATEWAY,
+        yield DiagnosisFinding(
+            kind=FindingKind.GATEWAY,
             weight=process.open_fds / process.max_fds,
             summary="The gateway runs out of file descriptors: new connections will be turned away.",
             evidence=(f"{process.open_fds:,.0f} of {process.max_fds:,.0f} are open.",),
@@ -60,7 +60,7 @@ def gateway(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def upstream(vitals: Vitals) -> Iterator[Finding]:
+def upstream(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Servers of others are away or slow, or the way there is."""
     for server in vitals.upstreams:
         away = max(1.0 - server.up, server.breaker_open)
@@ -88,8 +88,8 @@ def upstream(vitals: Vitals) -> Iterator[Finding]:
             evidence.append(f"It was away, or kept from requests, at {away:.0%} of the looks; {failures:.0f} failed.")
         if not (weight := max(away, slowness, full)):
             continue
-        yield Finding(
-            kind=Kind.UPSTREAM,
+        yield DiagnosisFinding(
+            kind=FindingKind.UPSTREAM,
             where=f"{server.model}/{server.upstream}",
             weight=weight,
             summary="A server behind this one, or the network there, is "
@@ -100,15 +100,15 @@ def upstream(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def slow_clients(vitals: Vitals) -> Iterator[Finding]:
+def slow_clients(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Answers are not computed because nobody reads them."""
     paused = sum(engine.paused for engine in vitals.engines)
     running = sum(engine.running for engine in vitals.engines)
     share = paused / (paused + running) if paused >= 1 else 0.0
     cut = min(1.0, vitals.stalled / vitals.ended) if vitals.ended else 0.0
     if max(share, cut) >= _PAUSED:
-        yield Finding(
-            kind=Kind.SLOW_CLIENTS,
+        yield DiagnosisFinding(
+            kind=FindingKind.SLOW_CLIENTS,
             weight=max(share, cut),
             summary="Clients read their answers more slowly than these are computed.",
             evidence=(
@@ -121,7 +121,7 @@ def slow_clients(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def limits(vitals: Vitals) -> Iterator[Finding]:
+def limits(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Limits and budgets turn requests away."""
     refused = sum(vitals.limit_refusals.values())
     share = min(1.0, refused / vitals.ended) if vitals.ended else 0.0
@@ -129,8 +129,8 @@ def limits(vitals: Vitals) -> Iterator[Finding]:
         return
     refusals = [each for each in vitals.refused_tenants.items() if each[1]]
     tenants = sorted(refusals, key=lambda each: -each[1])[:3]
-    yield Finding(
-        kind=Kind.LIMITS,
+    yield DiagnosisFinding(
+        kind=FindingKind.LIMITS,
         where=", ".join(tenant for tenant, _ in tenants),
         weight=share,
         summary="Limits turn requests away.",
@@ -146,7 +146,7 @@ def limits(vitals: Vitals) -> Iterator[Finding]:
     )
 
 
-def store(vitals: Vitals) -> Iterator[Finding]:
+def store(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """The database, the counters or the journal do not keep up."""
     stores = vitals.stores
     late = stores.backlog and stores.backlog_age_s >= _BACKLOG_AGE_S
@@ -154,8 +154,8 @@ def store(vitals: Vitals) -> Iterator[Finding]:
     refused = vitals.errors.get("store_unavailable", 0.0)
     if not (late or stale or stores.down or refused):
         return
-    yield Finding(
-        kind=Kind.STORE,
+    yield DiagnosisFinding(
+        kind=FindingKind.STORE,
         where=", ".join(sorted(stores.down)) or "database",
         weight=max(0.9 if stores.down or refused else 0.0, min(0.8, 0.5 + stores.backlog_age_s / 60)),
         summary="The store does not keep up." if not stores.down else "A store does not answer.",
@@ -171,14 +171,14 @@ def store(vitals: Vitals) -> Iterator[Finding]:
     )
 
 
-def leak(vitals: Vitals) -> Iterator[Finding]:
+def leak(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """Something grows while the load does not."""
     for growth in vitals.growths:
         least = max(_LEAKS.get(growth.resource, 0.0), 0.01 * growth.level)
         if growth.trend < _CERTAIN or growth.per_hour < least:
             continue
-        yield Finding(
-            kind=Kind.LEAK,
+        yield DiagnosisFinding(
+            kind=FindingKind.LEAK,
             where=growth.process,
             weight=min(0.4, 0.1 + 0.1 * growth.per_hour / max(growth.level, 1.0)),
             summary=f"{growth.resource} of {growth.process} grows while its load does not.",
@@ -191,19 +191,19 @@ def leak(vitals: Vitals) -> Iterator[Finding]:
         )
 
 
-def configuration(vitals: Vitals) -> Iterator[Finding]:
+def configuration(vitals: HealthSnapshot) -> Iterator[DiagnosisFinding]:
     """What somebody has written, and what is in force, are not the same."""
     if vitals.reload_refused:
-        yield Finding(
-            kind=Kind.CONFIG,
+        yield DiagnosisFinding(
+            kind=FindingKind.CONFIG,
             weight=0.5,
             summary="The configuration has faults: the last reload was refused, and a restart would fail.",
             evidence=("The server goes on with the settings that it had before.",),
             remedy="Run `maitred config reload`: it lists the faults. Correct them, and run it again.",
         )
     if vitals.pending_settings:
-        yield Finding(
-            kind=Kind.CONFIG,
+        yield DiagnosisFinding(
+            kind=FindingKind.CONFIG,
             weight=0.1,
             summary="Settings have changed that need a restart: until then the old ones are in force.",
             evidence=(f"{vitals.pending_settings:.0f} settings wait.",),

@@ -3,17 +3,17 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from maitred.observe.diagnosis.vitals import (
+from maitred.observe.diagnosis.snapshot import (
     EngineVitals,
     GatewayVitals,
     GrowthVitals,
-    LineVitals,
+    HealthSnapshot,
     ModelVitals,
+    QueueVitals,
     StoreVitals,
     UpstreamVitals,
-    Vitals,
 )
-from maitred.observe.samples import Samples
+from maitred.observe.samples import MetricSamples
 
 _ENGINE = ("model", "replica")
 _UPSTREAM = ("model", "upstream")
@@ -22,7 +22,7 @@ _Key = tuple[str, ...]
 _Read = Callable[[str], float]
 
 
-class Watch:
+class ScrapeWatcher:
     """Looks at one server, one after the other.
 
     Args:
@@ -30,14 +30,14 @@ class Watch:
         seconds: Between the first and the last.
     """
 
-    def __init__(self, looks: Sequence[Samples], seconds: float) -> None:
+    def __init__(self, looks: Sequence[MetricSamples], seconds: float) -> None:
         self._looks = looks
         self._seconds = seconds
 
-    def vitals(self) -> Vitals:
+    def vitals(self) -> HealthSnapshot:
         """What the server did meanwhile."""
         grown = self._grown
-        return Vitals(
+        return HealthSnapshot(
             seconds=self._seconds,
             ended=sum(grown("maitred_model_requests_total").values()),
             stalled=sum(grown("maitred_stalled_requests_total").values()),
@@ -103,12 +103,12 @@ class Watch:
             decode_tokens=grown("decode_tokens_total"),
         )
 
-    def _line(self, model: str) -> LineVitals:
+    def _line(self, model: str) -> QueueVitals:
         mean, _ = self._one((model,), ("model",), "maitred_dispatch_")
         waited, count = "maitred_dispatch_queue_seconds_sum", "maitred_dispatch_queue_seconds_count"
         credit = self._mean("maitred_dispatch_credits", "model", "resource", "state")
         waits = self._mean("maitred_dispatch_predicted_wait_seconds", "model", "class")
-        return LineVitals(
+        return QueueVitals(
             model=model,
             waiting=mean("waiting"),
             running=mean("running"),

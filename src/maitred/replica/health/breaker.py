@@ -19,9 +19,9 @@ after, is news of an earlier time and moves nothing.
 from collections.abc import Callable
 from enum import StrEnum
 
-from maitred.core.backoff import Ceiling
+from maitred.core.backoff import BackoffCeiling
 from maitred.replica.health.config import BreakerConfig
-from maitred.replica.health.window import Window
+from maitred.replica.health.window import OutcomeWindow
 
 
 class BreakerState(StrEnum):
@@ -32,7 +32,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, as far as it says something of the replica."""
 
     SUCCESS = "success"
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
     """The caller left, or asked for what no replica would do."""
 
 
-class Attempt:
+class BreakerAttempt:
     """One request on its way to a replica. Made by `Breaker.begin`; ends exactly once.
 
     Attributes:
@@ -75,7 +75,7 @@ class Breaker:
         cause: Why it was opened last.
     """
 
-    def __init__(self, config: BreakerConfig, window: Window, draw: Callable[[], float]) -> None:
+    def __init__(self, config: BreakerConfig, window: OutcomeWindow, draw: Callable[[], float]) -> None:
         self.openings = 0
         self.closed_since_s = float("-inf")
         self.cause = ""
@@ -86,12 +86,12 @@ class Breaker:
         self._fails = 0
         self.closed = True
         self._until_s = 0.0
-        self._probe: Attempt | None = None
+        self._probe: BreakerAttempt | None = None
 
     def adopt(self, config: BreakerConfig) -> None:
         """Goes by these settings from now on. An open one stays open for as long as it was to."""
         self._config = config
-        self._ceiling = Ceiling(config.first_open_s, config.most_open_s)
+        self._ceiling = BackoffCeiling(config.first_open_s, config.most_open_s)
         self._window.adopt(config.window_s)
 
     def state(self, now_s: float) -> BreakerState:
@@ -114,16 +114,16 @@ class Breaker:
         state = self.state(now_s)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
 
-    def begin(self, now_s: float) -> Attempt | None:
+    def begin(self, now_s: float) -> BreakerAttempt | None:
         """An attempt, which must be given to `ended`; None: nothing is let through now."""
         if self.closed:
-            return Attempt(self._era, probe=False, begun_s=now_s)
+            return BreakerAttempt(self._era, probe=False, begun_s=now_s)
         if not self.lets_through(now_s):
             return None
-        self._probe = Attempt(self._era, probe=True, begun_s=now_s)
+        self._probe = BreakerAttempt(self._era, probe=True, begun_s=now_s)
         return self._probe
 
-    def answered(self, attempt: Attempt, now_s: float) -> None:
+    def answered(self, attempt: BreakerAttempt, now_s: float) -> None:
         """Its first token came. For a probe that is enough: an answer may take minutes, and others wait.
 
         If it fails after that, it counts as any other.
@@ -132,7 +132,7 @@ class Breaker:
             self._close(now_s)
             attempt._era = self._era
 
-    def ended(self, attempt: Attempt, outcome: Outcome, now_s: float) -> bool:
+    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> bool:
         """It is over.
 
         Returns:
@@ -141,24 +141,24 @@ class Breaker:
         if attempt.over:
             return False
         attempt.over = True
-        if outcome is not Outcome.NEITHER:
-            self._window.ended(now_s, failed=outcome is Outcome.FAILURE)
+        if outcome is not AttemptOutcome.NEITHER:
+            self._window.ended(now_s, failed=outcome is AttemptOutcome.FAILURE)
         if attempt is self._probe:
             self._probe = None
-            if outcome is Outcome.SUCCESS:
+            if outcome is AttemptOutcome.SUCCESS:
                 self._close(now_s)
-            elif outcome is Outcome.FAILURE:
+            elif outcome is AttemptOutcome.FAILURE:
                 self._open(now_s, "its probe failed")
                 return True
         elif attempt._era == self._era and self.closed:
             return self._count(outcome, now_s)
         return False
 
-    def _count(self, outcome: Outcome, now_s: float) -> bool:
+    def _count(self, outcome: AttemptOutcome, now_s: float) -> bool:
         """An outcome while it is closed."""
-        if outcome is Outcome.SUCCESS:
+        if outcome is AttemptOutcome.SUCCESS:
             self._fails = 0
-        if outcome is not Outcome.FAILURE:
+        if outcome is not AttemptOutcome.FAILURE:
             return False
         self._fails += 1
         if self._fails >= self._config.max_fails:

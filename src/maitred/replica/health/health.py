@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from maitred.replica.health.breaker import Attempt, Breaker, BreakerState, Outcome
+from maitred.replica.health.breaker import AttemptOutcome, Breaker, BreakerAttempt, BreakerState
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.health.slow_start import slow_start
-from maitred.replica.health.window import Recent, Window
+from maitred.replica.health.window import OutcomeWindow, WindowSums
 
 _NEVER_S = float("-inf")
 
 
-class Verdict(Struct, frozen=True):
+class HealthVerdict(Struct, frozen=True):
     """Whether a replica may be sent to now."""
 
     may: bool
@@ -30,10 +30,10 @@ class Verdict(Struct, frozen=True):
     """Why not, as the end of a sentence that begins with the replica's name."""
 
 
-_FIT = Verdict(True, 1.0)
+_FIT = HealthVerdict(True, 1.0)
 
 
-class Health:
+class ReplicaHealth:
     """One replica's.
 
     Args:
@@ -55,7 +55,7 @@ class Health:
         self.ejections = 0
         self._absent = absent
         self._config = config
-        self._window = Window(config.breaker.window_s)
+        self._window = OutcomeWindow(config.breaker.window_s)
         self.breaker = Breaker(config.breaker, self._window, draw)
         self._ejected_until_s = _NEVER_S
         self._ejected_for = ""
@@ -67,7 +67,7 @@ class Health:
 
     # --- may it be sent to? ---
 
-    def verdict(self, now_s: float, *, ejected_too: bool = False) -> Verdict:
+    def verdict(self, now_s: float, *, ejected_too: bool = False) -> HealthVerdict:
         """Whether, and with which weight.
 
         Args:
@@ -80,11 +80,11 @@ class Health:
             return _FIT  # as nearly always
         why = "is away." if self.absent else self._why_not(now_s, ejected_too)
         if why:
-            return Verdict(False, 0.0, why=why)
+            return HealthVerdict(False, 0.0, why=why)
         if breaker.state(now_s) is BreakerState.HALF_OPEN:
-            return Verdict(True, config.slow_start_least, probe=True)
+            return HealthVerdict(True, config.slow_start_least, probe=True)
         back_s = max(breaker.closed_since_s, min(self._ejected_until_s, now_s))
-        return Verdict(True, slow_start(now_s - back_s, rises_s, config.slow_start_least))
+        return HealthVerdict(True, slow_start(now_s - back_s, rises_s, config.slow_start_least))
 
     @property
     def absent(self) -> bool:
@@ -106,7 +106,7 @@ class Health:
 
     # --- what is sent ---
 
-    def begin(self, now_s: float, *, ejected_too: bool = False) -> Attempt | None:
+    def begin(self, now_s: float, *, ejected_too: bool = False) -> BreakerAttempt | None:
         """A request on its way there, which must be given to `ended`; None: it may not be sent.
 
         Being absent is no reason: what has been released to it before is sent, and finds out.
@@ -115,7 +115,7 @@ class Health:
             return None
         return self.breaker.begin(now_s)
 
-    def answered(self, attempt: Attempt, now_s: float, *, expected_s: float = 1.0) -> None:
+    def answered(self, attempt: BreakerAttempt, now_s: float, *, expected_s: float = 1.0) -> None:
         """Its first token came.
 
         Args:
@@ -128,13 +128,13 @@ class Health:
             self._window.took(now_s, (now_s - attempt.begun_s) / expected_s)
             self.breaker.answered(attempt, now_s)
 
-    def ended(self, attempt: Attempt, outcome: Outcome, now_s: float) -> None:
+    def ended(self, attempt: BreakerAttempt, outcome: AttemptOutcome, now_s: float) -> None:
         """It is over. A second call changes nothing."""
         self.breaker.ended(attempt, outcome, now_s)
 
     # --- how it compares; see `Peers` ---
 
-    def recent(self, now_s: float) -> Recent:
+    def recent(self, now_s: float) -> WindowSums:
         """What happened there lately."""
         return self._window.recent(now_s)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.window import Recent
+from maitred.replica.health.window import WindowSums
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
+class OutlierReplica:
     """One that does worse."""
 
     name: str
@@ -28,7 +28,7 @@ class Outlier:
     """As the end of a sentence that begins with "because"."""
 
 
-def find_outliers(peers: Mapping[str, Recent], config: OutlierConfig) -> list[Outlier]:
+def find_outliers(peers: Mapping[str, WindowSums], config: OutlierConfig) -> list[OutlierReplica]:
     """The outliers, worst first.
 
     Args:
@@ -43,7 +43,7 @@ def find_outliers(peers: Mapping[str, Recent], config: OutlierConfig) -> list[Ou
             if rate >= others + config.error_margin:
                 badness = (rate - others) / config.error_margin
                 found.append(
-                    Outlier(name, badness, f"{rate:.0%} of its requests fail, and {others:.0%} of the others'")
+                    OutlierReplica(name, badness, f"{rate:.0%} of its requests fail, and {others:.0%} of the others'")
                 )
     timed = {name: each.typical_s for name, each in peers.items() if each.timed >= config.least_requests}
     for name, typical_s in timed.items():
@@ -52,9 +52,9 @@ def find_outliers(peers: Mapping[str, Recent], config: OutlierConfig) -> list[Ou
             if typical_s >= config.latency_factor * others:
                 ratio = typical_s / others
                 found.append(
-                    Outlier(name, ratio / config.latency_factor, f"it is {ratio:.1f} times slower than others")
+                    OutlierReplica(name, ratio / config.latency_factor, f"it is {ratio:.1f} times slower than others")
                 )
-    worst: dict[str, Outlier] = {}
+    worst: dict[str, OutlierReplica] = {}
     for outlier in sorted(found, key=lambda each: -each.badness):
         worst.setdefault(outlier.name, outlier)
     return list(worst.values())

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 
-from maitred.replica.health.breaker import Attempt, BreakerState
+from maitred.replica.health.breaker import BreakerAttempt, BreakerState
 from maitred.replica.health.config import OutlierConfig
-from maitred.replica.health.health import Health, Verdict
+from maitred.replica.health.health import HealthVerdict, ReplicaHealth
 from maitred.replica.health.outliers import find_outliers
 
 
-class Peers:
+class PoolHealth:
     """The health of a pool.
 
     Of those that are there, never more than the configured share is left out, and at least one that works is not. If
@@ -21,7 +21,7 @@ class Peers:
         members: Its replicas.
     """
 
-    def __init__(self, config: OutlierConfig, members: Iterable[Health]) -> None:
+    def __init__(self, config: OutlierConfig, members: Iterable[ReplicaHealth]) -> None:
         self._config = config
         self._members = {member.name: member for member in members}
         self._next_s = float("-inf")
@@ -30,10 +30,10 @@ class Peers:
         """Compares them by these settings from now on."""
         self._config = config
 
-    def __getitem__(self, name: str) -> Health:
+    def __getitem__(self, name: str) -> ReplicaHealth:
         return self._members[name]
 
-    def join(self, member: Health) -> None:
+    def join(self, member: ReplicaHealth) -> None:
         """A replica is added."""
         self._members[member.name] = member
 
@@ -45,20 +45,20 @@ class Peers:
         """Whether those that are left out are used all the same, since there is no other."""
         return not any(member.verdict(now_s).may for member in self._members.values())
 
-    def verdict(self, name: str, now_s: float) -> Verdict:
+    def verdict(self, name: str, now_s: float) -> HealthVerdict:
         """That of one replica, as `verdicts`."""
         verdict = self._members[name].verdict(now_s)
         if verdict.may or not self.panics(now_s):
             return verdict
         return self._members[name].verdict(now_s, ejected_too=True)
 
-    def verdicts(self, now_s: float) -> dict[str, Verdict]:
+    def verdicts(self, now_s: float) -> dict[str, HealthVerdict]:
         """Every replica's. None may be sent to only if none is there whose breaker lets anything through."""
         panics = self.panics(now_s)
         return {name: member.verdict(now_s, ejected_too=panics) for name, member in self._members.items()}
 
-    def begin(self, name: str, now_s: float) -> Attempt | None:
-        """A request on its way to that replica, as `Health.begin`."""
+    def begin(self, name: str, now_s: float) -> BreakerAttempt | None:
+        """A request on its way to that replica, as `ReplicaHealth.begin`."""
         member = self._members[name]
         return member.begin(now_s, ejected_too=member.ejected(now_s) and self.panics(now_s))
 

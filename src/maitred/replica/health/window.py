@@ -20,7 +20,7 @@ class _Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class WindowSums:
     """The sums of a window."""
 
     ended: int
@@ -35,7 +35,7 @@ class Recent:
         return self.failed / self.ended if self.ended else 0.0
 
 
-class Window:
+class OutcomeWindow:
     """Counts the outcomes of the last `length_s` seconds.
 
     Args:
@@ -65,12 +65,12 @@ class Window:
         latest.timed += 1
         latest.log_s += math.log(max(seconds, _SHORTEST_S))
 
-    def recent(self, now_s: float) -> Recent:
+    def recent(self, now_s: float) -> WindowSums:
         """What is in it now."""
         self._forget(now_s)
         timed = sum(each.timed for each in self._slices)
         log_s = sum(each.log_s for each in self._slices)
-        return Recent(
+        return WindowSums(
             sum(each.ended for each in self._slices),
             sum(each.failed for each in self._slices),
             timed,

@@ -10,14 +10,14 @@ from typing import cast
 
 import httptools
 
-from maitred.core.cohort import COHORT, Halt
+from maitred.core.cohort import COHORT, CohortStage
 
 MOST_HEAD_BYTES = 64 * 1024
 _MOST_WAITING_BYTES = 256 * 1024
 """Of a body that nobody takes. Then the server has to wait."""
 
 
-class Interrupted(Exception):
+class ResponseBroken(Exception):
     """A response ended before it was whole.
 
     Attributes:
@@ -43,11 +43,11 @@ class Response:
 
     __slots__ = ("_called", "_connection", "_waiter", "ended", "failure", "headers", "heard", "pieces", "status")
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "HttpConnection") -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.ended = False
-        self.failure: Interrupted | None = None
+        self.failure: ResponseBroken | None = None
         self._connection = connection
         self.pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -138,7 +138,7 @@ class Response:
             self._waiter = None
             if self._called:
                 self._called = False
-                COHORT.came(Halt.ANSWERED)
+                COHORT.came(CohortStage.ANSWERED)
 
     def _late(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -148,14 +148,14 @@ class Response:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
             self._called = True
-            COHORT.called(Halt.ANSWERED)
+            COHORT.called(CohortStage.ANSWERED)
 
 
 def _nobody() -> None:
     """Hears what nobody listens to."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection.
 
     Args:
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
         open: Whether it can be written to.
     """
 
-    def __init__(self, free: "Callable[[Connection], None]", lost: "Callable[[Connection], None]") -> None:
+    def __init__(self, free: "Callable[[HttpConnection], None]", lost: "Callable[[HttpConnection], None]") -> None:
         self.open = False
         self._free = free
         self._lost = lost
@@ -311,7 +311,7 @@ class Connection(asyncio.Protocol):
             self.close()
         self._response = None
         if response is not None:
-            response.failure = Interrupted(reason, untouched=not self._head_bytes)
+            response.failure = ResponseBroken(reason, untouched=not self._head_bytes)
             response.heard()
 
     def _stop_timer(self) -> None:

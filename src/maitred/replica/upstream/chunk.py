@@ -15,7 +15,7 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Count(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     """What a server says that it has counted."""
 
     prompt_tokens: int | None = None
@@ -33,7 +33,7 @@ class Count(msgspec.Struct):
         return Usage(prompt, completion, min(cached, prompt))
 
 
-class Delta(msgspec.Struct):
+class ChunkDelta(msgspec.Struct):
     """What is new of a message."""
 
     content: Any = None
@@ -67,17 +67,17 @@ class ChunkChoice(msgspec.Struct):
     """What is new of a choice."""
 
     index: int = 0
-    delta: Delta | None = None
+    delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
 
 
-class Chunk(msgspec.Struct):
+class UpstreamChunk(msgspec.Struct):
     """An event's data."""
 
     choices: list[ChunkChoice] | None = None
-    usage: Count | None = None
+    usage: ReportedUsage | None = None
 
     def plain_text(self) -> str | None:
         """The text of a chunk that has nothing else of an answer, as most have; None of any other."""
@@ -95,10 +95,10 @@ class Chunk(msgspec.Struct):
         return text if isinstance(text, str) and text else None
 
 
-_decoder = msgspec.json.Decoder(Chunk)
+_decoder = msgspec.json.Decoder(UpstreamChunk)
 
 
-def chunk_of(data: bytes) -> Chunk | None:
+def chunk_of(data: bytes) -> UpstreamChunk | None:
     """Reads a chunk; None if it is none. What in it is no UTF-8 is replaced, as in every stream of events."""
     try:
         try:
@@ -109,7 +109,7 @@ def chunk_of(data: bytes) -> Chunk | None:
         return None
 
 
-def chunks_of(events: Sequence[bytes]) -> list[Chunk] | None:
+def chunks_of(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
     """Reads events in one call, a line each; without ``[DONE]``, if that is the last of several.
 
     Where a line begins with ``{`` and the one before ends with ``}``, no value can go on from one to the next, and with

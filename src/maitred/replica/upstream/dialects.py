@@ -27,7 +27,7 @@ _CONTINUING: Mapping[str, object] = {"continue_final_message": True, "add_genera
 
 
 @dataclass(frozen=True, slots=True)
-class Gauges:
+class LoadGauges:
     """Where a server's load can be read: names of Prometheus gauges, all of which may occur once for each engine."""
 
     running: str
@@ -38,7 +38,7 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class UpstreamDialect:
     """One server's ways.
 
     Attributes:
@@ -58,7 +58,7 @@ class Dialect:
     """
 
     health: str
-    gauges: Gauges | None = None
+    gauges: LoadGauges | None = None
     fields: frozenset[str] = _OPENAI_FIELDS
     limit_field: str = "max_tokens"
     key_header: str = "Authorization"
@@ -72,17 +72,17 @@ class Dialect:
 
 _MODELS = "models"
 """The list of models, which every one has; with credentials it also tells whether these are good."""
-ANTHROPIC = Dialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": VERSION})
+ANTHROPIC = UpstreamDialect(_MODELS, key_header="x-api-key", headers={"anthropic-version": VERSION})
 """Of all servers of the kind `anthropic`; what may be sent to them is decided in `maitred.wire.anthropic.outbound`."""
 
-DIALECTS: Mapping[DialectName, Dialect] = {
-    "generic": Dialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+DIALECTS: Mapping[DialectName, UpstreamDialect] = {
+    "generic": UpstreamDialect(_MODELS, fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
     # docs.vllm.ai: "Production Metrics", "OpenAI-Compatible Server" (extra parameters); 0.32. The KV gauge has its
     # new name since the V1 engine. The guided_* fields of earlier versions are ignored without a word since 0.12, so
     # they are not sent. Usage with every chunk bills what a caller breaks off to the token.
-    "vllm": Dialect(
+    "vllm": UpstreamDialect(
         "/health",
-        Gauges(
+        LoadGauges(
             "vllm:num_requests_running",
             "vllm:num_requests_waiting",
             ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
@@ -94,24 +94,24 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     ),
     # docs.sglang.io: "Production Metrics" (with --enable-metrics), "OpenAI APIs - Completions". It goes on behind the
     # template's own opening of a turn, so it takes the one flag without the other (sgl-project/sglang, pull 4226).
-    "sglang": Dialect(
+    "sglang": UpstreamDialect(
         "/health",
-        Gauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
+        LoadGauges("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
         _OPENAI_FIELDS | _SAMPLING_FIELDS | {"chat_template_kwargs"},
         counts_chunks=True,
         continuing={"continue_final_message": True},
     ),
     # huggingface.co/docs/text-generation-inference: "Metrics", "Messages API".
-    "tgi": Dialect("/health", Gauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
+    "tgi": UpstreamDialect("/health", LoadGauges("tgi_batch_current_size", "tgi_queue_size"), counts_chunks=True),
     # nvidia.github.io/TensorRT-LLM: "trtllm-serve". Its /metrics is JSON of iterations, not gauges.
-    "trtllm": Dialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
+    "trtllm": UpstreamDialect("/health", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS),
     # github.com/ggml-org/llama.cpp, tools/server/README.md (metrics with --metrics, the KV gauge in old builds only);
     # build 11549. It ignores echo and suffix without a word. After a stream it closes the connection, although it says
     # that it keeps it, and the next request would meet that. It goes on with a last message of the assistant unless it
     # was started with --no-prefill-assistant (pull 13608), and since pull 23012 also then, where the flags ask for it.
-    "llamacpp": Dialect(
+    "llamacpp": UpstreamDialect(
         "/health",
-        Gauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
+        LoadGauges("llamacpp:requests_processing", "llamacpp:requests_deferred", ("llamacpp:kv_cache_usage_ratio",)),
         (_OPENAI_FIELDS | {"top_k", "min_p", "ignore_eos", "chat_template_kwargs"}) - {"echo", "suffix"},
         headers={"connection": "close"},
         usage_per_choice=True,
@@ -120,23 +120,23 @@ DIALECTS: Mapping[DialectName, Dialect] = {
     # huggingface.co/docs/transformers: "Serving"; transformers 5.23. Its list of models fails without a hub. What it
     # does not do, such as n, it ignores; its frequency_penalty is a repetition penalty, and it answers with the stop
     # string and what came with it.
-    "transformers": Dialect(
+    "transformers": UpstreamDialect(
         "/health",
         fields=frozenset({"messages", "prompt", "temperature", "top_p", "seed", "logit_bias", "tools"}),
         done=False,
     ),
     # github.com/ollama/ollama, docs/openai.md: n and logit_bias are not taken; top_k and min_p stand in Modelfiles.
-    "ollama": Dialect("/api/version", fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
+    "ollama": UpstreamDialect("/api/version", fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
     # docs.litellm.ai: "Health Checks". It passes on what it does not know.
-    "litellm": Dialect("/health/liveliness", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
+    "litellm": UpstreamDialect("/health/liveliness", fields=_OPENAI_FIELDS | _SAMPLING_FIELDS | _GUIDED_FIELDS),
     # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models refuse it.
-    "openai": Dialect(_MODELS, limit_field="max_completion_tokens"),
+    "openai": UpstreamDialect(_MODELS, limit_field="max_completion_tokens"),
     # learn.microsoft.com/azure/ai-foundry/openai: the API below /openai/v1, keys in a header of their own.
-    "azure": Dialect(_MODELS, limit_field="max_completion_tokens", key_header="api-key"),
+    "azure": UpstreamDialect(_MODELS, limit_field="max_completion_tokens", key_header="api-key"),
     # console.groq.com/docs/openai: logprobs, logit_bias, top_logprobs and n > 1 are refused there.
-    "groq": Dialect(
+    "groq": UpstreamDialect(
         _MODELS, fields=_OPENAI_FIELDS - {"logprobs", "logit_bias", "top_logprobs"}, limit_field="max_completion_tokens"
     ),
     # docs.together.ai/reference/chat-completions.
-    "together": Dialect(_MODELS, fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),
+    "together": UpstreamDialect(_MODELS, fields=_OPENAI_FIELDS | {"top_k", "min_p", "repetition_penalty"}),
 }

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from maitred.core.errors import ConfigInvalid
-from maitred.replica.http.head import line_of
+from maitred.replica.http.request_head import line_of
 from maitred.replica.upstream.address import Address
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from maitred.replica.upstream.dialects import Gauges
+from maitred.replica.upstream.dialects import LoadGauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class ServerLoad:
     """Of its KV cache, from 0 to 1."""
 
 
-def load_in(text: str, gauges: Gauges) -> ServerLoad:
+def load_in(text: str, gauges: LoadGauges) -> ServerLoad:
     """The load in a page of metrics.
 
     A gauge can occur several times, once for each engine in the server: requests add up, and of caches the fullest

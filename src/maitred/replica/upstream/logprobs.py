@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from maitred.core.answer import Score, TokenScore
+from maitred.core.answer import TokenLogprob, TokenScore
 
 
 class _Top(msgspec.Struct):
@@ -12,8 +12,10 @@ class _Top(msgspec.Struct):
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
-    def score(self) -> Score:
-        return Score(self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob)
+    def score(self) -> TokenLogprob:
+        return TokenLogprob(
+            self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob
+        )
 
 
 class _Token(_Top):
@@ -55,8 +57,8 @@ def scores_of(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None
         scores.append(
             TokenScore(
                 # The first token of an echoed prompt has none; our own shape has no place for that.
-                Score(text, text.encode(), 0.0 if value is None else value),
-                [Score(other, other.encode(), logprob) for other, logprob in top.items()],
+                TokenLogprob(text, text.encode(), 0.0 if value is None else value),
+                [TokenLogprob(other, other.encode(), logprob) for other, logprob in top.items()],
                 offsets[position] if position < len(offsets) else offset,
             )
         )

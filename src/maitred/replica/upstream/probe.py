@@ -13,11 +13,11 @@ from contextlib import suppress
 import msgspec
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
-from maitred.replica.http.connection import Interrupted
-from maitred.replica.upstream.answer import how_broken
-from maitred.replica.upstream.dialects import Gauges
+from maitred.replica.http.connection import ResponseBroken
+from maitred.replica.upstream.dialects import LoadGauges
 from maitred.replica.upstream.gauges import ServerLoad, load_in
-from maitred.replica.upstream.server import Upstream
+from maitred.replica.upstream.openai_stream import how_broken
+from maitred.replica.upstream.replica import UpstreamReplica
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Probe:
         upstream: The server.
     """
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: UpstreamReplica) -> None:
         self._upstream = upstream
         self._asked_window = False
 
@@ -61,7 +61,7 @@ class Probe:
             standing.missed(f"nothing within {upstream.config.probe_timeout_s:g} s")
         except (ReplicaUnavailable, ReplicaLost) as error:
             standing.missed(how_broken(error))
-        except Interrupted as error:
+        except ResponseBroken as error:
             standing.missed(f"it broke off ({error})")
         else:
             if status == 200:
@@ -77,10 +77,10 @@ class Probe:
         if standing.up and upstream.dialect.gauges is not None:
             await self._hear(upstream.dialect.gauges)
 
-    async def _hear(self, gauges: Gauges) -> None:
+    async def _hear(self, gauges: LoadGauges) -> None:
         """Its load. Not to be told is no fault: what was told before grows old, and weighs less and less."""
         config = self._upstream.config
-        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, Interrupted)
+        broken = (TimeoutError, ReplicaUnavailable, ReplicaLost, ResponseBroken)
         with suppress(*broken):
             async with asyncio.timeout(min(config.probe_timeout_s, config.probe_every_s)):
                 self._upstream.tells(await self._ask_load(gauges))
@@ -96,7 +96,7 @@ class Probe:
             return
         self._upstream.window_tokens = window_in(fields, self._upstream.model)
 
-    async def _ask_load(self, gauges: Gauges) -> ServerLoad:
+    async def _ask_load(self, gauges: LoadGauges) -> ServerLoad:
         """What it says of its load; nothing if it does not, which is no fault: metrics can be switched off."""
         async with self._upstream.get(gauges.path) as response:
             body = await response.body(_MOST_BYTES) if response.status == 200 else b""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Self
 
 from maitred.core.errors import ReplicaLost, ReplicaTooSlow
-from maitred.core.relay import Batch
+from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
-from maitred.replica.upstream.answer import Reader, broken
+from maitred.replica.upstream.openai_stream import StreamParser, broken
 
 _REST_S = 0.05
 """How long a connection is kept for the end of a body behind the end of its answer."""
@@ -34,7 +34,7 @@ class UpstreamStream:
     def __init__(
         self,
         response: Response,
-        reader: Reader,
+        reader: StreamParser,
         *,
         begin_s: float,
         idle_s: float,
@@ -48,15 +48,15 @@ class UpstreamStream:
         self._total_s = total_s
         self._begun: Callable[[], None] | None = begun
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[Batch | None] | None = None
+        self._waiter: asyncio.Future[TextBatch | None] | None = None
         """None: nobody waits, as who reads has enough to do."""
         self._waits_since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         """Never later than the end of the wait under way."""
-        self._pour: Callable[[Batch], bool] | None = None
+        self._pour: Callable[[TextBatch], bool] | None = None
         response.listen(self._come)
 
-    def listen(self, pour: Callable[[Batch], bool]) -> None:
+    def listen(self, pour: Callable[[TextBatch], bool]) -> None:
         """See `core.relay.TextStream`."""
         self._pour = pour
 
@@ -72,7 +72,7 @@ class UpstreamStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> TextBatch:
         batch = self._news()
         if batch is None and not self._reader.whole:
             batch = await self._wait()
@@ -80,13 +80,13 @@ class UpstreamStream:
             raise StopAsyncIteration
         return batch
 
-    async def _wait(self) -> Batch | None:
+    async def _wait(self) -> TextBatch | None:
         waiter = self._waiter = self._loop.create_future()
         now_s = self._waits_since_s = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._until_s(now_s), self._look)
         try:
-            batch: Batch | None = await waiter
+            batch: TextBatch | None = await waiter
         finally:
             self._waiter = None
         return batch
@@ -107,12 +107,12 @@ class UpstreamStream:
         else:
             self._waits_since_s = self._loop.time()
 
-    def _poured(self, batch: Batch) -> bool:
+    def _poured(self, batch: TextBatch) -> bool:
         """Whether it has gone out. What has been read to its end is for the reader, who finds out what that means."""
         over = self._response.ended or self._response.failure is not None
         return self._pour is not None and not over and self._pour(batch)
 
-    def _news(self) -> Batch | None:
+    def _news(self) -> TextBatch | None:
         """What has come; None if nothing of the answer has, or it is over.
 
         Raises:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from maitred.core.balance import Candidate
+from maitred.core.balance import ReplicaCandidate
 
 _RANGE = 2.0**64
 
 
-def home_of(session: str, candidates: Sequence[Candidate]) -> Candidate:
+def home_of(session: str, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
     """The candidate where a session is at home.
 
     Rendezvous hashing (Thaler and Ravishankar, 1998): every pair of session and replica has a number that looks random,
@@ -18,7 +18,7 @@ def home_of(session: str, candidates: Sequence[Candidate]) -> Candidate:
     with the weight as its rate, so each replica is home to a share of the sessions equal to its share of the weight.
     """
 
-    def number(candidate: Candidate) -> float:
+    def number(candidate: ReplicaCandidate) -> float:
         digest = blake2b(f"{session}\0{candidate.name}".encode(), digest_size=8).digest()
         return -math.log((int.from_bytes(digest) + 1) / (_RANGE + 1)) / candidate.weight
 

@@ -8,15 +8,15 @@
 
 from collections.abc import Callable, Sequence
 
-from maitred.core.balance import Balance, Candidate, Inquiry
-from maitred.core.service import ServiceWeights
+from maitred.core.balance import LoadBalancer, PlacementRequest, ReplicaCandidate
+from maitred.core.token_costs import ServiceWeights
 from maitred.routing.balance.affinity import home_of
-from maitred.routing.balance.bound import Bound
+from maitred.routing.balance.bounded_load import LoadBound
 from maitred.routing.balance.by_load import LeastRequests, LeastTokens, PowerOfTwo
 from maitred.routing.balance.config import BalanceConfig, PolicyName
-from maitred.routing.balance.loads import Loads
+from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.round_robin import RoundRobin, WeightedRoundRobin
 from maitred.routing.balance.ttft import PredictedTtft
-from maitred.routing.balance.turns import RoundRobin, Weighted
 
 
 class Balancer:
@@ -29,12 +29,12 @@ class Balancer:
     """
 
     def __init__(self, config: BalanceConfig, weights: ServiceWeights, draw: Callable[[], float]) -> None:
-        loads = Loads(weights)
+        loads = ReplicaLoads(weights)
         self._affinity = config.affinity
-        self._bound = None if config.bound is None else Bound(config.bound, loads)
+        self._bound = None if config.bound is None else LoadBound(config.bound, loads)
         self._policy = _policy(config, loads, draw)
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`.
 
         Raises:
@@ -53,13 +53,13 @@ class Balancer:
         return chosen
 
 
-def _policy(config: BalanceConfig, loads: Loads, draw: Callable[[], float]) -> Balance:
-    policies: dict[PolicyName, Callable[[], Balance]] = {
+def _policy(config: BalanceConfig, loads: ReplicaLoads, draw: Callable[[], float]) -> LoadBalancer:
+    policies: dict[PolicyName, Callable[[], LoadBalancer]] = {
         "predicted_ttft": lambda: PredictedTtft(loads, config.recompute_price),
         "round_robin": RoundRobin,
         "least_requests": LeastRequests,
         "least_tokens": lambda: LeastTokens(loads),
         "power_of_two": lambda: PowerOfTwo(loads, draw),
-        "weighted": Weighted,
+        "weighted": WeightedRoundRobin,
     }
     return policies[config.policy]()

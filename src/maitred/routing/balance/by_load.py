@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-from maitred.core.balance import Candidate, Inquiry
-from maitred.routing.balance.loads import Loads
-from maitred.routing.balance.turns import Turns
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.round_robin import RoundRobinOrder
 
 
 class LeastRequests:
     """Where the fewest requests are, by weight."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = RoundRobinOrder()
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         # The request itself is counted, so that of idle replicas the one with the greater weight comes first.
         least = self._turns.least(candidates, lambda candidate: (candidate.requests + 1) / candidate.weight)
@@ -27,11 +27,11 @@ class LeastTokens:
         loads: Counts it.
     """
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: ReplicaLoads) -> None:
         self._loads = loads
-        self._turns = Turns()
+        self._turns = RoundRobinOrder()
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         least = self._turns.least(candidates, self._loads.relative)
         return self._turns.took(least, len(candidates))
@@ -48,11 +48,11 @@ class PowerOfTwo:
         draw: Evenly from [0, 1).
     """
 
-    def __init__(self, loads: Loads, draw: Callable[[], float]) -> None:
+    def __init__(self, loads: ReplicaLoads, draw: Callable[[], float]) -> None:
         self._loads = loads
         self._draw = draw
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         if len(candidates) == 1:
             return candidates[0]

@@ -4,11 +4,11 @@ Load is counted in service (tokens by what they cost, see `dispatch.service`), n
 thousand tokens is no match for a hundred short ones.
 """
 
-from maitred.core.balance import Candidate, Inquiry
-from maitred.core.service import ServiceWeights
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.core.token_costs import ServiceWeights
 
 
-class Loads:
+class ReplicaLoads:
     """Counts load.
 
     Args:
@@ -18,15 +18,15 @@ class Loads:
     def __init__(self, weights: ServiceWeights) -> None:
         self._weights = weights
 
-    def of(self, candidate: Candidate) -> float:
+    def of(self, candidate: ReplicaCandidate) -> float:
         """The service that is outstanding there."""
         return self._weights.prompt * candidate.prompt_tokens + self._weights.output * candidate.output_tokens
 
-    def relative(self, candidate: Candidate) -> float:
+    def relative(self, candidate: ReplicaCandidate) -> float:
         """The same by weight."""
         return self.of(candidate) / candidate.weight
 
-    def added(self, inquiry: Inquiry, candidate: Candidate) -> float:
+    def added(self, inquiry: PlacementRequest, candidate: ReplicaCandidate) -> float:
         """What the request would add to it there: less where its prompt is held."""
         weights = self._weights
         held = min(candidate.held_tokens, inquiry.prompt_tokens)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from maitred.core.balance import Candidate, Inquiry
-from maitred.routing.balance.loads import Loads
-from maitred.routing.balance.turns import Turns
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
+from maitred.routing.balance.loads import ReplicaLoads
+from maitred.routing.balance.round_robin import RoundRobinOrder
 
 _ALIKE = 1.01
 """Costs that differ by less are equal: what tells them apart is noise, and it would send everything one way."""
@@ -28,19 +28,19 @@ class PredictedTtft:
         recompute_price: Seconds of waiting that a second of computing is worth.
     """
 
-    def __init__(self, loads: Loads, recompute_price: float) -> None:
+    def __init__(self, loads: ReplicaLoads, recompute_price: float) -> None:
         self._loads = loads
         self._recompute_price = recompute_price
-        self._turns = Turns()
+        self._turns = RoundRobinOrder()
 
-    def choose(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> ReplicaCandidate:
         """See `core.balance.Balance`."""
         costs = self._costs(inquiry, candidates)
         limit = _ALIKE * min(costs)
         alike = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost <= limit]
         return self._turns.took(self._turns.least(alike, self._loads.relative), len(candidates))
 
-    def _costs(self, inquiry: Inquiry, candidates: Sequence[Candidate]) -> list[float]:
+    def _costs(self, inquiry: PlacementRequest, candidates: Sequence[ReplicaCandidate]) -> list[float]:
         """Wait and priced work at each, by weight; in seconds, or in tokens."""
         price = self._recompute_price
         seconds = [

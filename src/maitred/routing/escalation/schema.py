@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 
-class Verdict(Enum):
+class SchemaResult(Enum):
     """What is known of a text."""
 
     FOLLOWS = b"+"
@@ -19,7 +19,7 @@ class Verdict(Enum):
     """The schema is none, names another that is not in it, or takes too long."""
 
 
-def verdict_on(schema: Any, text: str) -> Verdict:  # noqa: ANN401 - whatever the caller sent
+def verdict_on(schema: Any, text: str) -> SchemaResult:  # noqa: ANN401 - whatever the caller sent
     """Checks a text. Nothing is ever fetched: a schema that points elsewhere cannot be judged by."""
     # The gateway knows verdicts, and its start need not wait for what only the process that finds them needs.
     from jsonschema import Draft202012Validator
@@ -29,17 +29,17 @@ def verdict_on(schema: Any, text: str) -> Verdict:  # noqa: ANN401 - whatever th
     from referencing.exceptions import Unresolvable
 
     if not isinstance(schema, dict | bool):
-        return Verdict.UNKNOWN
+        return SchemaResult.UNKNOWN
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)  # type: ignore[arg-type]  # true and false are schemas, too
         value = msgspec.json.decode(text)
     except (SchemaError, Unresolvable, RecursionError):
-        return Verdict.UNKNOWN
+        return SchemaResult.UNKNOWN
     except msgspec.DecodeError:
-        return Verdict.BREAKS
+        return SchemaResult.BREAKS
     try:
         follows = kind(schema, registry=Registry()).is_valid(value)
     except (Unresolvable, RecursionError, ValueError, OverflowError):
-        return Verdict.UNKNOWN
-    return Verdict.FOLLOWS if follows else Verdict.BREAKS
+        return SchemaResult.UNKNOWN
+    return SchemaResult.FOLLOWS if follows else SchemaResult.BREAKS

@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from maitred.routing.escalation.schema import Verdict
+from maitred.routing.escalation.schema import SchemaResult
 from maitred.routing.escalation.worker import LENGTH_BYTES
 
 _MOST_BYTES = 1 << 20
@@ -44,18 +44,18 @@ class Schemas:
     ) -> None:
         await self._end()
 
-    async def check(self, schema: object, text: str) -> Verdict:
+    async def check(self, schema: object, text: str) -> SchemaResult:
         """Whether a text follows a schema, as far as that can be told in a second or so."""
         question = msgspec.msgpack.encode([schema, text])
         if len(question) > _MOST_BYTES:
-            return Verdict.UNKNOWN
+            return SchemaResult.UNKNOWN
         try:
             async with asyncio.timeout(_PATIENCE_S), self._turn:
                 return await self._ask(question)
         except TimeoutError:
-            return Verdict.UNKNOWN
+            return SchemaResult.UNKNOWN
 
-    async def _ask(self, question: bytes) -> Verdict:
+    async def _ask(self, question: bytes) -> SchemaResult:
         process = self._process = self._process or await _started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -63,11 +63,11 @@ class Schemas:
         try:
             async with asyncio.timeout(self._check_s):
                 process.stdin.write(len(question).to_bytes(LENGTH_BYTES) + question)
-                verdict = Verdict(await process.stdout.readexactly(1))
+                verdict = SchemaResult(await process.stdout.readexactly(1))
                 answered = True
                 return verdict
         except (asyncio.IncompleteReadError, OSError):
-            return Verdict.UNKNOWN
+            return SchemaResult.UNKNOWN
         finally:
             if not answered:
                 await self._end()

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from maitred.routing.escalation.schema import Verdict, verdict_on
+from maitred.routing.escalation.schema import SchemaResult, verdict_on
 
 READY = b"!"
 LENGTH_BYTES = 4
@@ -36,7 +36,7 @@ def _answer(question: bytes) -> bytes:
         schema, text = msgspec.msgpack.decode(question)
         return bytes(verdict_on(schema, text).value)
     except MemoryError:
-        return bytes(Verdict.UNKNOWN.value)
+        return bytes(SchemaResult.UNKNOWN.value)
 
 
 if __name__ == "__main__":

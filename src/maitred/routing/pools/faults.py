@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterable, Iterator
 
-from maitred.routing.auto.choosing import Size
+from maitred.routing.auto.tiers import ModelTier
 from maitred.routing.pools.config import RoutesConfig
-from maitred.routing.pools.names import Names
+from maitred.routing.pools.names import ModelNames
 from maitred.routing.rollout.faults import rollout_faults
 
 _CHAINS = ("general", "context_length", "content_policy")
@@ -38,7 +38,7 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
             if (target.pool, target.model) in seen:
                 yield there, "Stands before it already. Keep one."
             seen.add((target.pool, target.model))
-    names = Names(config)
+    names = ModelNames(config)
     for alias, name in config.aliases.items():
         here = f"{place}.aliases.{alias}"
         if alias in config.names:
@@ -74,7 +74,7 @@ def route_faults(config: RoutesConfig, place: str = "routing") -> Iterator[tuple
             yield f"{place}.rollouts.{name}{key and '.'}{key}", message
 
 
-def _auto_faults(config: RoutesConfig, names: Names, place: str) -> Iterator[tuple[str, str]]:
+def _auto_faults(config: RoutesConfig, names: ModelNames, place: str) -> Iterator[tuple[str, str]]:
     """What is wrong with names behind which a model is chosen."""
     for name, auto in config.auto.items():
         here = f"{place}.{name}"
@@ -82,7 +82,7 @@ def _auto_faults(config: RoutesConfig, names: Names, place: str) -> Iterator[tup
             yield here, "Is a model or an alias, too. Give it a name of its own."
         elif "*" in name:
             yield here, "Has a `*`. Give it one name, and let aliases stand for it."
-        models = {size: getattr(auto, size) for size in Size}
+        models = {size: getattr(auto, size) for size in ModelTier}
         for key, model in (*models.items(), *((f"tasks.{task}", model) for task, model in auto.tasks.items())):
             if names.canonical(model) in config.auto:
                 yield f"{here}.{key}", _CHOSEN

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from maitred.routing.pools.config import RoutesConfig, TargetConfig
 
 
-class Found(Struct, frozen=True):
+class ResolvedName(Struct, frozen=True):
     """What a name leads to."""
 
     name: str
@@ -19,7 +19,7 @@ class Found(Struct, frozen=True):
     """Pool and what its servers are to be asked for, the first choice first."""
 
 
-class Names:
+class ModelNames:
     """The names of a table.
 
     Args:
@@ -63,7 +63,7 @@ class Names:
         """Whether an alias stands for no name in the end."""
         return self.canonical(alias) in self._aliases
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> ResolvedName | None:
         """What it leads to; None: nowhere."""
         name = self.canonical(name)
         if (model := self.rollouts.get(name)) is not None:
@@ -71,15 +71,15 @@ class Names:
             return None if found is None else replace(found, name=name)
         return self.model(name)
 
-    def model(self, name: str) -> Found | None:
+    def model(self, name: str) -> ResolvedName | None:
         """What it leads to, if there is a rollout of that name without it."""
         name = self.canonical(name)
         if name in self._exact:
-            return Found(name, name, _targets(self._exact[name], ""))
+            return ResolvedName(name, name, _targets(self._exact[name], ""))
         for before, after, targets in self._patterns:
             if len(name) >= len(before) + len(after) and name.startswith(before) and name.endswith(after):
                 starred = name[len(before) : len(name) - len(after)]
-                return Found(name, f"{before}*{after}", _targets(targets, starred))
+                return ResolvedName(name, f"{before}*{after}", _targets(targets, starred))
         return None
 
     @property

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from maitred.routing.rollout.trial import Tolerance, TrialRules
+from maitred.routing.rollout.trial import TrialRules, TrialTolerance
 
 _Promote = Meta(ge=0, le=1, description="So much is no reason against a promotion; above that for an abort.")
 
@@ -82,11 +82,11 @@ class TrialConfig(Struct, frozen=True, kw_only=True):
             bad_promotions=self.bad_promotions,
             baseline_requests=self.baseline_requests,
             least_requests=self.least_requests,
-            slow=Tolerance(self.slow_abort, self.slow_promote),
-            failed=Tolerance(self.failed_abort, self.failed_promote),
-            refused=Tolerance(self.refused_abort, self.refused_promote),
-            disagreeing=Tolerance(self.disagreeing_abort, self.disagreeing_promote) if compares else None,
-            length=Tolerance(self.length_abort, self.length_promote),
+            slow=TrialTolerance(self.slow_abort, self.slow_promote),
+            failed=TrialTolerance(self.failed_abort, self.failed_promote),
+            refused=TrialTolerance(self.refused_abort, self.refused_promote),
+            disagreeing=TrialTolerance(self.disagreeing_abort, self.disagreeing_promote) if compares else None,
+            length=TrialTolerance(self.length_abort, self.length_promote),
         )
 
 

@@ -3,14 +3,14 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
-from maitred.routing.pools.names import Names
+from maitred.routing.pools.names import ModelNames
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 
 _PAIRS = ("slow", "failed", "refused", "disagreeing", "length")
 
 
 def rollout_faults(
-    name: str, rollout: RolloutConfig, names: Names, others: Mapping[str, object]
+    name: str, rollout: RolloutConfig, names: ModelNames, others: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
     """Versions that are no models, or not two; and tolerances that contradict themselves.
 
@@ -59,7 +59,7 @@ def _models_of(rollout: object) -> str:
     return ", ".join((rollout.stable, rollout.canary)) if isinstance(rollout, RolloutConfig) else "those behind it"
 
 
-def _unknown(model: str, names: Names) -> str:
+def _unknown(model: str, names: ModelNames) -> str:
     listed = sorted(names.listed)
     close = difflib.get_close_matches(model[:200], listed, n=1)
     if close:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from maitred.core.rollout import Phase, RolloutState, Version
+from maitred.core.rollout import RolloutPhase, RolloutState, RolloutVersion
 from maitred.routing.rollout.config import RolloutConfig
-from maitred.routing.rollout.lane import Entry, Lane
+from maitred.routing.rollout.observations import OrderedObservations, PendingObservation
 from maitred.routing.rollout.split import Split
-from maitred.routing.rollout.trial import Decision, Observation, Trial, Verdict
+from maitred.routing.rollout.trial import CanaryTrial, TrialDecision, TrialObservation, TrialVerdict
 
 
 class LiveRollout:
@@ -29,7 +29,7 @@ class LiveRollout:
     """
 
     def __init__(self, state: RolloutState) -> None:
-        self.requests = dict.fromkeys(Version, 0)
+        self.requests = dict.fromkeys(RolloutVersion, 0)
         self._follow(state)
         self._begin_trial()
 
@@ -46,14 +46,14 @@ class LiveRollout:
         self.split = Split(rollout=state.name, weight=state.weight, shadow=state.shadow)
 
     def _begin_trial(self) -> None:
-        self.trial = Trial(self.config.trial.rules(compares=self.state.shadow > 0))
-        self._lane = Lane(self._observe, self.config.trial.patience_s)
+        self.trial = CanaryTrial(self.config.trial.rules(compares=self.state.shadow > 0))
+        self._lane = OrderedObservations(self._observe, self.config.trial.patience_s)
 
-    def _observe(self, version: Version, seen: Observation) -> None:
+    def _observe(self, version: RolloutVersion, seen: TrialObservation) -> None:
         self.requests[version] += 1
         self._weigh(version, seen)
 
-    def _weigh(self, version: Version, seen: Observation) -> None:
+    def _weigh(self, version: RolloutVersion, seen: TrialObservation) -> None:
         """Puts it beside what was seen before. What ends after a decision is no evidence for it or against it."""
         if self.on_trial:
             self.trial.observe(version, seen)
@@ -61,28 +61,28 @@ class LiveRollout:
     @property
     def on_trial(self) -> bool:
         """Whether what is seen counts."""
-        return self.state.phase is Phase.RUNNING
+        return self.state.phase is RolloutPhase.RUNNING
 
     @property
     def main(self) -> str:
         """The model of whoever is on neither side."""
         return self.config.canary if self.state.weight >= 1 else self.config.stable
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: PendingObservation) -> None:
         """A request begins that is on trial."""
         self._lane.enter(entry)
 
-    def advance(self, now_s: float) -> Decision:
+    def advance(self, now_s: float) -> TrialDecision:
         """Takes into account what has ended; what follows from it."""
         told = self._lane.advance(now_s)
-        return self.verdict().decision if told and self.on_trial else Decision.CONTINUE
+        return self.verdict().decision if told and self.on_trial else TrialDecision.CONTINUE
 
-    def compared(self, seen: Observation) -> Decision:
+    def compared(self, seen: TrialObservation) -> TrialDecision:
         """Takes a copy into account, which has ended; what follows from it."""
-        self._weigh(Version.CANARY, seen)
-        return self.verdict().decision if self.on_trial else Decision.CONTINUE
+        self._weigh(RolloutVersion.CANARY, seen)
+        return self.verdict().decision if self.on_trial else TrialDecision.CONTINUE
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TrialVerdict:
         """What is to be said of the canary so far."""
         return self.trial.verdict()
 
@@ -100,7 +100,7 @@ class LiveRollouts(dict[str, LiveRollout]):
         before = {**self}
         self.clear()
         for state in states:
-            if state.phase is Phase.ENDED:
+            if state.phase is RolloutPhase.ENDED:
                 continue
             live = before.get(state.name)
             if live is None:

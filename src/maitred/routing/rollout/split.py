@@ -9,7 +9,7 @@ import hashlib
 
 import msgspec
 
-from maitred.core.rollout import Version
+from maitred.core.rollout import RolloutVersion
 
 _PLACES = 2**64
 
@@ -31,9 +31,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
         if not (0 <= self.weight <= 1 and 0 <= self.shadow <= 1):
             raise ValueError(f"weight and shadow must lie between 0 and 1; got {self.weight:g} and {self.shadow:g}.")
 
-    def version_for(self, key: str) -> Version:
+    def version_for(self, key: str) -> RolloutVersion:
         """Who serves the requests of this key."""
-        return Version.CANARY if _place(self.rollout, "serve", key) < self.weight else Version.STABLE
+        return RolloutVersion.CANARY if _place(self.rollout, "serve", key) < self.weight else RolloutVersion.STABLE
 
     def shadows(self, request_id: str) -> bool:
         """Whether a request that the stable version serves is copied to the canary.

@@ -25,11 +25,11 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.core.rollout import Version
+from maitred.core.rollout import RolloutVersion
 from maitred.routing.rollout.sequential import MeanSequence, RateTest
 
 
-class Decision(StrEnum):
+class TrialDecision(StrEnum):
     """What is to be done with the canary."""
 
     CONTINUE = "continue"
@@ -37,7 +37,7 @@ class Decision(StrEnum):
     PROMOTE = "promote"
 
 
-class Fault(StrEnum):
+class CanaryFault(StrEnum):
     """What can be wrong with it."""
 
     TTFT = "ttft"
@@ -49,7 +49,7 @@ class Fault(StrEnum):
     DISAGREEMENT = "disagreement"
 
 
-class Tolerance(msgspec.Struct, frozen=True):
+class TrialTolerance(msgspec.Struct, frozen=True):
     """By how much a rate may exceed the stable version's, as a difference of shares of requests."""
 
     abort: float
@@ -70,18 +70,18 @@ class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
     """Of the stable version, from which its percentile is taken."""
     least_requests: int = 100
     """Of the canary, before it can be promoted."""
-    slow: Tolerance = Tolerance(0.01, 0.06)
+    slow: TrialTolerance = TrialTolerance(0.01, 0.06)
     """Of the share of requests above the stable version's percentile, which is 5 % for the stable version itself."""
-    failed: Tolerance = Tolerance(0.0, 0.02)
-    refused: Tolerance = Tolerance(0.0, 0.03)
-    disagreeing: Tolerance | None = Tolerance(0.05, 0.12)
+    failed: TrialTolerance = TrialTolerance(0.0, 0.02)
+    refused: TrialTolerance = TrialTolerance(0.0, 0.03)
+    disagreeing: TrialTolerance | None = TrialTolerance(0.05, 0.12)
     """Of the share of answers that both gave and that do not agree; versions that sample never agree in all. None:
     answers are not compared."""
-    length: Tolerance = Tolerance(0.1, 0.3)
+    length: TrialTolerance = TrialTolerance(0.1, 0.3)
     """Of the mean logarithm of tokens per answer: 0.1 is a tenth more, or less."""
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
+class TrialObservation(msgspec.Struct, frozen=True, kw_only=True):
     """One request that has ended. What was not measured is None: the times of a request that failed, for one."""
 
     ttft_s: float | None = None
@@ -98,19 +98,19 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     that they are not refused, and their times are not to be told."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class TrialVerdict(msgspec.Struct, frozen=True):
     """What is to be done, and why."""
 
-    decision: Decision
-    faults: tuple[Fault, ...] = ()
+    decision: TrialDecision
+    faults: tuple[CanaryFault, ...] = ()
     """What is shown to be wrong; those that lead to an abort."""
-    unproven: tuple[Fault, ...] = ()
+    unproven: tuple[CanaryFault, ...] = ()
     """What stands against a promotion still: not shown to be right."""
     stable_requests: int = 0
     canary_requests: int = 0
 
 
-class Trial:
+class CanaryTrial:
     """Of one canary.
 
     Args:
@@ -119,58 +119,60 @@ class Trial:
 
     def __init__(self, rules: TrialRules) -> None:
         self._rules = rules
-        alpha = rules.false_alarms / len(Fault)
+        alpha = rules.false_alarms / len(CanaryFault)
         self._guilty_at = math.log(1 / alpha)
         self._cleared_at = math.log(1 / rules.bad_promotions)
-        self._requests = dict.fromkeys(Version, 0)
+        self._requests = dict.fromkeys(RolloutVersion, 0)
         self._rates = {
-            Fault.TTFT: _Rate(rules.slow),
-            Fault.ITL: _Rate(rules.slow),
-            Fault.ERRORS: _Rate(rules.failed),
-            Fault.REFUSALS: _Rate(rules.refused),
+            CanaryFault.TTFT: _Rate(rules.slow),
+            CanaryFault.ITL: _Rate(rules.slow),
+            CanaryFault.ERRORS: _Rate(rules.failed),
+            CanaryFault.REFUSALS: _Rate(rules.refused),
         }
         if rules.disagreeing is not None:
-            self._rates[Fault.DISAGREEMENT] = _Rate(rules.disagreeing, standard=0.0)
-        self._lines = {fault: _Line(rules.baseline_requests, rules.slow_quantile) for fault in (Fault.TTFT, Fault.ITL)}
+            self._rates[CanaryFault.DISAGREEMENT] = _Rate(rules.disagreeing, standard=0.0)
+        self._lines = {
+            fault: _Line(rules.baseline_requests, rules.slow_quantile) for fault in (CanaryFault.TTFT, CanaryFault.ITL)
+        }
         # Its two sides are two faults.
         self._length = _Length(rules.length, 2 * alpha, 2 * rules.bad_promotions)
 
-    def observe(self, version: Version, seen: Observation) -> None:
+    def observe(self, version: RolloutVersion, seen: TrialObservation) -> None:
         """Takes a request into account, in the order in which requests began."""
         self._requests[version] += 1
         if not seen.copied:
-            self._rates[Fault.REFUSALS].add(version, seen.refused)
+            self._rates[CanaryFault.REFUSALS].add(version, seen.refused)
         if not seen.refused:
-            self._rates[Fault.ERRORS].add(version, seen.failed)
-        for fault, value in ((Fault.TTFT, seen.ttft_s), (Fault.ITL, seen.itl_s)):
+            self._rates[CanaryFault.ERRORS].add(version, seen.failed)
+        for fault, value in ((CanaryFault.TTFT, seen.ttft_s), (CanaryFault.ITL, seen.itl_s)):
             if value is not None and (above := self._lines[fault].above(version, value)) is not None:
                 self._rates[fault].add(version, above)
         if seen.tokens is not None:
             self._length.add(version, seen.tokens)
-        if seen.agreed is not None and version is Version.CANARY and Fault.DISAGREEMENT in self._rates:
-            self._rates[Fault.DISAGREEMENT].add(version, not seen.agreed)
+        if seen.agreed is not None and version is RolloutVersion.CANARY and CanaryFault.DISAGREEMENT in self._rates:
+            self._rates[CanaryFault.DISAGREEMENT].add(version, not seen.agreed)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TrialVerdict:
         """What follows from what was seen so far."""
         faults = [fault for fault, rate in self._rates.items() if rate.worse.log_evidence >= self._guilty_at]
         faults += self._length.faults()
         unproven = [fault for fault, rate in self._rates.items() if rate.sound.log_evidence < self._cleared_at]
         unproven += self._length.unproven()
         if faults:
-            decision = Decision.ABORT
-        elif unproven or self._requests[Version.CANARY] < self._rules.least_requests:
-            decision = Decision.CONTINUE
+            decision = TrialDecision.ABORT
+        elif unproven or self._requests[RolloutVersion.CANARY] < self._rules.least_requests:
+            decision = TrialDecision.CONTINUE
         else:
-            decision = Decision.PROMOTE
-        return Verdict(
+            decision = TrialDecision.PROMOTE
+        return TrialVerdict(
             decision,
             tuple(faults),
             tuple(unproven),
-            self._requests[Version.STABLE],
-            self._requests[Version.CANARY],
+            self._requests[RolloutVersion.STABLE],
+            self._requests[RolloutVersion.CANARY],
         )
 
-    def evidence(self) -> Mapping[Fault, float]:
+    def evidence(self) -> Mapping[CanaryFault, float]:
         """How strongly each fault of a rate is suspected: the logarithm of the evidence over what an abort takes."""
         return {fault: rate.worse.log_evidence / self._guilty_at for fault, rate in self._rates.items()}
 
@@ -178,13 +180,13 @@ class Trial:
 class _Rate:
     """Both questions about one rate: is it too high, and is it shown not to be?"""
 
-    def __init__(self, tolerance: Tolerance, standard: float | None = None) -> None:
+    def __init__(self, tolerance: TrialTolerance, standard: float | None = None) -> None:
         self.worse = RateTest(tolerance.abort, standard)
         # The same test of the opposite outcome: that it fails to happen more often, but for the margin.
         self.sound = RateTest(-tolerance.promote, None if standard is None else 1 - standard)
 
-    def add(self, version: Version, happened: bool) -> None:
-        if version is Version.STABLE:
+    def add(self, version: RolloutVersion, happened: bool) -> None:
+        if version is RolloutVersion.STABLE:
             self.worse.stable(happened)
             self.sound.stable(not happened)
         else:
@@ -201,11 +203,11 @@ class _Line:
         self._first: list[float] = []
         self._line: float | None = None
 
-    def above(self, version: Version, value: float) -> bool | None:
+    def above(self, version: RolloutVersion, value: float) -> bool | None:
         """Whether the value lies above the line; None while there is none, so that nothing counts that made it."""
         if self._line is not None:
             return value > self._line
-        if version is Version.STABLE:
+        if version is RolloutVersion.STABLE:
             self._first.append(value)
             if len(self._first) == self._wanted:
                 self._first.sort()
@@ -217,15 +219,15 @@ class _Line:
 class _Length:
     """Tokens per answer: each of the canary's is held against the mean of the stable version's since the one before."""
 
-    def __init__(self, tolerance: Tolerance, alpha: float, promote_alpha: float) -> None:
+    def __init__(self, tolerance: TrialTolerance, alpha: float, promote_alpha: float) -> None:
         self._tolerance = tolerance
         self._worse = MeanSequence(alpha)
         self._sound = MeanSequence(promote_alpha)
         self._since: list[float] = []
 
-    def add(self, version: Version, tokens: int) -> None:
+    def add(self, version: RolloutVersion, tokens: int) -> None:
         size = math.log1p(tokens)
-        if version is Version.STABLE:
+        if version is RolloutVersion.STABLE:
             self._since.append(size)
         elif self._since:
             difference = size - sum(self._since) / len(self._since)
@@ -233,12 +235,12 @@ class _Length:
             self._worse.add(difference)
             self._sound.add(difference)
 
-    def faults(self) -> Sequence[Fault]:
+    def faults(self) -> Sequence[CanaryFault]:
         low, high = self._worse.interval()
         margin = self._tolerance.abort
-        return [*([Fault.WORDY] if low > margin else []), *([Fault.TERSE] if high < -margin else [])]
+        return [*([CanaryFault.WORDY] if low > margin else []), *([CanaryFault.TERSE] if high < -margin else [])]
 
-    def unproven(self) -> Sequence[Fault]:
+    def unproven(self) -> Sequence[CanaryFault]:
         low, high = self._sound.interval()
         margin = self._tolerance.promote
-        return [*([Fault.WORDY] if high > margin else []), *([Fault.TERSE] if low < -margin else [])]
+        return [*([CanaryFault.WORDY] if high > margin else []), *([CanaryFault.TERSE] if low < -margin else [])]

@@ -1,19 +1,21 @@
 """What the scripts are told: their names, and a claim as they read it."""
 
-from maitred.core.counters import Claim
-from maitred.store.counters.link import Script
+from maitred.core.counters import LimitClaim
+from maitred.store.counters.link import LuaScript
 
-HELLO = Script("hello")
-RESERVE = Script("reserve")
-SETTLE = Script("settle")
-RENEW = Script("renew")
-READ = Script("read")
-SLICE = Script("slice")
-REGISTER = Script("register")
-RELEASE = Script("release")
+HELLO = LuaScript("hello")
+RESERVE = LuaScript("reserve")
+SETTLE = LuaScript("settle")
+RENEW = LuaScript("renew")
+READ = LuaScript("read")
+SLICE = LuaScript("slice")
+REGISTER = LuaScript("register")
+RELEASE = LuaScript("release")
 
 
-def packed(claim: Claim, *, output: int = 0, least: int = 0, known: int = -1, spent: int = -1) -> tuple[object, ...]:
+def packed(
+    claim: LimitClaim, *, output: int = 0, least: int = 0, known: int = -1, spent: int = -1
+) -> tuple[object, ...]:
     """A claim in the order in which `scripts/common.lua` reads it.
 
     Amounts are computed here, in whole numbers of any size.

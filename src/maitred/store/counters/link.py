@@ -36,7 +36,7 @@ class LinkLost(Exception):
     """Redis did not do what was asked, or it is not known whether it did."""
 
 
-class Script:
+class LuaScript:
     """One of the scripts in `scripts/`, after the text that all of them share.
 
     Args:
@@ -110,7 +110,7 @@ class RedisLink:
                 answer.set_exception(error)
                 answer.exception()  # Its caller may have left.
 
-    async def call(self, script: Script, arguments: Mapping[str, object]) -> list[Any]:
+    async def call(self, script: LuaScript, arguments: Mapping[str, object]) -> list[Any]:
         """Runs a script.
 
         Raises:

@@ -1,6 +1,7 @@
 """Counters in the memory of one gateway.
 
-A step is a synchronous function of a `Book`, so nothing can come between what it sees and what it takes. Only a budget
+A step is a synchronous function of a `CounterTable`, so nothing can come between what it sees and what it takes. Only a
+budget
 that is met for the first time needs more: what the ledger has already charged to it is asked for, once however many
 requests meet it together, and the step is begun anew when that is known.
 """
@@ -10,8 +11,8 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from maitred.core.clock import Clock
-from maitred.core.counters import Claim, Denied, Granted, Reading, Reservation
-from maitred.store.counters.book import Book, BookSize
+from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationDenied, ReservationGranted
+from maitred.store.counters.table import CounterTable, CounterTableSize
 
 Spent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
 """What these budgets have been charged so far; one that is missing: nothing."""
@@ -38,10 +39,10 @@ class MemoryCounters:
     def __init__(self, clock: Clock, spent: Spent | None = None) -> None:
         self._clock = clock
         self._spent = spent
-        self._book = Book(opens=spent is None)
+        self._book = CounterTable(opens=spent is None)
         self._opening: dict[str, _Opening] = {}
 
-    def size(self) -> BookSize:
+    def size(self) -> CounterTableSize:
         """How much is kept in memory."""
         return self._book.size()
 
@@ -65,7 +66,7 @@ class MemoryCounters:
         since_us = now_us + min(math.ceil(max(since_s, _LONG_AGO_S) * 1e6) - wall_us, 0)
         self._book.recall(past, since_us, now_us + int(2 * longest_refill_s * 1e6))
 
-    async def reserve(self, reservation: Reservation) -> Granted | Denied:
+    async def reserve(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
         """See `core.counters.Counters.reserve`.
 
         Raises:
@@ -85,7 +86,7 @@ class MemoryCounters:
         """See `core.counters.Counters.renew`."""
         self._book.renew(leases, lease_s, self._now_us(), self._clock.wall_s())
 
-    async def read(self, claims: Sequence[Claim]) -> list[Reading]:
+    async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
         """See `core.counters.Counters.read`.
 
         Raises:
@@ -97,7 +98,7 @@ class MemoryCounters:
     def _now_us(self) -> int:
         return int(self._clock.monotonic_s() * 1e6)
 
-    async def _meet(self, claims: Sequence[Claim]) -> None:
+    async def _meet(self, claims: Sequence[LimitClaim]) -> None:
         """Returns without a pause once all budgets are known: nothing can happen until the caller's next step."""
         while self._spent is not None and (unseen := self._book.unseen(claims)):
             ours = {claim.counter: claim for claim in unseen if claim.counter not in self._opening}
@@ -109,7 +110,7 @@ class MemoryCounters:
             if opening.error is not None:
                 raise opening.error
 
-    async def _open(self, claims: Mapping[str, Claim], spent: Spent) -> None:
+    async def _open(self, claims: Mapping[str, LimitClaim], spent: Spent) -> None:
         opening = _Opening()
         self._opening.update(dict.fromkeys(claims, opening))
         try:

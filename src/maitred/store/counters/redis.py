@@ -31,13 +31,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from maitred.core.clock import Clock
-from maitred.core.counters import Claim, Denied, Granted, Reading, Reservation
+from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import Bug, ConfigInvalid, StoreUnavailable
 from maitred.store.counters import calls
 from maitred.store.counters.calls import packed
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.link import LinkLost, Script
-from maitred.store.counters.session import AT_ONCE, CountersState, Mode, Session
+from maitred.store.counters.link import LinkLost, LuaScript
+from maitred.store.counters.session import AT_ONCE, CounterMode, CountersState, RedisSession
 
 Spent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]
 """What these budgets have been charged so far; one that is missing: nothing."""
@@ -72,7 +72,7 @@ class RedisCounters:
         if config.url is None:
             raise ConfigInvalid("counters.url is missing: say where Redis is, such as `redis://host:6379/0`.")
         try:
-            self._session = Session(config, config.url, clock, gateway_id, offset_s)
+            self._session = RedisSession(config, config.url, clock, gateway_id, offset_s)
         except ValueError as error:
             raise ConfigInvalid(f"counters.url is not the URL of a Redis: {error}") from None
         self._clock = clock
@@ -95,13 +95,13 @@ class RedisCounters:
     @property
     def healthy(self) -> bool:
         """Whether Redis decides."""
-        return self._session.mode is Mode.SHARED
+        return self._session.mode is CounterMode.SHARED
 
     def state(self) -> CountersState:
         """How it is now."""
         return self._session.state()
 
-    async def reserve(self, reservation: Reservation) -> Granted | Denied:
+    async def reserve(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
         """See `core.counters.Counters.reserve`.
 
         Raises:
@@ -110,7 +110,7 @@ class RedisCounters:
         session, doubtful = self._session, False
         reservation = reservation.spelt_out()
         session.note(reservation.claims)
-        if session.mode is Mode.SHARED:
+        if session.mode is CounterMode.SHARED:
             try:
                 return await self._reserve_shared(reservation)
             except LinkLost as error:
@@ -129,7 +129,7 @@ class RedisCounters:
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """See `core.counters.Counters.settle`. Never fails: what Redis does not take now it gets later."""
         session = self._session
-        if session.mode is Mode.SHARED:
+        if session.mode is CounterMode.SHARED:
             try:
                 await session.settle([(lease, amounts)])
                 return
@@ -143,7 +143,7 @@ class RedisCounters:
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
         """See `core.counters.Counters.renew`. Never fails: leases that Redis did not renew it is told about again."""
         session = self._session
-        if session.mode is Mode.SHARED:
+        if session.mode is CounterMode.SHARED:
             try:
                 for start in range(0, len(leases), AT_ONCE):
                     some = list(leases[start : start + AT_ONCE])
@@ -154,14 +154,14 @@ class RedisCounters:
                 session.lose(error)
         session.holdings.renew(leases, lease_s, self._clock.monotonic_s())
 
-    async def read(self, claims: Sequence[Claim]) -> list[Reading]:
+    async def read(self, claims: Sequence[LimitClaim]) -> list[CounterState]:
         """See `core.counters.Counters.read`. While Redis is away: what this gateway could still give.
 
         Raises:
             StoreUnavailable: A budget is new, and the database is away.
         """
         session = self._session
-        if session.mode is Mode.SHARED:
+        if session.mode is CounterMode.SHARED:
             try:
                 answer = await self._ask(calls.READ, claims, {})
                 return session.readings(claims, answer[1])
@@ -169,7 +169,7 @@ class RedisCounters:
                 session.lose(error)
         return session.book.readings(claims, self._clock.monotonic_s())
 
-    async def _reserve_shared(self, reservation: Reservation) -> Granted | Denied:
+    async def _reserve_shared(self, reservation: Reservation) -> ReservationGranted | ReservationDenied:
         session, lease = self._session, reservation.lease
         asked_s, losses = self._clock.monotonic_s(), session.losses
         arguments = {
@@ -184,14 +184,19 @@ class RedisCounters:
         if answer[0] == "granted":
             # Between the answer and now another call may have found that Redis is away, or forgets.
             session.holdings.hold(reservation, answer[1], asked_s, told=losses == session.losses, local=False)
-            return Granted(answer[1], session.readings(reservation.claims, answer[2]))
+            return ReservationGranted(answer[1], session.readings(reservation.claims, answer[2]))
         if answer[0] == "denied":
             wait_s = answer[2] if answer[2] >= 0 else None
-            return Denied(answer[1], session.readings(reservation.claims, answer[3]), wait_s)
+            return ReservationDenied(answer[1], session.readings(reservation.claims, answer[3]), wait_s)
         raise Bug(f"The lease {lease} was used before. Each reservation needs an id of its own.")
 
     async def _ask(
-        self, script: Script, claims: Sequence[Claim], arguments: Mapping[str, object], output: int = 0, least: int = 0
+        self,
+        script: LuaScript,
+        claims: Sequence[LimitClaim],
+        arguments: Mapping[str, object],
+        output: int = 0,
+        least: int = 0,
     ) -> list[Any]:
         """Calls a script with claims; asks the database about budgets that Redis does not know."""
         total = self._session.holdings.total

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from maitred.core.clock import Clock
-from maitred.core.counters import Claim, Granted, Reading, Reservation
+from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationGranted
 from maitred.core.secret import Secret
 from maitred.store.counters import calls
 from maitred.store.counters.calls import packed
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.held import Holdings
-from maitred.store.counters.link import LinkLost, RedisLink, Script
+from maitred.store.counters.lease_records import LeaseRecords
+from maitred.store.counters.link import LinkLost, LuaScript, RedisLink
 from maitred.store.counters.slices import SliceBook
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ AT_ONCE = 100
 """Counters or leases in one call, so that no call holds up Redis for long."""
 
 
-class Mode(Enum):
+class CounterMode(Enum):
     """Who decides."""
 
     AWAY = "away"
@@ -46,7 +46,7 @@ class Mode(Enum):
 class CountersState(msgspec.Struct, frozen=True):
     """For health and metrics."""
 
-    mode: Mode
+    mode: CounterMode
     since_s: float
     """Wall time since when it is so."""
     slices: int
@@ -56,7 +56,7 @@ class CountersState(msgspec.Struct, frozen=True):
     """Settlements that Redis does not know yet."""
 
 
-class Session:
+class RedisSession:
     """One gateway's dealings with Redis.
 
     Args:
@@ -70,17 +70,17 @@ class Session:
     def __init__(
         self, config: CountersConfig, url: Secret, clock: Clock, gateway_id: str, offset_s: Callable[[], float]
     ) -> None:
-        self.mode = Mode.AWAY
+        self.mode = CounterMode.AWAY
         self.losses = 0
         """How often Redis was lost: what it said before a loss may be forgotten after it."""
         self.book = SliceBook(config.slice_share)
-        self.holdings = Holdings()
+        self.holdings = LeaseRecords()
         self._config = config
         self._clock = clock
         self._gateway_id = gateway_id
         self._offset_s = offset_s
         self._link = RedisLink(url, config.namespace, timeout_s=config.answer_timeout_s)
-        self._recent: dict[str, tuple[Claim, float]] = {}
+        self._recent: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced: set[str] = set()
         self._epoch = ""
         self._since_s = clock.wall_s()
@@ -100,13 +100,13 @@ class Session:
         """Delivers what is left and gives the slices back, as far as Redis answers."""
         await self._end_upkeep()
         try:
-            if self.mode is not Mode.AWAY:
+            if self.mode is not CounterMode.AWAY:
                 await self.deliver()
                 await self.call(calls.RELEASE, {})
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s); what this gateway held there expires.", error)
         finally:
-            self._enter(Mode.AWAY)
+            self._enter(CounterMode.AWAY)
             await self._link.close()
 
     async def _end_upkeep(self) -> None:
@@ -123,7 +123,7 @@ class Session:
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
-    async def call(self, script: Script, arguments: Mapping[str, object]) -> list[Any]:
+    async def call(self, script: LuaScript, arguments: Mapping[str, object]) -> list[Any]:
         """Runs a script for this gateway.
 
         Raises:
@@ -150,20 +150,20 @@ class Session:
         if answer[1]:
             self.holdings.charged({counter: int(charged) for counter, charged in answer[1].items()})
 
-    def readings(self, claims: Sequence[Claim], said: Sequence[Sequence[Any]]) -> list[Reading]:
+    def readings(self, claims: Sequence[LimitClaim], said: Sequence[Sequence[Any]]) -> list[CounterState]:
         """What a script said of claims; also keeps what this gateway must remember of it."""
         now_s = self._clock.monotonic_s()
         found = []
         for claim, (remaining, reset_s, used, reserved, slice_amount) in zip(claims, said, strict=True):
-            found.append(Reading(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
-            if self.mode is Mode.SHARED and claim.counter in self.book:
+            found.append(CounterState(claim.capacity, int(remaining), reset_s, int(used), int(reserved)))
+            if self.mode is CounterMode.SHARED and claim.counter in self.book:
                 self.book.put(claim, int(slice_amount), now_s)
         self.holdings.saw(claims, found, now_s)
         return found
 
     # --- without Redis --------------------------------------------------------------------------------------------
 
-    def note(self, claims: Sequence[Claim]) -> None:
+    def note(self, claims: Sequence[LimitClaim]) -> None:
         """These counters are in use, so they should have slices."""
         now_s = self._clock.monotonic_s()
         for claim in claims:
@@ -171,7 +171,7 @@ class Session:
                 self._recent.pop(claim.counter, None)
                 self._recent[claim.counter] = claim, now_s
 
-    def reserve_from_slices(self, reservation: Reservation) -> Granted:
+    def reserve_from_slices(self, reservation: Reservation) -> ReservationGranted:
         """Takes claims out of the slices.
 
         Raises:
@@ -182,17 +182,17 @@ class Session:
         self.holdings.hold(reservation, granted.output, now_s, told=False, local=True)
         return granted
 
-    def _enter(self, mode: Mode) -> None:
+    def _enter(self, mode: CounterMode) -> None:
         if mode is not self.mode:
             self.mode = mode
             self._since_s = self._clock.wall_s()
 
     def lose(self, error: LinkLost) -> None:
         """Redis failed: from now on nobody waits for it, until the upkeep finds it again."""
-        if self.mode is Mode.SHARED:
+        if self.mode is CounterMode.SHARED:
             _log.warning("The shared counters are away (%s). This gateway goes on with its slices.", error)
-        if self.mode is not Mode.AWAY:
-            self._enter(Mode.AWAY)
+        if self.mode is not CounterMode.AWAY:
+            self._enter(CounterMode.AWAY)
             self.losses += 1
             self.holdings.distrust()
             self._link.fail(error)
@@ -209,7 +209,7 @@ class Session:
                 held.local = False
                 self.book.settle(held.claims, held.output, amounts, self._clock.monotonic_s())
         self.holdings.unsettled.append((lease, dict(amounts)))
-        if self.mode is Mode.RECOVERING:
+        if self.mode is CounterMode.RECOVERING:
             # Once it opens, budgets are set to what the database says, which knows of this soon.
             self._news.set()
 
@@ -219,7 +219,7 @@ class Session:
         while True:
             wait_s = _TICK_S
             try:
-                if self.mode is Mode.SHARED:
+                if self.mode is CounterMode.SHARED:
                     await self.deliver()
                     await self.renew_slices()
                 else:
@@ -266,10 +266,10 @@ class Session:
             await self.deliver()
             if opens_in_s <= 0:
                 break
-            self._enter(Mode.RECOVERING)
+            self._enter(CounterMode.RECOVERING)
             await self._rest(min(opens_in_s, self._config.probe_interval_s))
         # Nothing is awaited since the last delivery, so that all that was decided here is known there.
-        self._enter(Mode.SHARED)
+        self._enter(CounterMode.SHARED)
         _log.info("The shared counters answer.")
         await self.renew_slices()
 
@@ -311,7 +311,7 @@ class Session:
                 },
             )
             now_s = self._clock.monotonic_s()
-            if self.mode is not Mode.SHARED:  # What the slices gave meanwhile must not come back.
+            if self.mode is not CounterMode.SHARED:  # What the slices gave meanwhile must not come back.
                 return
             for counter in dropped:
                 self.book.drop(counter)

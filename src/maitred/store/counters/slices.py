@@ -9,7 +9,7 @@ without a slice gives nothing.
 
 from collections.abc import Mapping, Sequence
 
-from maitred.core.counters import Claim, CounterKind, Granted, Reading, Reservation
+from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 
 AWAY = (
@@ -54,7 +54,7 @@ class SliceBook:
     def __contains__(self, counter: str) -> bool:
         return counter in self._slices
 
-    def put(self, claim: Claim, amount: int, now_s: float) -> None:
+    def put(self, claim: LimitClaim, amount: int, now_s: float) -> None:
         """The shared counters say what this gateway holds of a counter; 0: nothing."""
         if amount <= 0:
             self._slices.pop(claim.counter, None)
@@ -66,7 +66,7 @@ class SliceBook:
         """This counter is not used any more."""
         self._slices.pop(counter, None)
 
-    def reserve(self, reservation: Reservation, now_s: float) -> Granted:
+    def reserve(self, reservation: Reservation, now_s: float) -> ReservationGranted:
         """Takes all claims or none, out of the slices.
 
         Raises:
@@ -87,19 +87,19 @@ class SliceBook:
             output = min(output, most)
         for claim in reservation.claims:
             self._add(claim.counter, -claim.amount(output), now_s)
-        return Granted(output, self.readings(reservation.claims, now_s))
+        return ReservationGranted(output, self.readings(reservation.claims, now_s))
 
-    def settle(self, claims: Sequence[Claim], output: int, amounts: Mapping[str, int], now_s: float) -> None:
+    def settle(self, claims: Sequence[LimitClaim], output: int, amounts: Mapping[str, int], now_s: float) -> None:
         """Ends a reservation that was taken from here: what it did not use returns."""
         for claim in claims:
             used = 0 if claim.kind is CounterKind.POOL else amounts.get(claim.counter, 0)
             self._add(claim.counter, claim.amount(output) - used, now_s)
 
-    def readings(self, claims: Sequence[Claim], now_s: float) -> list[Reading]:
+    def readings(self, claims: Sequence[LimitClaim], now_s: float) -> list[CounterState]:
         """What could be given now; of a counter without a slice: nothing."""
-        return [Reading(claim.capacity, self._room(claim, now_s), 0.0) for claim in claims]
+        return [CounterState(claim.capacity, self._room(claim, now_s), 0.0) for claim in claims]
 
-    def _room(self, claim: Claim, now_s: float) -> int:
+    def _room(self, claim: LimitClaim, now_s: float) -> int:
         held = self._slices.get(claim.counter)
         return int(held.now(now_s) // 1) if held is not None else 0
 

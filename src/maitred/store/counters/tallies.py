@@ -8,13 +8,13 @@ A bucket keeps what is *missing*, which the refill makes less, rather than what 
 seen is the same as a full one, which may be forgotten, and a changed capacity needs no conversion.
 
 Of every sort of counter one number says how much of its capacity is gone: `taken`. A step that goes through all
-counters of a request adds it up in the open (see `maitred.store.counters.book`); what differs between sorts is here.
+counters of a request adds it up in the open (see `maitred.store.counters.table`); what differs between sorts is here.
 """
 
 import math
 from collections.abc import Iterable
 
-from maitred.core.counters import Claim, CounterKind
+from maitred.core.counters import CounterKind, LimitClaim
 
 UNITS = 10**9
 """To a token."""
@@ -28,7 +28,7 @@ _BUCKET = CounterKind.BUCKET
 _POOL = CounterKind.POOL
 
 
-class Bucket:
+class TokenBucket:
     """A rate: refilled continuously.
 
     Looking at it changes nothing. What was refilled is written down, rounded to a unit in disfavour of the caller,
@@ -37,7 +37,7 @@ class Bucket:
 
     __slots__ = ("_at_us", "_missing", "_missing_now", "_refill", "_refill_per_s", "holders", "taken")
 
-    def __init__(self, claim: Claim, now_us: int) -> None:
+    def __init__(self, claim: LimitClaim, now_us: int) -> None:
         self.holders = 0
         """Leases that took from it."""
         self.taken = 0
@@ -48,7 +48,7 @@ class Bucket:
         self._refill_per_s = claim.refill_per_s
         self._refill = int(claim.refill_per_s * UNITS)
 
-    def look(self, claim: Claim, now_us: int) -> None:
+    def look(self, claim: LimitClaim, now_us: int) -> None:
         """Sees how it stands now."""
         missing = self._missing
         if missing:
@@ -82,7 +82,7 @@ class Bucket:
         self._missing = max(max(missing, 0) + used * UNITS, 0)
         self._at_us = now_us
 
-    def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
+    def wait_s(self, claim: LimitClaim, amount: int, wall_s: float) -> float | None:
         """When there is room for an amount that has none now; inf: never; None: nobody knows."""
         if amount > claim.capacity or not self._refill:
             return math.inf
@@ -98,7 +98,7 @@ class Bucket:
         return 0 if self.holders else None
 
 
-class Pool:
+class ConcurrencyTally:
     """At one time: what is reserved."""
 
     __slots__ = ("holders", "taken")
@@ -110,21 +110,21 @@ class Pool:
     def charge(self, used: int, now_us: int) -> None:
         """What ran is over."""
 
-    def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
+    def wait_s(self, claim: LimitClaim, amount: int, wall_s: float) -> float | None:
         """Requests end when they end."""
         return math.inf if amount > claim.capacity else None
 
     def idle_in_us(self, now_us: int, wall_s: float) -> int | None:
-        """See `Bucket.idle_in_us`."""
+        """See `TokenBucket.idle_in_us`."""
         return 0 if self.holders else None
 
 
-class Budget:
+class BudgetTally:
     """In one window: what was charged, and what is reserved."""
 
     __slots__ = ("charged", "ends_s", "holders", "taken")
 
-    def __init__(self, claim: Claim, charged: int) -> None:
+    def __init__(self, claim: LimitClaim, charged: int) -> None:
         self.holders = 0
         self.ends_s = claim.ends_s
         self.charged = charged
@@ -132,11 +132,11 @@ class Budget:
         """That, and what is reserved."""
 
     def charge(self, used: int, now_us: int) -> None:
-        """See `Bucket.charge`."""
+        """See `TokenBucket.charge`."""
         self.charged += used
         self.taken += used
 
-    def wait_s(self, claim: Claim, amount: int, wall_s: float) -> float | None:
+    def wait_s(self, claim: LimitClaim, amount: int, wall_s: float) -> float | None:
         """A charge goes with its window; what only others hold may come back at any time."""
         if amount > claim.capacity:
             return math.inf
@@ -145,7 +145,7 @@ class Budget:
         return math.inf if claim.ends_s is None else max(claim.ends_s - wall_s, 0.0)
 
     def idle_in_us(self, now_us: int, wall_s: float) -> int | None:
-        """See `Bucket.idle_in_us`. A budget without end is kept for good: only it knows what was charged last."""
+        """See `TokenBucket.idle_in_us`. A budget without end is kept for good: only it knows what was charged last."""
         if self.ends_s is None:
             return _FOR_GOOD_US
         left_s = self.ends_s + _AFTER_WINDOW_S - wall_s
@@ -154,10 +154,10 @@ class Budget:
         return 0 if self.holders else None
 
 
-Tally = Bucket | Pool | Budget
+Tally = TokenBucket | ConcurrencyTally | BudgetTally
 
 
-def bucket_after(claim: Claim, since_us: int, taken: Iterable[tuple[int, int]], now_us: int) -> Bucket:
+def bucket_after(claim: LimitClaim, since_us: int, taken: Iterable[tuple[int, int]], now_us: int) -> TokenBucket:
     """A bucket that was empty, as it is after this was taken from it.
 
     Args:
@@ -166,15 +166,15 @@ def bucket_after(claim: Claim, since_us: int, taken: Iterable[tuple[int, int]], 
         taken: Times since then, ascending, with what was taken at each.
         now_us: The time; what lies ahead counts as taken now.
     """
-    bucket = Bucket(claim, since_us)
+    bucket = TokenBucket(claim, since_us)
     bucket.charge(claim.capacity, since_us)
     for at_us, amount in taken:
         bucket.charge(amount, min(at_us, now_us))
     return bucket
 
 
-def new_tally(claim: Claim, now_us: int) -> Tally:
+def new_tally(claim: LimitClaim, now_us: int) -> Tally:
     """The tally of a counter that nobody has seen."""
     if claim.kind is _BUCKET:
-        return Bucket(claim, now_us)
-    return Pool() if claim.kind is _POOL else Budget(claim, 0)
+        return TokenBucket(claim, now_us)
+    return ConcurrencyTally() if claim.kind is _POOL else BudgetTally(claim, 0)

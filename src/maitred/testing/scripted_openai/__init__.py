@@ -16,17 +16,23 @@ bytes and the gaps between them, `timetable` says when each is due, `truth` is w
 """
 
 from maitred.testing.scripted_openai.process import ScriptedOpenAI, scripted_openai
-from maitred.testing.scripted_openai.script import Fault, FaultKind, Pause, Script, Times
-from maitred.testing.scripted_openai.truth import RequestTruth, Truth
+from maitred.testing.scripted_openai.script import (
+    DelayDistribution,
+    FaultKind,
+    ScriptedFault,
+    ScriptedPause,
+    ServerScript,
+)
+from maitred.testing.scripted_openai.truth import RequestTruth, ServedRecord
 
 __all__ = [
-    "Fault",
+    "DelayDistribution",
     "FaultKind",
-    "Pause",
     "RequestTruth",
-    "Script",
+    "ScriptedFault",
     "ScriptedOpenAI",
-    "Times",
-    "Truth",
+    "ScriptedPause",
+    "ServedRecord",
+    "ServerScript",
     "scripted_openai",
 ]

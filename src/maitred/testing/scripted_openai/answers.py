@@ -11,16 +11,16 @@ from itertools import cycle, islice
 import msgspec
 
 from maitred.testing.scripted_openai.framing import END_OF_BODY, chunk, error_object, head, response
-from maitred.testing.scripted_openai.odd_stream import Ending, OddStream, Send
+from maitred.testing.scripted_openai.odd_stream import OddStream, StreamEnding, TimedSend
 from maitred.testing.scripted_openai.questions import KNOWN_FIELDS, Question
-from maitred.testing.scripted_openai.script import Fault, FaultKind, Script
+from maitred.testing.scripted_openai.script import FaultKind, ScriptedFault, ServerScript
 from maitred.wire.sse import DONE, encode_event
 
 _question = msgspec.json.Decoder(Question)
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerSchedule:
     """What is sent, and when.
 
     Attributes:
@@ -38,7 +38,7 @@ class Answer:
     sends: list[bytes] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     events_per_send: list[int] | None = None
-    ending: Ending = Ending.KEEP
+    ending: StreamEnding = StreamEnding.KEEP
     end: str = "complete"
     status: int = 200
     takes_turn: bool = True
@@ -49,7 +49,7 @@ class Answer:
     shared: list[bytes] | None = None
 
 
-class Answers:
+class AnswerFactory:
     """Makes the answers of one script.
 
     Args:
@@ -57,7 +57,7 @@ class Answers:
         created: Unix time that they carry.
     """
 
-    def __init__(self, script: Script, created: int = 0) -> None:
+    def __init__(self, script: ServerScript, created: int = 0) -> None:
         self._script = script
         self._created = created
         self._gaps_s = script.itl.table(random.Random(script.seed))
@@ -68,7 +68,7 @@ class Answers:
         model = {"id": self._script.model, "object": "model", "created": self._created, "owned_by": "script"}
         return response(200, {"object": "list", "data": [model]})
 
-    def answer(self, number: int, *, chat: bool, body: bytes, least_gap_s: float = 0.0) -> Answer:
+    def answer(self, number: int, *, chat: bool, body: bytes, least_gap_s: float = 0.0) -> AnswerSchedule:
         """The answer to one request.
 
         Args:
@@ -95,8 +95,8 @@ class Answers:
         return answer
 
     def _answer(
-        self, question: Question, faults: list[Fault], rng: random.Random, *, chat: bool, least_gap_s: float
-    ) -> Answer:
+        self, question: Question, faults: list[ScriptedFault], rng: random.Random, *, chat: bool, least_gap_s: float
+    ) -> AnswerSchedule:
         """One that begins as an answer should."""
         script = self._script
         ttft_s = script.ttft.draw(rng)
@@ -132,9 +132,9 @@ class Answers:
         gaps_s: list[float],
         tokens: int,
         closing: bytes,
-        faults: list[Fault],
+        faults: list[ScriptedFault],
         rng: random.Random,
-    ) -> Answer:
+    ) -> AnswerSchedule:
         role = self._event(chat, {"role": "assistant", "content": ""}) if chat and self._script.early_role else b""
         if any(fault.kind is FaultKind.CRLF for fault in faults):
             role = role.replace(b"\n", b"\r\n")
@@ -146,17 +146,17 @@ class Answers:
         if not faults:
             end = chunk(last) + chunk(closing) + END_OF_BODY
             shared = self._shared(chat, before_last)
-            return Answer(opening, [*shared[:before_last], end], gaps_s, stream=True, shared=shared)
+            return AnswerSchedule(opening, [*shared[:before_last], end], gaps_s, stream=True, shared=shared)
         events = [*(self._text_event(chat, index, tokens) for index in range(before_last)), last]
-        odd = OddStream([Send(gap_s, event, 1) for gap_s, event in zip(gaps_s, events, strict=True)], closing)
+        odd = OddStream([TimedSend(gap_s, event, 1) for gap_s, event in zip(gaps_s, events, strict=True)], closing)
         for fault in faults:
             odd.apply(fault, rng)
         if odd.ends_body and not odd.sends:
-            odd.sends.append(Send(0.0, b"", 0))
+            odd.sends.append(TimedSend(0.0, b"", 0))
         sends = [framed(send.data) for send in odd.sends]
         if odd.ends_body:
             sends[-1] += END_OF_BODY
-        return Answer(
+        return AnswerSchedule(
             opening,
             sends,
             [send.gap_s for send in odd.sends],
@@ -196,24 +196,26 @@ class Answers:
 
     # --- answers in one piece ---
 
-    def _whole(self, chat: bool, seconds: float, tokens: int, usage: object, faults: list[Fault]) -> Answer:
+    def _whole(
+        self, chat: bool, seconds: float, tokens: int, usage: object, faults: list[ScriptedFault]
+    ) -> AnswerSchedule:
         text = _count(0, tokens)
         content: dict[str, object] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
         data = response(200, {**self._frame(chat, whole=True), "choices": [choice], "usage": usage})
-        answer = Answer(b"")
+        answer = AnswerSchedule(b"")
         for fault in faults:
             answer.end = fault.kind
             match fault.kind:
                 case FaultKind.CUT | FaultKind.RESET:
                     data = data[:-10]
-                    answer.ending = Ending.RESET if fault.kind is FaultKind.RESET else Ending.CLOSE
+                    answer.ending = StreamEnding.RESET if fault.kind is FaultKind.RESET else StreamEnding.CLOSE
                 case FaultKind.GARBAGE | FaultKind.ERROR_EVENT | FaultKind.NO_DONE:
                     data = head(200, "application/json", {"content-length": "5"}) + b"{oops"
                 case FaultKind.STALL if fault.for_s is not None:
                     seconds += fault.for_s
                 case FaultKind.STALL:
-                    answer.ending = Ending.STALL
+                    answer.ending = StreamEnding.STALL
                     return answer
                 case _:  # odd streams only
                     answer.end = "complete"
@@ -231,28 +233,28 @@ _SAID_200 = {
 """What says 200 and is no answer."""
 
 
-def _no_answer(fault: Fault) -> Answer | None:
+def _no_answer(fault: ScriptedFault) -> AnswerSchedule | None:
     """What comes in place of an answer, if it is that sort of fault."""
     kind = fault.kind
     match kind:
         case FaultKind.STATUS:
             return _refusal(fault.status, "The script wants it so.", headers=fault.headers, end=kind)
         case FaultKind.CLOSE | FaultKind.BYTES:
-            return Answer(fault.text.encode(), ending=Ending.CLOSE, end=kind, status=0, takes_turn=False)
+            return AnswerSchedule(fault.text.encode(), ending=StreamEnding.CLOSE, end=kind, status=0, takes_turn=False)
         case FaultKind.ABORT:
-            return Answer(b"", ending=Ending.RESET, end=kind, status=0, takes_turn=False)
+            return AnswerSchedule(b"", ending=StreamEnding.RESET, end=kind, status=0, takes_turn=False)
         case FaultKind.SILENT:
-            return Answer(b"", ending=Ending.STALL, end=kind, status=0, takes_turn=False)
+            return AnswerSchedule(b"", ending=StreamEnding.STALL, end=kind, status=0, takes_turn=False)
         case _ if kind in _SAID_200:
-            return Answer(_SAID_200[kind], end=kind, takes_turn=False)
+            return AnswerSchedule(_SAID_200[kind], end=kind, takes_turn=False)
     return None
 
 
 def _refusal(
     status: int, message: str, *, headers: dict[str, str] | None = None, param: str | None = None, end: str = "refused"
-) -> Answer:
+) -> AnswerSchedule:
     data = response(status, error_object(message, status, param), headers)
-    return Answer(data, end=end, status=status, takes_turn=False)
+    return AnswerSchedule(data, end=end, status=status, takes_turn=False)
 
 
 def _count(first: int, end: int) -> str:

@@ -7,13 +7,13 @@ its send: no entry in the timetable, no time of its own. This is what carries th
 from array import array
 from collections.abc import Callable
 
-from maitred.testing.scripted_openai.connection import Exchange
+from maitred.testing.scripted_openai.connection import ScriptedExchange
 
-Voice = tuple[Callable[[bytes], int], int, Exchange]
+Voice = tuple[Callable[[bytes], int], int, ScriptedExchange]
 """How to send, which event was to come when the chorus began, and whose stream it is."""
 
 
-class Chorus:
+class SynchronizedStreams:
     """Streams in step.
 
     Args:
@@ -33,10 +33,10 @@ class Chorus:
         self.voices: list[Voice] = []
         self.rounds = 0
         self._times_s: array[float] = array("d")
-        self._joined: dict[Exchange, int] = {}
-        self._ends: dict[int, list[Exchange]] = {}
+        self._joined: dict[ScriptedExchange, int] = {}
+        self._ends: dict[int, list[ScriptedExchange]] = {}
 
-    def join(self, exchange: Exchange) -> None:
+    def join(self, exchange: ScriptedExchange) -> None:
         """Takes a stream in that has more than its last event to come."""
         self.voices.append((exchange.send, exchange.at - self.rounds, exchange))
         self._joined[exchange] = self.rounds
@@ -47,7 +47,7 @@ class Chorus:
         self._times_s.append(self.due_s)
         self._times_s.append(now_s)
 
-    def end_round(self, broken: list[Exchange]) -> list[Exchange]:
+    def end_round(self, broken: list[ScriptedExchange]) -> list[ScriptedExchange]:
         """Lets go whose last event is next, and who could not be sent to; the former."""
         self.rounds += 1
         self.due_s += self.gap_s

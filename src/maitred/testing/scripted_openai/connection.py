@@ -7,24 +7,24 @@ from typing import Any, Protocol
 
 import httptools
 
-from maitred.testing.scripted_openai.answers import Answer
+from maitred.testing.scripted_openai.answers import AnswerSchedule
 from maitred.testing.scripted_openai.truth import RequestTruth
 
 
 class Handler(Protocol):
     """Answers requests."""
 
-    def asked(self, connection: "Connection", method: str, path: str, body: bytes) -> None:
+    def asked(self, connection: "ScriptedConnection", method: str, path: str, body: bytes) -> None:
         """Called once a request has been read whole."""
         ...
 
 
-class Exchange:
+class ScriptedExchange:
     """A request and its answer on their way."""
 
     __slots__ = ("answer", "at", "blocked", "connection", "due_s", "gaps_s", "send", "sends", "times_s", "truth")
 
-    def __init__(self, connection: "Connection", truth: RequestTruth, answer: Answer) -> None:
+    def __init__(self, connection: "ScriptedConnection", truth: RequestTruth, answer: AnswerSchedule) -> None:
         self.connection = connection
         self.send = connection.socket.send
         self.truth = truth
@@ -40,7 +40,7 @@ class Exchange:
         """While the client does not read: what it is to have, each with the place in `times_s` to note when it has."""
 
 
-class Connection:
+class ScriptedConnection:
     """A client's connection, and the callbacks of its parser.
 
     Args:
@@ -52,7 +52,7 @@ class Connection:
         self.server = server
         self.socket = accepted
         self.parser: Any = httptools.HttpRequestParser(self)
-        self.exchange: Exchange | None = None
+        self.exchange: ScriptedExchange | None = None
         self.keep_alive = True
         self._url = b""
         self._expects = False

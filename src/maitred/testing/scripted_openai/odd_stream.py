@@ -7,7 +7,7 @@ from enum import Enum, auto
 import msgspec
 
 from maitred.testing.scripted_openai.framing import error_object
-from maitred.testing.scripted_openai.script import Fault, FaultKind
+from maitred.testing.scripted_openai.script import FaultKind, ScriptedFault
 from maitred.wire.sse import DONE, encode_comment, encode_event
 
 BUNCH_EVENTS = 4
@@ -15,7 +15,7 @@ SPLIT_GAP_S = 0.001
 _DRIPS = 1000
 
 
-class Ending(Enum):
+class StreamEnding(Enum):
     """What happens to the connection after the last byte."""
 
     KEEP = auto()
@@ -26,7 +26,7 @@ class Ending(Enum):
 
 
 @dataclass(slots=True)
-class Send:
+class TimedSend:
     """Bytes, the time since the send before, and how many events they complete."""
 
     gap_s: float
@@ -42,21 +42,21 @@ class OddStream:
         closing: What follows the last event at once.
     """
 
-    def __init__(self, sends: list[Send], closing: bytes) -> None:
+    def __init__(self, sends: list[TimedSend], closing: bytes) -> None:
         sends[-1].data += closing
         self.sends = sends
         self.ends_body = True
-        self.ending = Ending.KEEP
+        self.ending = StreamEnding.KEEP
         self.end = "complete"
         self._closing = closing
 
-    def apply(self, fault: Fault, rng: random.Random) -> None:
+    def apply(self, fault: ScriptedFault, rng: random.Random) -> None:
         """Does to the stream what the fault asks for."""
         after = min(fault.after, len(self.sends))
         match fault.kind:
             case FaultKind.GARBAGE | FaultKind.EVENT:
                 data = b"{oops" if fault.kind is FaultKind.GARBAGE else fault.text.encode()
-                self.sends.insert(min(after, len(self.sends) - 1), Send(0.0, encode_event(data), 0))
+                self.sends.insert(min(after, len(self.sends) - 1), TimedSend(0.0, encode_event(data), 0))
                 self.end = fault.kind
             case FaultKind.STALL if fault.for_s is not None:
                 self.sends[min(after, len(self.sends) - 1)].gap_s += fault.for_s
@@ -64,24 +64,24 @@ class OddStream:
                 error = encode_event(msgspec.json.encode(error_object("The script wants an error here.", 500)))
                 gap_s = self.sends[after].gap_s if after < len(self.sends) else 0.0
                 self._end(after, fault.kind)
-                self.sends.append(Send(gap_s, error, 0))
+                self.sends.append(TimedSend(gap_s, error, 0))
             case FaultKind.STALL:
-                self._end(after, fault.kind, Ending.STALL)
+                self._end(after, fault.kind, StreamEnding.STALL)
             case FaultKind.CUT:
-                self._end(after, fault.kind, Ending.CLOSE)
+                self._end(after, fault.kind, StreamEnding.CLOSE)
             case FaultKind.RESET:
-                self._end(after, fault.kind, Ending.RESET)
+                self._end(after, fault.kind, StreamEnding.RESET)
             case FaultKind.HALF_EVENT:
                 half = self.sends[min(after, len(self.sends) - 1)].data
                 self._end(after, fault.kind)
-                self.sends.append(Send(0.0, half[: len(half) // 2], 0))
+                self.sends.append(TimedSend(0.0, half[: len(half) // 2], 0))
             case FaultKind.SHORT_LENGTH:
-                self._end(after, fault.kind, Ending.CLOSE)
+                self._end(after, fault.kind, StreamEnding.CLOSE)
             case FaultKind.DRIP:
-                self._end(after, fault.kind, Ending.STALL)
-                self.sends += [Send(fault.for_s or 0.05, encode_comment("drip"), 0) for _ in range(_DRIPS)]
+                self._end(after, fault.kind, StreamEnding.STALL)
+                self.sends += [TimedSend(fault.for_s or 0.05, encode_comment("drip"), 0) for _ in range(_DRIPS)]
             case FaultKind.TWICE if after:
-                self.sends.insert(after, Send(0.0, self.sends[after - 1].data, 0))
+                self.sends.insert(after, TimedSend(0.0, self.sends[after - 1].data, 0))
                 self.end = fault.kind
             case FaultKind.TWICE | FaultKind.NO_USAGE:
                 self.end = fault.kind
@@ -91,11 +91,13 @@ class OddStream:
                 if whole:
                     self.sends[-1].data += self._closing.removesuffix(DONE)
             case FaultKind.NO_END:
-                self.ends_body, self.ending, self.end = False, Ending.CLOSE, fault.kind
+                self.ends_body, self.ending, self.end = False, StreamEnding.CLOSE, fault.kind
             case FaultKind.BUNCHED:
                 bunches = [self.sends[at : at + BUNCH_EVENTS] for at in range(0, len(self.sends), BUNCH_EVENTS)]
                 self.sends = [
-                    Send(sum(s.gap_s for s in bunch), b"".join(s.data for s in bunch), sum(s.events for s in bunch))
+                    TimedSend(
+                        sum(s.gap_s for s in bunch), b"".join(s.data for s in bunch), sum(s.events for s in bunch)
+                    )
                     for bunch in bunches
                 ]
             case FaultKind.PINGS:
@@ -103,7 +105,7 @@ class OddStream:
                 self.sends = [
                     half
                     for send in self.sends
-                    for half in (Send(send.gap_s / 2, ping, 0), Send(send.gap_s / 2, send.data, send.events))
+                    for half in (TimedSend(send.gap_s / 2, ping, 0), TimedSend(send.gap_s / 2, send.data, send.events))
                 ]
             case FaultKind.CRLF:
                 for send in self.sends:
@@ -113,20 +115,20 @@ class OddStream:
             case _:
                 raise AssertionError(f"{fault.kind} has no stream")
 
-    def _end(self, after: int, kind: FaultKind, ending: Ending = Ending.KEEP) -> None:
+    def _end(self, after: int, kind: FaultKind, ending: StreamEnding = StreamEnding.KEEP) -> None:
         """No more than so many events, and nothing of the proper end."""
         if after == len(self.sends) and after:
             self.sends[-1].data = self.sends[-1].data.removesuffix(self._closing)
         del self.sends[after:]
-        self.ends_body = ending is Ending.KEEP
+        self.ends_body = ending is StreamEnding.KEEP
         self.ending, self.end = ending, kind
 
 
-def _split(send: Send, rng: random.Random) -> list[Send]:
+def _split(send: TimedSend, rng: random.Random) -> list[TimedSend]:
     cuts = sorted(rng.sample(range(1, len(send.data)), 2))
     pieces = [send.data[: cuts[0]], send.data[cuts[0] : cuts[1]], send.data[cuts[1] :]]
     gaps_s = (send.gap_s, SPLIT_GAP_S, SPLIT_GAP_S)
     return [
-        Send(gap_s, piece, send.events if last else 0)
+        TimedSend(gap_s, piece, send.events if last else 0)
         for gap_s, piece, last in zip(gaps_s, pieces, (False, False, True), strict=True)
     ]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from maitred.core.lifeline import LIFELINE_VARIABLE, follow_parent
-from maitred.testing.scripted_openai.script import Script
+from maitred.core.parent_watch import LIFELINE_VARIABLE, follow_parent
+from maitred.testing.scripted_openai.script import ServerScript
 from maitred.testing.scripted_openai.server import ScriptedServer
-from maitred.testing.scripted_openai.truth import Truth
+from maitred.testing.scripted_openai.truth import ServedRecord
 
 STOP_S = 60.0
 READY = "ready "
@@ -39,14 +39,14 @@ class ScriptedOpenAI:
         self.process = process
         self._log = log
 
-    def truth(self) -> Truth:
+    def truth(self) -> ServedRecord:
         """What it has done so far. It does nothing else meanwhile, so ask when no request is open."""
         if self.process.poll() is not None:
-            return Truth.load(self._log)
+            return ServedRecord.load(self._log)
         with urllib.request.urlopen(f"{self.url}/log", timeout=60) as response:
-            return Truth.load(response.read())
+            return ServedRecord.load(response.read())
 
-    def stop(self) -> Truth:
+    def stop(self) -> ServedRecord:
         """Ends it with SIGTERM, if it still runs; what it did."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -58,12 +58,12 @@ class ScriptedOpenAI:
             raise
         if code != 0:
             raise RuntimeError(f"The scripted server ended with code {code}.")
-        return Truth.load(self._log)
+        return ServedRecord.load(self._log)
 
 
 @contextmanager
 def scripted_openai(
-    script: Script | None = None, *, core: int | None = None, unix: bool = False, port: int = 0
+    script: ServerScript | None = None, *, core: int | None = None, unix: bool = False, port: int = 0
 ) -> Iterator[ScriptedOpenAI]:
     """Starts a scripted server on a loopback port, and stops it at the end.
 
@@ -76,7 +76,7 @@ def scripted_openai(
     with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
         log = Path(folder) / "truth.json"
         script_file = Path(folder) / "script.json"
-        script_file.write_bytes(msgspec.json.encode(script or Script()))
+        script_file.write_bytes(msgspec.json.encode(script or ServerScript()))
         lifeline, kept = os.pipe()  # see core.lifeline: the kernel closes our end with us
         try:
             process = subprocess.Popen(
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
     source = Path(text[1:]).read_text() if text.startswith("@") else text
     follow_parent()
     try:
-        script = msgspec.json.decode(source, type=Script)
+        script = msgspec.json.decode(source, type=ServerScript)
     except msgspec.DecodeError as error:
         parser.error(f"The script is not one: {error}.")
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,7 +20,7 @@ Count = Annotated[int, Meta(ge=0)]
 TABLE_SIZE = 1 << 14
 
 
-class Times(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DelayDistribution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lognormal distribution of seconds, or a fixed time where `cv` is 0."""
 
     mean_s: NonNegative
@@ -52,7 +52,7 @@ class Times(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return NormalDist(math.log(self.mean_s) - variance / 2, math.sqrt(variance))
 
 
-class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptedPause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole server is silent, like a stopped process: it neither accepts, reads nor sends.
 
     Afterwards it does at once what had become due.
@@ -118,7 +118,7 @@ class FaultKind(StrEnum):
     """Every event in three chunks and segments a millisecond apart, cut anywhere."""
 
 
-class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fault and the requests that it meets: those with these numbers, those for these models, and so many of all."""
 
     kind: FaultKind
@@ -138,13 +138,13 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an event, or of bytes."""
 
 
-class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerScript(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every answer is like, and what goes wrong."""
 
     model: str = "scripted"
-    ttft: Times = Times(mean_s=0.05)
+    ttft: DelayDistribution = DelayDistribution(mean_s=0.05)
     """From the receipt of a request, or from its turn where `max_concurrent` made it wait, to its first event."""
-    itl: Times = Times(mean_s=0.02)
+    itl: DelayDistribution = DelayDistribution(mean_s=0.02)
     """Between two events of an answer."""
     tokens_per_event: Annotated[int, Meta(ge=1)] = 1
     default_tokens: Annotated[int, Meta(ge=1)] = 16
@@ -161,8 +161,8 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Requests over this wait in line."""
     tokens_per_s: Positive | None = None
     """All streams together get no more: with many of them, the gaps of each grow."""
-    pauses: list[Pause] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    pauses: list[ScriptedPause] = field(default_factory=list)
+    faults: list[ScriptedFault] = field(default_factory=list)
     metrics: str = ""
     """What ``GET /metrics`` answers; `{open}` in it stands for the answers that are under way. Without it the page is
     stale from the start. Empty: there is no such page."""
@@ -170,7 +170,7 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """So many of these pages are answered, and no further one ever is. None: all are."""
     seed: Count = 0
 
-    def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[Fault]:
+    def faults_of(self, number: int, rng: random.Random, model: str = "") -> list[ScriptedFault]:
         """What goes wrong with a request, in the order in which it is applied."""
         kinds = list(FaultKind)
         hits = [

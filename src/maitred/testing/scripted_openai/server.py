@@ -15,14 +15,14 @@ from collections import deque
 
 import httptools
 
-from maitred.testing.scripted_openai.answers import Answer, Answers
-from maitred.testing.scripted_openai.chorus import Chorus
-from maitred.testing.scripted_openai.connection import Connection, Exchange
+from maitred.testing.scripted_openai.answers import AnswerFactory, AnswerSchedule
+from maitred.testing.scripted_openai.chorus import SynchronizedStreams
+from maitred.testing.scripted_openai.connection import ScriptedConnection, ScriptedExchange
 from maitred.testing.scripted_openai.framing import head, response
-from maitred.testing.scripted_openai.odd_stream import Ending
-from maitred.testing.scripted_openai.script import Script
-from maitred.testing.scripted_openai.timetable import Timetable
-from maitred.testing.scripted_openai.truth import Lateness, RequestTruth, Truth, pack
+from maitred.testing.scripted_openai.odd_stream import StreamEnding
+from maitred.testing.scripted_openai.script import ServerScript
+from maitred.testing.scripted_openai.timetable import DeliverySchedule
+from maitred.testing.scripted_openai.truth import RequestTruth, SendLateness, ServedRecord, pack
 
 SOCKETS_PER_ROUND = 16
 """A request takes about 0.1 ms to read: more of them in one go would make sends late."""
@@ -46,9 +46,9 @@ class ScriptedServer:
         url: Where it listens.
     """
 
-    def __init__(self, script: Script, port: int = 0, path: str | None = None) -> None:
+    def __init__(self, script: ServerScript, port: int = 0, path: str | None = None) -> None:
         self._script = script
-        self._answers = Answers(script, created=int(time.time()))
+        self._answers = AnswerFactory(script, created=int(time.time()))
         if path is None:
             self._listener = socket.create_server(("127.0.0.1", port), backlog=8192)
             self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -60,16 +60,16 @@ class ScriptedServer:
         self._listener.setblocking(False)
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._connections: dict[int, Connection] = {}
-        self._timetable: Timetable[Exchange | Chorus] = Timetable()
-        self._line: deque[Exchange] = deque()
+        self._connections: dict[int, ScriptedConnection] = {}
+        self._timetable: DeliverySchedule[ScriptedExchange | SynchronizedStreams] = DeliverySchedule()
+        self._line: deque[ScriptedExchange] = deque()
         self._running = 0
         self._least_gap_s = 0.0
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[ScriptedExchange] = []
         self._pages = 0
         fixed = script.itl.cv == 0 and script.tokens_per_s is None and not script.faults
         self._gap_s = script.itl.mean_s * script.itl.factor if fixed else 0.0
-        self._choruses: dict[tuple[int, int], Chorus] = {}
+        self._choruses: dict[tuple[int, int], SynchronizedStreams] = {}
         """By bucket and kind of events, for others to join; used where all gaps are the same."""
         self._pauses = sorted(script.pauses, key=lambda pause: pause.at_s)
         self._first_s: float | None = None
@@ -104,7 +104,7 @@ class ScriptedServer:
         self._listener.close()
         self._epoll.close()
 
-    def truth(self) -> Truth:
+    def truth(self) -> ServedRecord:
         """What has happened so far."""
         lateness_s: list[float] = []
         for exchange in self._exchanges:
@@ -113,21 +113,21 @@ class ScriptedServer:
                 sent_s.pop()
             exchange.truth.due, exchange.truth.sent = pack(due_s), pack(sent_s)
             lateness_s += [sent - due for due, sent in zip(due_s, sent_s, strict=False)]
-        return Truth(
+        return ServedRecord(
             requests=[exchange.truth for exchange in self._exchanges],
             unix_minus_monotonic_s=time.time() - time.monotonic(),
             cpu_seconds=time.process_time(),
-            lateness=Lateness.of(lateness_s),
+            lateness=SendLateness.of(lateness_s),
         )
 
     # --- time ---
 
-    def _send(self, due: "list[Exchange | Chorus]") -> None:
+    def _send(self, due: "list[ScriptedExchange | SynchronizedStreams]") -> None:
         """Sends what is due, and puts what follows into the timetable."""
         monotonic, add, least_gap_s = time.monotonic, self._timetable.add, self._least_gap_s
-        joining: list[Exchange] = []
+        joining: list[ScriptedExchange] = []
         for exchange in due:
-            if isinstance(exchange, Chorus):
+            if isinstance(exchange, SynchronizedStreams):
                 self._sing(exchange)
                 continue
             at = exchange.at
@@ -163,7 +163,7 @@ class ScriptedServer:
         for exchange in joining:  # after the choruses of this bucket have moved on to where these are going
             self._join(exchange)
 
-    def _join(self, exchange: Exchange) -> None:
+    def _join(self, exchange: ScriptedExchange) -> None:
         """Puts a stream in step with those whose next event falls into the same bucket."""
         events = exchange.answer.shared
         if events is None:
@@ -172,18 +172,18 @@ class ScriptedServer:
         key = (self._timetable.bucket(exchange.due_s), id(events))
         chorus = self._choruses.get(key)
         if chorus is None:
-            chorus = self._choruses[key] = Chorus(events, exchange.due_s, self._gap_s)
+            chorus = self._choruses[key] = SynchronizedStreams(events, exchange.due_s, self._gap_s)
             self._timetable.add(chorus, exchange.due_s)
         chorus.join(exchange)
 
-    def _sing(self, chorus: Chorus) -> None:
+    def _sing(self, chorus: SynchronizedStreams) -> None:
         """Sends the next event of each stream of a chorus."""
         key = (self._timetable.bucket(chorus.due_s), id(chorus.events))
         if self._choruses.get(key) is chorus:
             del self._choruses[key]
         chorus.begin_round(time.monotonic())
         events, rounds = chorus.events, chorus.rounds
-        rests: dict[Exchange, bytes] = {}
+        rests: dict[ScriptedExchange, bytes] = {}
         for send, first, exchange in chorus.voices:
             payload = events[first + rounds]
             try:
@@ -247,10 +247,10 @@ class ScriptedServer:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections[accepted.fileno()] = Connection(self, accepted)
+            self._connections[accepted.fileno()] = ScriptedConnection(self, accepted)
             self._epoll.register(accepted, READING)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ScriptedConnection) -> None:
         try:
             data = connection.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -265,14 +265,14 @@ class ScriptedServer:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._left(connection)
 
-    def _left(self, connection: Connection) -> None:
+    def _left(self, connection: ScriptedConnection) -> None:
         """The client has closed the connection, or speaks something else than HTTP."""
         exchange = connection.exchange
         self._close(connection)
         if exchange is not None:
             self._end(exchange, "client_left")
 
-    def _close(self, connection: Connection, *, reset: bool = False) -> None:
+    def _close(self, connection: ScriptedConnection, *, reset: bool = False) -> None:
         if self._connections.pop(connection.socket.fileno(), None) is None:
             return
         if reset:
@@ -280,7 +280,7 @@ class ScriptedServer:
         connection.socket.close()
         connection.parser = None  # it refers back
 
-    def _write(self, exchange: Exchange, data: bytes) -> None:
+    def _write(self, exchange: ScriptedExchange, data: bytes) -> None:
         """Sends something that is no step: a head or a short response."""
         try:
             count = exchange.send(data)
@@ -292,12 +292,12 @@ class ScriptedServer:
         if count < len(data):
             self._block(exchange, data[count:], _NOT_NOTED)
 
-    def _block(self, exchange: Exchange, rest: bytes, place: int) -> None:
+    def _block(self, exchange: ScriptedExchange, rest: bytes, place: int) -> None:
         """The client's buffer is full: keeps what follows until it reads."""
         exchange.blocked = deque([(rest, place)])
         self._epoll.modify(exchange.connection.socket, READING | select.EPOLLOUT)
 
-    def _flush(self, exchange: Exchange) -> None:
+    def _flush(self, exchange: ScriptedExchange) -> None:
         """The client reads again."""
         blocked = exchange.blocked
         while blocked:
@@ -323,7 +323,7 @@ class ScriptedServer:
 
     # --- requests ---
 
-    def asked(self, connection: Connection, method: str, path: str, body: bytes) -> None:
+    def asked(self, connection: ScriptedConnection, method: str, path: str, body: bytes) -> None:
         """A request has come whole."""
         if connection.exchange is not None:
             self._left(connection)  # pipelining is not spoken here
@@ -351,7 +351,7 @@ class ScriptedServer:
         """Answers that are under way."""
         return sum(connection.exchange is not None for connection in self._connections.values())
 
-    def _asked_for_answer(self, connection: Connection, chat: bool, body: bytes) -> None:
+    def _asked_for_answer(self, connection: ScriptedConnection, chat: bool, body: bytes) -> None:
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
@@ -367,7 +367,7 @@ class ScriptedServer:
             answer_tokens=answer.answer_tokens,
             events_per_send=answer.events_per_send,
         )
-        connection.exchange = exchange = Exchange(connection, truth, answer)
+        connection.exchange = exchange = ScriptedExchange(connection, truth, answer)
         self._exchanges.append(exchange)
         limit = self._script.max_concurrent
         if answer.takes_turn and limit is not None and self._running >= limit:
@@ -375,14 +375,16 @@ class ScriptedServer:
         else:
             self._start(exchange, now_s)
 
-    def _reply(self, connection: Connection, data: bytes) -> None:
+    def _reply(self, connection: ScriptedConnection, data: bytes) -> None:
         """Answers a question that is not part of the script."""
-        exchange = Exchange(connection, RequestTruth(number=-1, received_s=0.0), Answer(b"", takes_turn=False))
+        exchange = ScriptedExchange(
+            connection, RequestTruth(number=-1, received_s=0.0), AnswerSchedule(b"", takes_turn=False)
+        )
         connection.exchange = exchange
         self._write(exchange, data)
         self._finish(exchange)
 
-    def _start(self, exchange: Exchange, now_s: float) -> None:
+    def _start(self, exchange: ScriptedExchange, now_s: float) -> None:
         exchange.truth.started_s = now_s
         if exchange.answer.takes_turn:
             self._count_running(+1)
@@ -396,23 +398,23 @@ class ScriptedServer:
         exchange.due_s = now_s + exchange.gaps_s[0]
         self._timetable.add(exchange, exchange.due_s)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, exchange: ScriptedExchange) -> None:
         """Everything has been said; the connection becomes what the answer wants."""
         if exchange.blocked is not None:
             exchange.truth.end = "flushing"
             return
         connection = exchange.connection
         match exchange.answer.ending:
-            case Ending.STALL:
+            case StreamEnding.STALL:
                 exchange.truth.end = exchange.answer.end
                 return  # holds its place until the client leaves
-            case Ending.KEEP if connection.keep_alive:
+            case StreamEnding.KEEP if connection.keep_alive:
                 connection.exchange = None
             case ending:
-                self._close(connection, reset=ending is Ending.RESET)
+                self._close(connection, reset=ending is StreamEnding.RESET)
         self._end(exchange, exchange.answer.end)
 
-    def _end(self, exchange: Exchange, end: str) -> None:
+    def _end(self, exchange: ScriptedExchange, end: str) -> None:
         """Notes the end and lets the next in line begin."""
         if exchange.truth.ended_s is not None:
             return  # the client left before, and this was still in the timetable

@@ -12,7 +12,7 @@ BUCKET_S = 0.0005
 Thing = TypeVar("Thing")
 
 
-class Timetable(Generic[Thing]):
+class DeliverySchedule(Generic[Thing]):
     """Things by the time when they are due, in seconds of any one clock."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 FORMAT = "maitred-scripted-openai/1"
 
 
-class Lateness(msgspec.Struct, kw_only=True):
+class SendLateness(msgspec.Struct, kw_only=True):
     """How late sends were against the script, in seconds: nearest rank."""
 
     count: int
@@ -25,7 +25,7 @@ class Lateness(msgspec.Struct, kw_only=True):
     max_s: float = 0.0
 
     @classmethod
-    def of(cls, values_s: Iterable[float]) -> "Lateness":
+    def of(cls, values_s: Iterable[float]) -> "SendLateness":
         """The quantiles of these."""
         ordered = sorted(values_s)
         if not ordered:
@@ -81,7 +81,7 @@ class RequestTruth(msgspec.Struct, kw_only=True):
         return array("d", (time_s for time_s, events in pairs for _ in range(events)))
 
 
-class Truth(msgspec.Struct, kw_only=True):
+class ServedRecord(msgspec.Struct, kw_only=True):
     """All that a server did.
 
     Attributes:
@@ -93,11 +93,11 @@ class Truth(msgspec.Struct, kw_only=True):
     requests: list[RequestTruth]
     unix_minus_monotonic_s: float
     cpu_seconds: float
-    lateness: Lateness
+    lateness: SendLateness
     format: str = FORMAT
 
     @classmethod
-    def load(cls, source: Path | bytes) -> "Truth":
+    def load(cls, source: Path | bytes) -> "ServedRecord":
         """From the file or from the answer to ``GET /log``."""
         return msgspec.json.decode(source.read_bytes() if isinstance(source, Path) else source, type=cls)
 

@@ -30,7 +30,7 @@ _LABEL = (
 )
 
 
-class Narrowed(msgspec.Struct, frozen=True):
+class NarrowedFormat(msgspec.Struct, frozen=True):
     """A format as a regular expression.
 
     Attributes:
@@ -42,11 +42,11 @@ class Narrowed(msgspec.Struct, frozen=True):
     most_characters: int | None = None
 
 
-NARROWED: Mapping[str, Narrowed] = {
-    "date": Narrowed(f"^{_DATE}$"),
-    "time": Narrowed(f"^{_TIME}$"),
-    "date-time": Narrowed(f"^{_DATE}[Tt]{_TIME}$"),
-    "hostname": Narrowed(rf"^{_LABEL}(?:\.{_LABEL})*$", 253),
+NARROWED: Mapping[str, NarrowedFormat] = {
+    "date": NarrowedFormat(f"^{_DATE}$"),
+    "time": NarrowedFormat(f"^{_TIME}$"),
+    "date-time": NarrowedFormat(f"^{_DATE}[Tt]{_TIME}$"),
+    "hostname": NarrowedFormat(rf"^{_LABEL}(?:\.{_LABEL})*$", 253),
 }
 DEFINED = frozenset(
     {

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Set
 
 from maitred.text.json_scan import JsonScan
-from maitred.text.tool_calls.events import Called, Event, Given
+from maitred.text.tool_calls.events import Event, ToolCallArguments, ToolCallStart
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
@@ -97,7 +97,7 @@ class CallObject:
     def _reading_value(self, text: str, at: int) -> int:
         end = self._scan.push(text, at)
         if self._streams:
-            self._events.append(Given(text[at:end]))
+            self._events.append(ToolCallArguments(text[at:end]))
         else:
             self._token += text[at:end]
         if self._scan.broken:
@@ -121,14 +121,14 @@ class CallObject:
                 return False
             if self._held is not None:
                 self._begin_call()
-                self._events.append(Given(self._held))
+                self._events.append(ToolCallArguments(self._held))
         elif self._key in _ARGUMENTS:
             self._held = _object_in(self._token)
             if self._held is None or self.begun:
                 return False
             if self._name is not None:
                 self._begin_call()
-                self._events.append(Given(self._held))
+                self._events.append(ToolCallArguments(self._held))
         return True
 
     def _finish(self, at: int) -> int:
@@ -136,14 +136,14 @@ class CallObject:
             if self._name is None or self._bare:
                 return self._break(at)
             self._begin_call()
-            self._events.append(Given("{}"))
+            self._events.append(ToolCallArguments("{}"))
         self.done = True
         return at + 1
 
     def _begin_call(self) -> None:
         assert self._name is not None
         self.begun = True
-        self._events.append(Called(self._name))
+        self._events.append(ToolCallStart(self._name))
 
     def _begin(self, state: _State) -> None:
         self._scan, self._token, self._state = JsonScan(), "", state

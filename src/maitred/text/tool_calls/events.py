@@ -6,27 +6,27 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextEvent:
     """Text for the caller."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolCallStart:
     """A call begins. The last one has ended with it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ToolCallArguments:
     """More of the arguments of the call that has begun last, as JSON text."""
 
     arguments: str
 
 
-Event = Said | Called | Given
+Event = TextEvent | ToolCallStart | ToolCallArguments
 
 
 class CallParser(Protocol):
@@ -52,12 +52,12 @@ def joined(events: Iterable[Event]) -> list[Event]:
     result: list[Event] = []
     for event in events:
         match event, result[-1] if result else None:
-            case ((Said("") | Given("")), _):
+            case ((TextEvent("") | ToolCallArguments("")), _):
                 pass
-            case Said(text), Said(before):
-                result[-1] = Said(before + text)
-            case Given(piece), Given(before):
-                result[-1] = Given(before + piece)
+            case TextEvent(text), TextEvent(before):
+                result[-1] = TextEvent(before + text)
+            case ToolCallArguments(piece), ToolCallArguments(before):
+                result[-1] = ToolCallArguments(before + piece)
             case _:
                 result.append(event)
     return result

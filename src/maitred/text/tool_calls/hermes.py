@@ -6,10 +6,10 @@ missing is one still, since its object says where it ends.
 
 from collections.abc import Set
 
-from maitred.text.marks import Marks
+from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.call_object import CallObject
-from maitred.text.tool_calls.events import Event, Said
-from maitred.text.tool_calls.lookout import Lookout
+from maitred.text.tool_calls.events import Event, TextEvent
+from maitred.text.tool_calls.lookout import MarkerScanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -22,10 +22,10 @@ class HermesParser:
         marks: Of the model.
     """
 
-    def __init__(self, names: Set[str], marks: Marks) -> None:
+    def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names
         self._open, self._close = marks[OPEN], marks[CLOSE]
-        self._text = Lookout(self._open)
+        self._text = MarkerScanner(self._open)
         self._call: CallObject | None = None
         self._closing: str | None = None
         """What came of the closing tag, if it is due."""
@@ -47,14 +47,14 @@ class HermesParser:
     def flush(self) -> list[Event]:
         """See `CallParser.flush`."""
         if self._call is not None:
-            return [] if self._call.begun else [Said(self._open + self._call.raw)]
+            return [] if self._call.begun else [TextEvent(self._open + self._call.raw)]
         held = self._text.flush() if self._closing is None else ""
         # What followed a call was white space if nothing else came of it.
-        return [] if self._called and held.isspace() else [Said(held)]
+        return [] if self._called and held.isspace() else [TextEvent(held)]
 
     def _read_text(self, text: str, at: int, events: list[Event]) -> int:
         shown, behind = self._text.push(text, at)
-        events.append(Said(shown))
+        events.append(TextEvent(shown))
         if behind is None:
             return len(text)
         self._call = CallObject(self._names)
@@ -68,7 +68,7 @@ class HermesParser:
             if call.begun:
                 self._called = True
             else:
-                events.append(Said(self._open + call.raw))
+                events.append(TextEvent(self._open + call.raw))
         else:
             return at
         self._call = None

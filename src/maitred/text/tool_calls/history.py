@@ -18,7 +18,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Message = Mapping[str, Any]
 
 
-class History:
+class ToolHistory:
     """What a template's messages have to be like.
 
     Args:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from maitred.text.marks import Marks
+from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls import hermes, llama3, mistral
 
 Rules = dict[str, str]
@@ -32,7 +32,14 @@ class CallLanguage:
     """
 
     def __init__(
-        self, names: Sequence[str], marks: Marks, rules: Rules, *, parallel: bool, must: bool, said: str | None = None
+        self,
+        names: Sequence[str],
+        marks: SpecialTokenText,
+        rules: Rules,
+        *,
+        parallel: bool,
+        must: bool,
+        said: str | None = None,
     ) -> None:
         self._names = names
         self._marks = marks
@@ -115,7 +122,7 @@ class CallLanguage:
         return marker_rule(self._marks, marker)
 
 
-def marker_rule(marks: Marks, marker: str) -> str:
+def marker_rule(marks: SpecialTokenText, marker: str) -> str:
     """A marker as its token, or as text where it has none."""
     token = marks.tokens[marker]
     return _quoted(marker) if token is None else f"<[{token}]>"

@@ -6,10 +6,10 @@ formats have it; ``<|python_tag|>`` begins them wherever it stands.
 
 from collections.abc import Set
 
-from maitred.text.marks import Marks
+from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.call_object import CallObject
-from maitred.text.tool_calls.events import Event, Said
-from maitred.text.tool_calls.lookout import Lookout
+from maitred.text.tool_calls.events import Event, TextEvent
+from maitred.text.tool_calls.lookout import MarkerScanner
 
 TAG = "<|python_tag|>"
 
@@ -17,10 +17,10 @@ TAG = "<|python_tag|>"
 class Llama3Parser:
     """Implements `maitred.text.tool_calls.events.CallParser`; see `HermesParser`."""
 
-    def __init__(self, names: Set[str], marks: Marks) -> None:
+    def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names
         self._tag = marks[TAG]
-        self._text = Lookout(self._tag)
+        self._text = MarkerScanner(self._tag)
         self._call: CallObject | None = None
         self._before: str | None = ""
         """What has come where a call may begin, which is nothing but what leads to one; None: it may not."""
@@ -42,9 +42,9 @@ class Llama3Parser:
     def flush(self) -> list[Event]:
         """See `CallParser.flush`."""
         if self._call is not None:
-            return [] if self._call.begun else [Said((self._before or "") + self._call.raw)]
+            return [] if self._call.begun else [TextEvent((self._before or "") + self._call.raw)]
         held = self._text.flush() if self._before is None else self._before
-        return [] if self._called and not held.strip("; \n\r\t") else [Said(held)]
+        return [] if self._called and not held.strip("; \n\r\t") else [TextEvent(held)]
 
     def _read_before(self, whole: str, events: list[Event]) -> str:
         """Goes on where a call may begin; returns what is to be read on."""
@@ -62,7 +62,7 @@ class Llama3Parser:
             self._before = whole
             return ""
         self._before = None
-        events.append(Said(whole[: len(whole) - len(rest)]))
+        events.append(TextEvent(whole[: len(whole) - len(rest)]))
         return rest
 
     def _read_call(self, call: CallObject, text: str, at: int, events: list[Event]) -> int:
@@ -73,7 +73,7 @@ class Llama3Parser:
             if call.begun:
                 self._called = True
             else:
-                events.append(Said((self._before or "") + call.raw))
+                events.append(TextEvent((self._before or "") + call.raw))
             self._before = None
         else:
             return at
@@ -82,7 +82,7 @@ class Llama3Parser:
 
     def _read_text(self, text: str, at: int, events: list[Event]) -> int:
         shown, behind = self._text.push(text, at)
-        events.append(Said(shown))
+        events.append(TextEvent(shown))
         if behind is None:
             return len(text)
         self._before = self._tag

@@ -1,9 +1,9 @@
 """Text up to a marker: what can be shown of it, and what has to wait."""
 
-from maitred.text.marks import tail_of
+from maitred.text.special_tokens import tail_of
 
 
-class Lookout:
+class MarkerScanner:
     """Lets text pass until the marker comes.
 
     White space before the marker is left out, so the end of what has come waits: white space, and what may be the

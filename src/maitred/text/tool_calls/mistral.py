@@ -9,10 +9,10 @@ import re
 from collections.abc import Set
 
 from maitred.text.json_scan import JsonScan
-from maitred.text.marks import Marks
+from maitred.text.special_tokens import SpecialTokenText
 from maitred.text.tool_calls.call_object import CallObject
-from maitred.text.tool_calls.events import Called, Event, Given, Said
-from maitred.text.tool_calls.lookout import Lookout
+from maitred.text.tool_calls.events import Event, TextEvent, ToolCallArguments, ToolCallStart
+from maitred.text.tool_calls.lookout import MarkerScanner
 
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MOST_ID_CHARACTERS = 64
@@ -23,10 +23,10 @@ _AROUND_CHARACTERS = 32
 class MistralParser:
     """Implements `maitred.text.tool_calls.events.CallParser`; see `HermesParser`."""
 
-    def __init__(self, names: Set[str], marks: Marks) -> None:
+    def __init__(self, names: Set[str], marks: SpecialTokenText) -> None:
         self._names = names
         self._open = marks[OPEN]
-        self._text = Lookout(self._open)
+        self._text = MarkerScanner(self._open)
         self._before: str | None = None
         """What has come since a marker, or a call of a list; None: neither has come last."""
         self._in_list = False
@@ -56,13 +56,13 @@ class MistralParser:
     def flush(self) -> list[Event]:
         """See `CallParser.flush`."""
         if self._call is not None:
-            return [] if self._call.begun else [Said((self._before or "") + self._call.raw)]
+            return [] if self._call.begun else [TextEvent((self._before or "") + self._call.raw)]
         held = self._text.flush() if self._before is None else self._before
-        return [] if self._called and not held.strip(", \n\r\t") else [Said(held)]
+        return [] if self._called and not held.strip(", \n\r\t") else [TextEvent(held)]
 
     def _read_text(self, text: str, at: int, events: list[Event]) -> int:
         shown, behind = self._text.push(text, at)
-        events.append(Said(shown))
+        events.append(TextEvent(shown))
         if behind is None:
             return len(text)
         self._before = self._open
@@ -81,10 +81,10 @@ class MistralParser:
         self._before = None
         head = self._head.fullmatch(rest, 0, max(brace, 0))
         if head is None or head[1] not in self._names:
-            events.append(Said(self._open))
+            events.append(TextEvent(self._open))
             return rest
         self._called, self._arguments = True, JsonScan()
-        events.append(Called(head[1]))
+        events.append(ToolCallStart(head[1]))
         return rest[brace:]
 
     def _read_list(self, whole: str, events: list[Event]) -> str:
@@ -104,7 +104,7 @@ class MistralParser:
         self._in_list, self._before = False, None
         if rest.startswith("]") and not separated:
             return rest[1:]
-        events.append(Said(before))
+        events.append(TextEvent(before))
         return rest
 
     def _read_object(self, call: CallObject, text: str, at: int, events: list[Event]) -> int:
@@ -115,7 +115,7 @@ class MistralParser:
             if call.begun:
                 self._called = True
             else:
-                events.append(Said((self._before or "") + call.raw))
+                events.append(TextEvent((self._before or "") + call.raw))
             self._in_list, self._before = False, None
         else:
             return at
@@ -124,7 +124,7 @@ class MistralParser:
 
     def _read_arguments(self, scan: JsonScan, text: str, at: int, events: list[Event]) -> int:
         end = scan.push(text, at)
-        events.append(Given(text[at:end]))
+        events.append(ToolCallArguments(text[at:end]))
         if scan.done or scan.broken:
             self._arguments = None
         return end

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from maitred.core.duty import DutyState
-from maitred.core.feedback import Feedback, Verdict
+from maitred.core.admin_state import AdminStatus
+from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.money import usd_of
-from maitred.core.rollout import Phase
+from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import ApiKey, Scope, Tenant
 from maitred.core.usage import UsageEvent
 from maitred.wire.admin.times import iso_of
@@ -162,7 +162,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True):
     """What was thought of a request."""
 
     score: float
-    verdict: Verdict
+    verdict: FeedbackLabel
     text: str
     tags: list[str]
 
@@ -222,7 +222,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
         )
 
 
-class ChapterBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SpanBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stretch of a request's way."""
 
     name: str
@@ -230,10 +230,10 @@ class ChapterBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     took_ms: Annotated[float | None, Meta(description="Null: it had not ended when the request did.")]
     error: Annotated[str, Meta(description="The code of what it failed with; left out if it did not.")] = ""
     facts: Annotated[dict[str, Any], Meta(description="What was done, seen and decided, by name and unit.")] = {}
-    inside: Annotated[list["ChapterBody"], Meta(description="What took place within it.")] = []
+    inside: Annotated[list["SpanBody"], Meta(description="What took place within it.")] = []
 
 
-class StoryBody(Struct, frozen=True, kw_only=True):
+class TimelineBody(Struct, frozen=True, kw_only=True):
     """What happened to one request, in order."""
 
     id: Annotated[str, Meta(description="As in its `x-request-id`.")]
@@ -265,10 +265,10 @@ class StoryBody(Struct, frozen=True, kw_only=True):
     escalated: list[str]
     recoveries: int
     rollout: str | None
-    chapters: list[ChapterBody]
+    chapters: list[SpanBody]
 
 
-class StoryHead(Struct, frozen=True, kw_only=True):
+class TimelineHead(Struct, frozen=True, kw_only=True):
     """A request of which the story is known."""
 
     id: str
@@ -284,11 +284,11 @@ class StoryHead(Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-class StoryList(Struct, frozen=True, kw_only=True):
+class TimelineList(Struct, frozen=True, kw_only=True):
     """The last requests, the latest first."""
 
     object: Literal["list"] = "list"
-    data: list[StoryHead]
+    data: list[TimelineHead]
 
 
 class ReplicaBody(Struct, frozen=True, kw_only=True):
@@ -299,7 +299,7 @@ class ReplicaBody(Struct, frozen=True, kw_only=True):
     replica: Annotated[str, Meta(description="Its name in the ledger: `local`, an address, or the name of a server.")]
     kind: Annotated[Literal["engine", "upstream"], Meta(description="An engine of maitred's, or a server of others.")]
     state: Annotated[
-        DutyState,
+        AdminStatus,
         Meta(description="What it is to do: take requests, end those it has, or nothing at all."),
     ]
     ready: Annotated[bool, Meta(description="Whether a request would be sent there now.")]
@@ -372,7 +372,7 @@ class RolloutBody(Struct, frozen=True, kw_only=True):
     name: str
     stable: str
     canary: str
-    phase: Annotated[Phase, Meta(description="Only a `running` one is on trial.")]
+    phase: Annotated[RolloutPhase, Meta(description="Only a `running` one is on trial.")]
     weight: Annotated[float, Meta(description="Share of the keys that the canary serves.")]
     shadow: Annotated[float, Meta(description="Share of the stable version's requests that are copied to it.")]
     sticky: str

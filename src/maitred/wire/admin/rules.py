@@ -17,7 +17,7 @@ from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
 from maitred.wire.admin.times import time_in
 from maitred.wire.openai.faults import shown
-from maitred.wire.openai.rules import Range
+from maitred.wire.openai.rules import NumberRange
 
 MOST_NAME_CHARACTERS = 200
 MOST_MODELS = 1000
@@ -30,12 +30,12 @@ LONGEST_OVERLAP_S = 90 * 86_400
 
 _KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}", re.ASCII)
-_WEIGHT = Range(0.001, 1000)
-_PRIORITY = Range(1, 10)
-_COUNT = Range(1, LARGEST_COUNT)
-_USD = Range(0, LARGEST_USD, excludes_low=True)
-_OVERLAP = Range(0, LONGEST_OVERLAP_S)
-_PAGE = Range(1, 500)
+_WEIGHT = NumberRange(0.001, 1000)
+_PRIORITY = NumberRange(1, 10)
+_COUNT = NumberRange(1, LARGEST_COUNT)
+_USD = NumberRange(0, LARGEST_USD, excludes_low=True)
+_OVERLAP = NumberRange(0, LONGEST_OVERLAP_S)
+_PAGE = NumberRange(1, 500)
 
 
 def is_key_id(text: str) -> bool:
@@ -204,7 +204,7 @@ def _whole(value: float, kind: str) -> int:
     return int(value)
 
 
-def _check_number(allowed: Range, field: str, value: float | None) -> None:
+def _check_number(allowed: NumberRange, field: str, value: float | None) -> None:
     # Nothing compares with NaN, so that a range would let it pass.
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidRequest(f"{field} must be a number; got {shown(value)}.", param=field)

@@ -25,7 +25,7 @@ from maitred.wire.anthropic.responses import (
     MessageStart,
     MessageStop,
     MessageUsage,
-    Ping,
+    PingEvent,
     StreamEvent,
 )
 from maitred.wire.sse import Event
@@ -93,13 +93,13 @@ _answer = msgspec.json.Decoder(MessagesAnswer)
 _KINDS = frozenset(
     str(kind.__struct_config__.tag)
     for kind in (
-        *(MessageStart, ContentBlockStart, ContentBlockDelta, ContentBlockStop, MessageDelta, MessageStop, Ping),
+        *(MessageStart, ContentBlockStart, ContentBlockDelta, ContentBlockStop, MessageDelta, MessageStop, PingEvent),
         MessagesErrorBody,
     )
 )
 
 
-class AnswerReader:
+class MessagesStreamParser:
     """One stream.
 
     Attributes:
@@ -128,7 +128,7 @@ class AnswerReader:
             AnswerFailed: It is an error.
         """
         decoded = _decoded(event)
-        if decoded is None or isinstance(decoded, Ping):
+        if decoded is None or isinstance(decoded, PingEvent):
             return []
         if isinstance(decoded, MessagesErrorBody):
             raise AnswerFailed(decoded.error.type, decoded.error.message)

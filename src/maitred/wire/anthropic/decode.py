@@ -12,7 +12,7 @@ import msgspec
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.openai.faults import UNREADABLE, fault_of, shown
-from maitred.wire.openai.rules import MAX_STOP_CHARACTERS, MAX_STOPS, Range, check_known
+from maitred.wire.openai.rules import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
@@ -23,8 +23,8 @@ taken with both, since models that are not Anthropic's know them (https://platfo
 _ROLES = ("user", "assistant", "system")
 _CHOICES = ("auto", "any", "tool", "none")
 _OUR_TOOLS = (None, "custom")
-_TEMPERATURE = Range(0, 1)
-_TOP_K = Range(0, 2**31 - 1)
+_TEMPERATURE = NumberRange(0, 1)
+_TOP_K = NumberRange(0, 2**31 - 1)
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),

@@ -119,7 +119,7 @@ class MessageStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field
     """The last event of every complete answer."""
 
 
-class Ping(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="ping"):
+class PingEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="ping"):
     """Says that the server lives; may come at any time."""
 
 
@@ -157,7 +157,7 @@ StreamEvent = (
     | ContentBlockStop
     | MessageDelta
     | MessageStop
-    | Ping
+    | PingEvent
     | MessagesErrorBody
 )
 Body = MessagesAnswer | MessagesErrorBody | TokenCount
@@ -184,7 +184,7 @@ _NAMES = {
         ContentBlockStop,
         MessageDelta,
         MessageStop,
-        Ping,
+        PingEvent,
         MessagesErrorBody,
     )
 }

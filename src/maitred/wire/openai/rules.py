@@ -37,7 +37,7 @@ MAX_INPUTS = 2048
 ENCODING_FORMATS = ("float", "base64")
 
 
-class Range(msgspec.Struct, frozen=True):
+class NumberRange(msgspec.Struct, frozen=True):
     """The values that a number may take."""
 
     low: float
@@ -55,25 +55,25 @@ class Range(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"{field} must be at most {shown(self.high)}; got {shown(value)}.", param=field)
 
 
-_RANGES: Mapping[str, Range] = {
-    "max_tokens": Range(1, MAX_TOKEN_ID),
-    "max_completion_tokens": Range(1, MAX_TOKEN_ID),
-    "min_tokens": Range(0, MAX_TOKEN_ID),
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1, excludes_low=True),
-    "top_k": Range(-1, MAX_TOKEN_ID),
-    "min_p": Range(0, 1),
-    "repetition_penalty": Range(0.01, 100),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
-    "seed": Range(-(2**63), 2**63 - 1),
-    "n": Range(1, MAX_CHOICES),
-    "priority": Range(LOWEST_PRIORITY, HIGHEST_PRIORITY),
-    "top_logprobs": Range(0, 20),
+_RANGES: Mapping[str, NumberRange] = {
+    "max_tokens": NumberRange(1, MAX_TOKEN_ID),
+    "max_completion_tokens": NumberRange(1, MAX_TOKEN_ID),
+    "min_tokens": NumberRange(0, MAX_TOKEN_ID),
+    "temperature": NumberRange(0, 2),
+    "top_p": NumberRange(0, 1, excludes_low=True),
+    "top_k": NumberRange(-1, MAX_TOKEN_ID),
+    "min_p": NumberRange(0, 1),
+    "repetition_penalty": NumberRange(0.01, 100),
+    "presence_penalty": NumberRange(-2, 2),
+    "frequency_penalty": NumberRange(-2, 2),
+    "seed": NumberRange(-(2**63), 2**63 - 1),
+    "n": NumberRange(1, MAX_CHOICES),
+    "priority": NumberRange(LOWEST_PRIORITY, HIGHEST_PRIORITY),
+    "top_logprobs": NumberRange(0, 20),
 }
-_COMPLETION_LOGPROBS = Range(0, 5)
-_DIMENSIONS = Range(1, MAX_TOKEN_ID)
-_LOGIT_BIAS = Range(-100, 100)
+_COMPLETION_LOGPROBS = NumberRange(0, 5)
+_DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
+_LOGIT_BIAS = NumberRange(-100, 100)
 
 _MORE_THAN_TEXT: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),

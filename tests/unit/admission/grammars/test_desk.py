@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from maitred.admission.grammars.config import GrammarsConfig
-from maitred.admission.grammars.desk import GrammarDesk
-from maitred.admission.grammars.verdict import Verdict
-from maitred.admission.grammars.workers import Workers
+from maitred.admission.grammars.validator import GrammarValidator
+from maitred.admission.grammars.verdict import GrammarResult
+from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.grammar import Constraint, Grammar
 
@@ -40,7 +40,7 @@ async def settle():
 
 async def test_an_organisation_has_its_part_of_the_work_only():
     workers = Slow()
-    desk = GrammarDesk(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
+    desk = GrammarValidator(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
     first, second = (asyncio.create_task(desk.grammar_of("greedy", regex(text))) for text in "ab")
     await settle()
     assert len(workers.asked) == 1
@@ -49,28 +49,28 @@ async def test_an_organisation_has_its_part_of_the_work_only():
     other = asyncio.create_task(desk.grammar_of("modest", regex("d")))
     await settle()
     assert len(workers.asked) == 2
-    workers.asked[1].set_result(Verdict(GRAMMAR))
+    workers.asked[1].set_result(GrammarResult(GRAMMAR))
     assert await other == GRAMMAR
-    workers.asked[0].set_result(Verdict(fault="It is wrong."))
+    workers.asked[0].set_result(GrammarResult(fault="It is wrong."))
     with pytest.raises(InvalidRequest, match=r"guided_regex cannot be used\. It is wrong\.") as refusal:
         await first
     assert refusal.value.param == "guided_regex"
     await settle()
-    workers.asked[2].set_result(Verdict(GRAMMAR))
+    workers.asked[2].set_result(GrammarResult(GRAMMAR))
     assert await second == GRAMMAR
 
 
 async def test_what_was_tried_is_remembered_while_there_is_room():
     workers = Slow()
-    desk = GrammarDesk(GrammarsConfig(cache_bytes=100), workers)
+    desk = GrammarValidator(GrammarsConfig(cache_bytes=100), workers)
     same = [asyncio.create_task(desk.grammar_of("one", regex("a"))) for _ in range(3)]
     await settle()
-    workers.asked[0].set_result(Verdict(GRAMMAR))
+    workers.asked[0].set_result(GrammarResult(GRAMMAR))
     assert await asyncio.gather(*same) == [GRAMMAR] * 3
     assert len(workers.asked) == 1
     large = asyncio.create_task(desk.grammar_of("one", regex("b" * 80)))
     await settle()
-    workers.asked[1].set_result(Verdict(GRAMMAR))
+    workers.asked[1].set_result(GrammarResult(GRAMMAR))
     await large
     again = asyncio.create_task(desk.grammar_of("one", regex("a")))
     await settle()
@@ -79,13 +79,15 @@ async def test_what_was_tried_is_remembered_while_there_is_room():
 
 
 async def test_what_is_too_large_is_not_tried():
-    desk = GrammarDesk(GrammarsConfig(most_bytes=64), Slow())
+    desk = GrammarValidator(GrammarsConfig(most_bytes=64), Slow())
     with pytest.raises(InvalidRequest, match="64 are allowed"):
         await desk.grammar_of("one", regex("a" * 65))
 
 
 async def test_a_process_that_takes_too_long_or_breaks_down_is_replaced():
-    async with GrammarDesk(GrammarsConfig(workers=1), workers=(workers := Workers(1, compile_s=30.0))) as desk:
+    async with GrammarValidator(
+        GrammarsConfig(workers=1), workers=(workers := GrammarWorkers(1, compile_s=30.0))
+    ) as desk:
         chain = "start: r0\n" + "\n".join(f'r{n}: r{n + 1} "a"' for n in range(3000)) + '\nr3000: "b"'
         assert (await desk.grammar_of("one", regex("[ab]"))).kind == "regex"
         deep = Constraint("grammar", chain, "guided_grammar")

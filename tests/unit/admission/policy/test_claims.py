@@ -3,18 +3,18 @@
 import pytest
 
 from maitred.admission.policy.claims import demand_of, reserved_of, spent_of, taken_of
-from maitred.admission.policy.rules import Rule, rules_for
+from maitred.admission.policy.rules import LimitRule, rules_for
 from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.core.answer import Outcome
-from maitred.core.counters import Claim, CounterKind, Size
+from maitred.core.counters import CounterKind, LimitClaim, RequestSize
 from maitred.core.limits import LimitKind
 from maitred.core.money import Price
 from maitred.core.request import Usage
 from tests.admission_desk import ALICE, SATURDAY_S, Limits, limit
 
 PRICE = Price.per_million_usd(1.0, 0.1, 2.0)
-SIZE = Size(prompt_tokens=10, choices=3)
+SIZE = RequestSize(prompt_tokens=10, choices=3)
 MIDNIGHT_S = SATURDAY_S + 9 * 3600
 
 
@@ -23,15 +23,17 @@ def claims_of(*limits, price=PRICE, size=SIZE, wall_s=SATURDAY_S, model="tiny"):
 
 
 def bucket(name, capacity, fixed, per_output, per_minute):
-    return Claim(name, CounterKind.BUCKET, capacity, fixed, per_output, refill_per_s=per_minute / 60)
+    return LimitClaim(name, CounterKind.BUCKET, capacity, fixed, per_output, refill_per_s=per_minute / 60)
 
 
 def pool(name, capacity, fixed, per_output, clamps):
-    return Claim(name, CounterKind.POOL, capacity, fixed, per_output, clamps=clamps)
+    return LimitClaim(name, CounterKind.POOL, capacity, fixed, per_output, clamps=clamps)
 
 
 def budget(name, capacity, ends_s, hard=True):
-    return Claim(name, CounterKind.BUDGET, capacity, 10 * PRICE.prompt, 3 * PRICE.output, 1000, 0.0, ends_s, hard, True)
+    return LimitClaim(
+        name, CounterKind.BUDGET, capacity, 10 * PRICE.prompt, 3 * PRICE.output, 1000, 0.0, ends_s, hard, True
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def budget(name, capacity, ends_s, hard=True):
 def test_the_claim_of_each_kind(kind, claim):
     found = limit("key:alice", kind, 60)
     demand = claims_of(found)
-    assert (demand.claims, demand.rules, demand.soft) == ((claim,), (Rule("key:alice", found),), ())
+    assert (demand.claims, demand.rules, demand.soft) == ((claim,), (LimitRule("key:alice", found),), ())
 
 
 def test_every_kind_is_a_claim_or_a_bound():
@@ -125,7 +127,7 @@ def test_names_cannot_be_mistaken_for_one_another():
     names = set()
     for subject in odd:
         for model in (*odd, None):
-            rule = Rule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
+            rule = LimitRule(f"key:{subject}", limit(f"key:{subject}", "usd_total", 5, model=model))
             names.add(demand_of(watches_of([rule]), PRICE, day_at(SATURDAY_S)).claims[0].counter)
     assert len(names) == len(odd) * (len(odd) + 1)
     assert all(name.count("|") == 3 for name in names)
@@ -166,5 +168,5 @@ def test_charges(usage, cost, outcome, expected):
 
 def test_what_is_held_of_rates_is_what_was_reserved():
     demand = demand_of(watches_of(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
-    held = {name.split("|")[0]: value for name, value in reserved_of(demand, Size(0, 3), 7).items()}
+    held = {name.split("|")[0]: value for name, value in reserved_of(demand, RequestSize(0, 3), 7).items()}
     assert held == {"requests_per_minute": 1, "tokens_per_minute": 21, "output_tokens_per_minute": 21}

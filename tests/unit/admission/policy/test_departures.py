@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.policy.departures import Departures
+from maitred.admission.policy.departures import SlotReleaseRate
 
 
 def after(*times_s, opened_s=0.0):
-    departures = Departures()
+    departures = SlotReleaseRate()
     departures.opened(opened_s)
     for time_s in times_s:
         departures.left(time_s)

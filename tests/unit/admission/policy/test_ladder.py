@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.admission.degradation import DegradationStep
-from maitred.admission.policy.ladder import Ladder, Variant
-from maitred.core.answer import Ask
+from maitred.admission.policy.ladder import DegradationLadder, DegradedRequest
+from maitred.core.answer import InferenceRequest
 from maitred.core.errors import (
     Bug,
     DeadlineUnmeetable,
@@ -27,9 +27,9 @@ TINY = DegradationStep(step="model", to="tiny")
 OVERFLOW = DegradationStep(step="overflow", to="provider")
 
 
-def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: bool = True) -> Ask:
+def asked(max_tokens: int | None = 1000, *, min_tokens: int = 0, degradable: bool = True) -> InferenceRequest:
     sampling = SamplingParams(max_tokens=0, seed=0, min_tokens=min_tokens)
-    return Ask("large", ["Hi"], sampling, max_tokens=max_tokens, degradable=degradable)
+    return InferenceRequest("large", ["Hi"], sampling, max_tokens=max_tokens, degradable=degradable)
 
 
 class Walk:
@@ -39,16 +39,16 @@ class Walk:
         self.tried: list[str] = []
         self.skipped: list[tuple[str, str]] = []
         self._fits = fits
-        self._ladder = Ladder(steps, skipped=lambda *skip: self.skipped.append(skip))
+        self._ladder = DegradationLadder(steps, skipped=lambda *skip: self.skipped.append(skip))
 
-    async def attempt(self, variant: Variant) -> str:
+    async def attempt(self, variant: DegradedRequest) -> str:
         name = f"{variant.ask.model}/{variant.ask.max_tokens}"
         self.tried.append(name)
         if name not in self._fits:
             raise QueueFull
         return name
 
-    async def down(self, ask: Ask, refusal: MaitredError = REFUSAL) -> tuple[str, ...]:
+    async def down(self, ask: InferenceRequest, refusal: MaitredError = REFUSAL) -> tuple[str, ...]:
         variant, name = await self._ladder.first_that_fits(ask, ROOM, refusal, self.attempt)
         assert name == self.tried[-1]
         return variant.degraded
@@ -140,21 +140,21 @@ async def test_overflow_takes_the_whole_request() -> None:
 async def test_what_the_smaller_model_cannot_do_is_no_step() -> None:
     skipped = []
 
-    async def attempt(variant: Variant) -> None:
+    async def attempt(variant: DegradedRequest) -> None:
         raise ModelNotFound
 
-    ladder = Ladder([SMALL], skipped=lambda *skip: skipped.append(skip))
+    ladder = DegradationLadder([SMALL], skipped=lambda *skip: skipped.append(skip))
     with pytest.raises(DeadlineUnmeetable):
         await ladder.first_that_fits(asked(), ROOM, REFUSAL, attempt)
     assert skipped == [("model", "model_not_found")]
 
 
 async def test_a_fault_of_ours_is_not_hidden() -> None:
-    async def attempt(variant: Variant) -> None:
+    async def attempt(variant: DegradedRequest) -> None:
         raise Bug
 
     with pytest.raises(Bug):
-        await Ladder([SMALL]).first_that_fits(asked(), ROOM, REFUSAL, attempt)
+        await DegradationLadder([SMALL]).first_that_fits(asked(), ROOM, REFUSAL, attempt)
 
 
 STEPS = st.lists(
@@ -172,14 +172,14 @@ async def test_no_variant_is_tried_twice_or_takes_nothing(
     steps: list[DegradationStep], max_tokens: int | None, min_tokens: int
 ) -> None:
     ask = asked(max_tokens, min_tokens=min(min_tokens, max_tokens or min_tokens))
-    tried: list[Variant] = []
+    tried: list[DegradedRequest] = []
 
-    async def attempt(variant: Variant) -> None:
+    async def attempt(variant: DegradedRequest) -> None:
         tried.append(variant)
         raise QueueFull
 
     with pytest.raises(DeadlineUnmeetable):
-        await Ladder(steps).first_that_fits(ask, 45, REFUSAL, attempt)
+        await DegradationLadder(steps).first_that_fits(ask, 45, REFUSAL, attempt)
     assert len(tried) <= 2 * len(steps)
     here = [variant for variant in tried if variant.ask.model != "provider"]
     assert len({(variant.ask.model, variant.ask.max_tokens) for variant in here}) == len(here)

@@ -2,69 +2,71 @@
 
 import pytest
 
-from maitred.admission.policy.output import Length, Wish, bounds_of, length_of
-from maitred.admission.policy.rules import Rule
+from maitred.admission.policy.output import OutputLimit, RequestedOutput, bounds_of, length_of
+from maitred.admission.policy.rules import LimitRule
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from tests.admission_desk import limit
 
 
 def bounds(**limits):
-    return bounds_of([Rule("tenant:acme", limit("tenant:acme", kind, value)) for kind, value in limits.items()])
+    return bounds_of([LimitRule("tenant:acme", limit("tenant:acme", kind, value)) for kind, value in limits.items()])
 
 
 @pytest.mark.parametrize(
     ("named", "default", "limits", "expected"),
     [
-        (50, None, {}, Length(50, 50)),
-        (None, None, {}, Length(90, 90)),
-        (None, 20, {}, Length(20, 20)),
-        (None, 500, {}, Length(90, 90)),
-        (50, 20, {}, Length(50, 50)),
-        (50, None, {"output_tokens": 30}, Length(50, 30)),
-        (20, None, {"output_tokens": 30}, Length(20, 20)),
-        (None, None, {"output_tokens": 30}, Length(90, 30)),
-        (None, None, {"context_tokens": 70}, Length(60, 60)),
-        (60, None, {"context_tokens": 70}, Length(60, 60)),
-        (None, 20, {"context_tokens": 70}, Length(20, 20)),
-        (None, None, {"context_tokens": 70, "output_tokens": 40}, Length(60, 40)),
-        (None, None, {"context_tokens": 500}, Length(90, 90)),
+        (50, None, {}, OutputLimit(50, 50)),
+        (None, None, {}, OutputLimit(90, 90)),
+        (None, 20, {}, OutputLimit(20, 20)),
+        (None, 500, {}, OutputLimit(90, 90)),
+        (50, 20, {}, OutputLimit(50, 50)),
+        (50, None, {"output_tokens": 30}, OutputLimit(50, 30)),
+        (20, None, {"output_tokens": 30}, OutputLimit(20, 20)),
+        (None, None, {"output_tokens": 30}, OutputLimit(90, 30)),
+        (None, None, {"context_tokens": 70}, OutputLimit(60, 60)),
+        (60, None, {"context_tokens": 70}, OutputLimit(60, 60)),
+        (None, 20, {"context_tokens": 70}, OutputLimit(20, 20)),
+        (None, None, {"context_tokens": 70, "output_tokens": 40}, OutputLimit(60, 40)),
+        (None, None, {"context_tokens": 500}, OutputLimit(90, 90)),
     ],
 )
 def test_lengths(named, default, limits, expected):
-    assert length_of(Wish(10, named, 90), bounds(**limits), default) == expected
+    assert length_of(RequestedOutput(10, named, 90), bounds(**limits), default) == expected
 
 
 def test_a_prompt_over_the_limit_is_refused():
     with pytest.raises(
         ContextLengthExceeded, match=r"10 tokens .* tenant acme may use 10 for both .* at most 9"
     ) as caught:
-        length_of(Wish(10, None, 90, prompt_param="messages"), bounds(context_tokens=10), None)
+        length_of(RequestedOutput(10, None, 90, prompt_param="messages"), bounds(context_tokens=10), None)
     assert caught.value.param == "messages"
 
 
 def test_a_length_over_the_limit_is_refused_if_it_was_named():
     with pytest.raises(ContextLengthExceeded, match="Lower max_completion_tokens to at most 60") as caught:
-        length_of(Wish(10, 61, 90, max_tokens_param="max_completion_tokens"), bounds(context_tokens=70), None)
+        length_of(
+            RequestedOutput(10, 61, 90, max_tokens_param="max_completion_tokens"), bounds(context_tokens=70), None
+        )
     assert caught.value.param == "max_completion_tokens"
 
 
 def test_the_refusal_names_the_model_of_the_limit():
-    rule = Rule("*", limit("*", "context_tokens", 5, model="tiny"))
+    rule = LimitRule("*", limit("*", "context_tokens", 5, model="tiny"))
     with pytest.raises(ContextLengthExceeded, match="this installation may use 5 for both together of tiny"):
-        length_of(Wish(10, None, 90), bounds_of([rule]), None)
+        length_of(RequestedOutput(10, None, 90), bounds_of([rule]), None)
 
 
 def test_the_least_length_must_be_possible():
     with pytest.raises(InvalidRequest, match=r"min_tokens is 31, but .* 30") as caught:
-        length_of(Wish(10, 50, 90, min_tokens=31), bounds(output_tokens=30), None)
+        length_of(RequestedOutput(10, 50, 90, min_tokens=31), bounds(output_tokens=30), None)
     assert caught.value.param == "min_tokens"
-    assert length_of(Wish(10, 50, 90, min_tokens=30), bounds(output_tokens=30), None).most == 30
+    assert length_of(RequestedOutput(10, 50, 90, min_tokens=30), bounds(output_tokens=30), None).most == 30
 
 
 def test_the_default_gives_way_to_the_least_length():
-    assert length_of(Wish(10, None, 90, min_tokens=30), bounds(), 20) == Length(30, 30)
+    assert length_of(RequestedOutput(10, None, 90, min_tokens=30), bounds(), 20) == OutputLimit(30, 30)
 
 
 def test_no_prompt_is_short_enough_for_a_limit_of_one_token():
     with pytest.raises(ContextLengthExceeded, match=r"may use 1 for both together\. Have it raised\.$"):
-        length_of(Wish(1, None, 90), bounds(context_tokens=1), None)
+        length_of(RequestedOutput(1, None, 90), bounds(context_tokens=1), None)

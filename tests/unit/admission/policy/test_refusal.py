@@ -3,12 +3,12 @@
 import pytest
 
 from maitred.admission.policy.claims import demand_of
-from maitred.admission.policy.refusal import Asked, refusal_of
-from maitred.admission.policy.rules import Rule
+from maitred.admission.policy.refusal import RequestedTokens, refusal_of
+from maitred.admission.policy.rules import LimitRule
 from maitred.admission.policy.watches import watches_of
 from maitred.admission.policy.windows import day_at
 from maitred.admission.policy.wording import span
-from maitred.core.counters import Denied, Reading, Size
+from maitred.core.counters import CounterState, RequestSize, ReservationDenied
 from maitred.core.errors import QuotaExceeded, RateLimited
 from maitred.core.limits import LimitKind
 from maitred.core.money import NANO, Price
@@ -19,11 +19,11 @@ DOLLAR_PER_THOUSAND = Price.per_million_usd(1000.0, None, 1000.0)
 
 def refused(kind, value, *, used, reserved=0, reset_s=30.0, retry_s=12.0, asked=None, subject="tenant:acme", **others):
     """The refusal of 10 prompt tokens and two choices with 5 tokens each, content with 2."""
-    rule = Rule(subject, limit(subject, kind, value, **others))
-    demand = demand_of(watches_of([rule]), DOLLAR_PER_THOUSAND, day_at(SATURDAY_S)).of(Size(10, 2))
+    rule = LimitRule(subject, limit(subject, kind, value, **others))
+    demand = demand_of(watches_of([rule]), DOLLAR_PER_THOUSAND, day_at(SATURDAY_S)).of(RequestSize(10, 2))
     capacity = demand.claims[0].capacity
-    reading = Reading(capacity, capacity - used - reserved, reset_s, used, reserved)
-    return refusal_of(demand, Denied(0, [reading], retry_s), asked or Asked(5, 2), 0.5)
+    reading = CounterState(capacity, capacity - used - reserved, reset_s, used, reserved)
+    return refusal_of(demand, ReservationDenied(0, [reading], retry_s), asked or RequestedTokens(5, 2), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "tokens_per_minute",
             19,
-            Asked(5, 2),
+            RequestedTokens(5, 2),
             {},
             "Request too large: it may need 20 tokens, but tenant acme may use 19 tokens per minute. Lower max_tokens "
             "to at most 4, or shorten the prompt.",
@@ -144,7 +144,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "tokens_per_minute",
             600,
-            Asked(5, 2, named=False),
+            RequestedTokens(5, 2, named=False),
             {"burst": 19},
             "Request too large: it may need 20 tokens, but tenant acme may use 600 tokens per minute, and at most 19 "
             "tokens at once. Name a max_tokens of at most 4, or shorten the prompt.",
@@ -152,7 +152,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "output_tokens_per_minute",
             9,
-            Asked(5, 2, param="max_completion_tokens"),
+            RequestedTokens(5, 2, param="max_completion_tokens"),
             {"model": "tiny"},
             "Request too large: it may need 10 output tokens, but tenant acme may use 9 output tokens per minute of "
             "tiny. Lower max_completion_tokens to at most 4.",
@@ -160,7 +160,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "input_tokens_per_minute",
             9,
-            Asked(5, 2),
+            RequestedTokens(5, 2),
             {},
             "Request too large: it may need 10 input tokens, but tenant acme may use 9 input tokens per minute. "
             "Shorten the prompt, or have the limit raised.",
@@ -168,7 +168,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "tokens_per_minute",
             10,
-            Asked(5, 2),
+            RequestedTokens(5, 2),
             {},
             "Request too large: it may need 20 tokens, but tenant acme may use 10 tokens per minute. Shorten the "
             "prompt, or have the limit raised.",
@@ -176,7 +176,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "requests_per_minute",
             0,
-            Asked(5, 2),
+            RequestedTokens(5, 2),
             {},
             "Request too large: it may need 1 request, but tenant acme may use 0 requests per minute. No request fits "
             "this limit: have it raised.",
@@ -184,7 +184,7 @@ def test_a_budget_smaller_than_the_request_is_not_worth_waiting_for():
         (
             "concurrent_tokens",
             13,
-            Asked(5, 2),
+            RequestedTokens(5, 2),
             {},
             "Request too large: it may need 14 tokens, but tenant acme may use 13 tokens at one time. Lower max_tokens "
             "to at most 1, or shorten the prompt.",

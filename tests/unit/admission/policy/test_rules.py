@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.admission.policy.rules import Rule, each, rules_for, tightest
+from maitred.admission.policy.rules import LimitRule, each, rules_for, tightest
 from maitred.core.limits import LimitKind
 from tests.admission_desk import ALICE, Limits, limit
 
@@ -14,13 +14,13 @@ def test_limits_hold_from_the_key_to_the_installation():
     strangers = limit("key:bob", "requests_per_minute", 7), limit("tenant:other", "requests_per_minute", 8)
     book = Limits(everyone, any_tenant, *strangers, team, acme, own, any_key)
     assert rules_for(ALICE.subjects, book, "tiny") == [
-        Rule("key:alice", own),
-        Rule("key:alice", any_key),
-        Rule("tenant:team", team),
-        Rule("tenant:team", any_tenant),
-        Rule("tenant:acme", acme),
-        Rule("tenant:acme", any_tenant),
-        Rule("*", everyone),
+        LimitRule("key:alice", own),
+        LimitRule("key:alice", any_key),
+        LimitRule("tenant:team", team),
+        LimitRule("tenant:team", any_tenant),
+        LimitRule("tenant:acme", acme),
+        LimitRule("tenant:acme", any_tenant),
+        LimitRule("*", everyone),
     ]
 
 
@@ -39,6 +39,6 @@ def test_each_one_of_a_sort(subject, sort):
 
 def test_the_tightest_is_the_smallest_and_of_several_the_first():
     values = [("tenant:acme", 5), ("key:alice", 3), ("*", 3)]
-    rules = [Rule(subject, limit(subject, "output_tokens", value)) for subject, value in values]
+    rules = [LimitRule(subject, limit(subject, "output_tokens", value)) for subject, value in values]
     assert tightest(rules, LimitKind.OUTPUT_TOKENS) is rules[1]
     assert tightest(rules, LimitKind.CONTEXT_TOKENS) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.policy.windows import Window, day_at, window_on
+from maitred.admission.policy.windows import BudgetWindow, day_at, window_on
 from maitred.core.limits import LimitKind
 
 
@@ -29,11 +29,11 @@ def wall(text):
     ],
 )
 def test_windows(kind, now, name, ends):
-    assert window_on(LimitKind(kind), day_at(wall(now))) == Window(name, wall(ends))
+    assert window_on(LimitKind(kind), day_at(wall(now))) == BudgetWindow(name, wall(ends))
 
 
 def test_a_total_has_no_end():
-    assert window_on(LimitKind.USD_TOTAL, day_at(wall("2026-11-21"))) == Window("total", None)
+    assert window_on(LimitKind.USD_TOTAL, day_at(wall("2026-11-21"))) == BudgetWindow("total", None)
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2399, 12, 30)))
@@ -48,4 +48,4 @@ def test_the_calendar_is_the_real_one(moment):
         LimitKind.USD_PER_MONTH: (f"{moment:%Y-%m}", next_month),
     }
     for kind, (name, ends) in expected.items():
-        assert window_on(kind, day_at(moment.timestamp())) == Window(name, ends.timestamp())
+        assert window_on(kind, day_at(moment.timestamp())) == BudgetWindow(name, ends.timestamp())

@@ -5,19 +5,28 @@ import asyncio
 import msgspec
 import pytest
 
-from maitred.api.gate import Gate
-from maitred.app.control import LocalControl
-from maitred.app.workers.clerk import Clerk
-from maitred.app.workers.desk import Desk
-from maitred.app.workers.lobby import Lobby
-from maitred.app.workers.report import ended_of
-from maitred.core.answer import Outcome, Tally
+from maitred.api.in_flight import InFlightLimiter
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.workers.context_codec import ended_of
+from maitred.app.workers.controller import ControllerServer
+from maitred.app.workers.lobby import PendingWorkers
+from maitred.app.workers.session import WorkerSession
+from maitred.core.answer import Outcome, RequestContext
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
-from maitred.core.story import ChapterName
 from maitred.core.tenancy import ANONYMOUS
-from maitred.wire.desk import Asks, Leaves, Refused, Settled, Settles, ToWorker, Welcome, WrittenPrompt
+from maitred.core.timeline import SpanName
 from maitred.wire.frames import FrameReader, encode_frame
+from maitred.wire.worker_protocol import (
+    AdmitRejected,
+    AdmitRequest,
+    ControllerSnapshot,
+    PromptSummary,
+    ReleaseRequest,
+    SettleReply,
+    SettleRequest,
+    ToWorker,
+)
 from tests.admission_desk import Desk as Admitting
 from tests.clock import FakeClock
 from tests.dispatch_desk import Desk as Dispatching
@@ -65,17 +74,17 @@ def admitting():
 async def worker(dispatchers, observed, admitting):
     """What a worker has: a socket to a controller."""
     clock = FakeClock()
-    desk = Desk(Gate(10), None, None, lambda: Welcome(1, frozenset(), {}, {}), clock)
-    desk.adopt(LocalControl(dispatchers, admitting.admission, clock), [observed])
-    clerk, socket = Clerk(Lobby()), Socket()
+    desk = ControllerServer(InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock)
+    desk.adopt(LocalFlowController(dispatchers, admitting.admission, clock), [observed])
+    clerk, socket = WorkerSession(PendingWorkers()), Socket()
     clerk.line.connection_made(socket)
     clerk.attend(desk)
     return clerk, socket
 
 
 def asks(number):
-    return Asks(
-        *(number, "m", ANONYMOUS, f"request-{number}", "chat", "m", 0.0, ONE_FLOW, [WrittenPrompt(3, [])]),
+    return AdmitRequest(
+        *(number, "m", ANONYMOUS, f"request-{number}", "chat", "m", 0.0, ONE_FLOW, [PromptSummary(3, [])]),
         *(1, 10, 100, 10, 0, None, None, "max_tokens", "messages"),
     )
 
@@ -93,20 +102,20 @@ async def say(clerk, *messages: msgspec.Struct):
 
 async def test_who_leaves_in_the_moment_of_asking_holds_nothing(worker):
     clerk, socket = worker
-    await say(clerk, asks(1), Leaves(1, Usage(3, 0), None, cancelled=True))
+    await say(clerk, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True))
     assert clerk.requests == 0
-    assert not [message for message in socket.heard if isinstance(message, Refused)]
+    assert not [message for message in socket.heard if isinstance(message, AdmitRejected)]
 
 
 async def test_who_asks_for_a_model_that_is_gone_is_refused(worker):
     clerk, socket = worker
     await say(clerk, asks(1))
-    assert [message.number for message in socket.heard if isinstance(message, Refused)] == [1]
+    assert [message.number for message in socket.heard if isinstance(message, AdmitRejected)] == [1]
     assert clerk.requests == 0
 
 
 def ended(number, outcome=Outcome.FINISHED):
-    tally = Tally(f"request-{number}", 0.0)
+    tally = RequestContext(f"request-{number}", 0.0)
     tally.close(outcome, 200, 1.0)
     return ended_of(tally)
 
@@ -116,9 +125,9 @@ async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, obse
     clerk, _ = worker
     await say(clerk, asks(1))
     # What a request ends with and the news of its end may come in one piece.
-    await say(clerk, Settles(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
+    await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5), ended(1))
     (tally,) = observed.tallies
-    assert {ChapterName.ADMISSION, ChapterName.SETTLEMENT} <= {chapter.name for chapter in tally.story.chapters}
+    assert {SpanName.ADMISSION, SpanName.SETTLEMENT} <= {chapter.name for chapter in tally.story.chapters}
     assert not clerk._untold
 
 
@@ -126,7 +135,7 @@ async def test_the_story_of_an_answer_is_whole_when_its_end_is_told(worker, obse
 async def test_who_leaves_is_billed_as_its_worker_has_counted(worker, admitting):
     clerk, _ = worker
     await say(clerk, asks(1))
-    await say(clerk, Leaves(1, Usage(5, 2), 0.5, cancelled=True))
+    await say(clerk, ReleaseRequest(1, Usage(5, 2), 0.5, cancelled=True))
     (event,) = admitting.ledger.events
     assert (event.outcome, event.prompt_tokens, event.output_tokens) == (Outcome.CANCELLED, 5, 2)
 
@@ -136,16 +145,16 @@ async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
     clerk, socket = worker
     await say(clerk, asks(1))
     assert (clerk.requests, dispatchers["m"].floor.running) == (1, 1)
-    await say(clerk, Settles(1, Usage(3, 2), Outcome.FINISHED, 0.5))
-    assert Settled(1) in socket.heard
+    await say(clerk, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
+    assert SettleReply(1) in socket.heard
     assert (clerk.requests, dispatchers["m"].floor.running) == (0, 0)
-    await say(clerk, Leaves(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
-    assert socket.heard[-1] == Settled(1)
+    await say(clerk, ReleaseRequest(1, Usage(3, 2), 0.5))  # said by a worker that has not heard it yet
+    assert socket.heard[-1] == SettleReply(1)
 
 
 async def test_nothing_is_kept_of_who_leaves_in_the_moment_of_asking(worker, observed):
     clerk, _ = worker
-    await say(clerk, asks(1), Leaves(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
+    await say(clerk, asks(1), ReleaseRequest(1, Usage(3, 0), None, cancelled=True), ended(1, Outcome.CANCELLED))
     assert [tally.request_id for tally in observed.tallies] == ["request-1"]
     assert not clerk._untold
 

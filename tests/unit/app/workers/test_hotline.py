@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 from maitred.app.stores import running
-from maitred.app.workers import hotline
-from maitred.app.workers.hotline import Hotline
-from maitred.app.workers.line import Line
-from maitred.wire.desk import Hello, Knows, ToController, Welcome
+from maitred.app.workers import client as hotline
+from maitred.app.workers.client import ControllerClient
+from maitred.app.workers.line import IpcConnection
+from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 
 
 class Controller:
@@ -34,7 +34,7 @@ class Gatherer:
 
 async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
     monkeypatch.setattr(hotline, "_GATHERED_S", 0.0)
-    line, one, two = Hotline(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
+    line, one, two = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Gatherer(), Gatherer()
     line.gather(one)
     line.gather(two)
     assert (one.flushes, two.flushes) == (0, 0), "it can wait"
@@ -47,22 +47,22 @@ async def test_what_is_gathered_is_told_together_and_once(monkeypatch):
 
 
 async def test_what_can_wait_goes_out_with_what_cannot():
-    line, controller = Hotline(1, 2, Path("nowhere"), lambda _: None), Controller()
+    line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._line = controller
-    line.report(Knows(1))
+    line.report(DirectoryAck(1))
     assert controller.heard == []
-    line.tell(Knows(2))
-    assert controller.heard == [Knows(1), Knows(2)]
+    line.tell(DirectoryAck(2))
+    assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
 
 async def test_what_can_wait_goes_out_by_itself_before_long(monkeypatch):
     monkeypatch.setattr(hotline, "_REPORTED_S", 0.0)
-    line, controller = Hotline(1, 2, Path("nowhere"), lambda _: None), Controller()
+    line, controller = ControllerClient(1, 2, Path("nowhere"), lambda _: None), Controller()
     line._line = controller
-    line.report(Knows(1))
-    line.report(Knows(2))
+    line.report(DirectoryAck(1))
+    line.report(DirectoryAck(2))
     await controller.heard_some.wait()
-    assert controller.heard == [Knows(1), Knows(2)]
+    assert controller.heard == [DirectoryAck(1), DirectoryAck(2)]
 
 
 class Asking:
@@ -86,18 +86,18 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     ends = []
 
     def heard(message):
-        if isinstance(message, Hello):
+        if isinstance(message, WorkerHello):
             hellos.put_nowait(message)
 
     def end():
-        ends.append(Line(ToController, heard, lambda: None))
+        ends.append(IpcConnection(ToController, heard, lambda: None))
         return ends[-1]
 
     path = tmp_path / "desk"
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(end, str(path))
     welcomed = asyncio.Event()
-    hotline = Hotline(1, 2, path, lambda _: welcomed.set())
+    hotline = ControllerClient(1, 2, path, lambda _: welcomed.set())
     hotline.enter(Asking())
     hotline.give_up("gave up")
     async with running(hotline.run(), "hotline"), asyncio.timeout(10):
@@ -105,7 +105,7 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
             assert (await hellos.get()).unanswered == ["gave up", "asks"]
             ends[-1].close()
         assert (await hellos.get()).unanswered == ["gave up", "asks"]
-        ends[-1].tell(Welcome(1, frozenset(), {}, {}))
+        ends[-1].tell(ControllerSnapshot(1, frozenset(), {}, {}))
         await welcomed.wait()
         ends[-1].close()
         assert (await hellos.get()).unanswered == ["asks"]

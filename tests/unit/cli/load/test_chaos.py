@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from typer.testing import Result as Invocation
 
 from maitred.cli.app import app
-from maitred.load.chaos.outcome import Rehearsal
-from maitred.load.chaos.plan import Plan
+from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.plan import ChaosPlan
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.chaos.verdict import State, Verdict
-from maitred.load.measure.record import Outcome, Record, RunData
-from maitred.load.measure.result import Result
+from maitred.load.chaos.verdict import InvariantResult, State
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
+from maitred.load.measure.result import LoadResult
 
 PLAN = """\
 installation:
@@ -38,10 +38,10 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def chaos(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
     def chaos(*words: str, text: str = PLAN, state: State = "held") -> Invocation:
-        async def rehearse(plan: Plan, *, command: str, tell: Callable[[str], None], watch: object) -> Rehearsal:
+        async def rehearse(plan: ChaosPlan, *, command: str, tell: Callable[[str], None], watch: object) -> ChaosRun:
             tell("The load in calm.")
             assert shutil.which("maitred") == str(Path(sys.executable).with_name("maitred"))
-            record = Record(
+            record = RequestRecord(
                 0,
                 *(0, "default", 0.0, 1),
                 sent_s=0.0,
@@ -52,11 +52,11 @@ def chaos(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
                 output_tokens=1,
                 attempts=1,
                 status=200,
-                outcome=Outcome.COMPLETE,
+                outcome=UserOutcome.COMPLETE,
             )
             data = RunData(records=[record], samples=[], seconds=30.0, started_unix_s=0.0, model="tiny")
-            result = Result.of(plan.load, data, command=command, workload="2 users")
-            return Rehearsal(
+            result = LoadResult.of(plan.load, data, command=command, workload="2 users")
+            return ChaosRun(
                 format="maitred-chaos/1",
                 maitred="0",
                 command=command,
@@ -64,7 +64,9 @@ def chaos(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
                 seconds=60.0,
                 plan={},
                 faults=[FaultLog(number=0, kind="kill", target="engine", planned_s=10.0, began_s=10.0, ended_s=10.0)],
-                invariants=[Verdict(name="recovery", state=state, bound="3 s", found="4 s", examples=["Too late."])],
+                invariants=[
+                    InvariantResult(name="recovery", state=state, bound="3 s", found="4 s", examples=["Too late."])
+                ],
                 calm=result,
                 chaos=result,
             )
@@ -85,7 +87,7 @@ def test_the_exit_code_says_whether_all_promises_held(
     assert "recovery" in done.stdout
     assert "The load in calm." in done.stderr
     assert sorted(path.name for path in Path("out").iterdir()) == ["a.json", "a.md"]
-    assert Rehearsal.load(Path("out/a.json")).exit_code == exit_code
+    assert ChaosRun.load(Path("out/a.json")).exit_code == exit_code
 
 
 def test_the_html_shows_the_faults(chaos: Callable[..., Invocation]) -> None:

@@ -12,10 +12,10 @@ from typer.testing import Result as Invocation
 from maitred.cli.app import app
 from maitred.cli.load.compare import parse_share
 from maitred.core.errors import InvalidRequest
-from maitred.load.analysis.comparison import Comparison
-from maitred.load.measure.record import Outcome, Record, RunData
-from maitred.load.measure.result import Result
-from maitred.load.spec import Arrivals, Bounds, LoadSpec
+from maitred.load.analysis.comparison import RunComparison
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ArrivalsSpec, LoadSpec, StopCondition
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def save(path: str, slowness: float, seed: int) -> None:
         first_s = due_s + slowness * draw.uniform(0.4, 0.6)
         pieces = [first_s + slowness * 0.05 * piece for piece in range(4)]
         records.append(
-            Record(
+            RequestRecord(
                 session=number,
                 turn=0,
                 tenant="default",
@@ -46,12 +46,12 @@ def save(path: str, slowness: float, seed: int) -> None:
                 output_tokens=4,
                 attempts=1,
                 status=200,
-                outcome=Outcome.COMPLETE,
+                outcome=UserOutcome.COMPLETE,
             )
         )
     data = RunData(records=records, samples=[], seconds=41.0, started_unix_s=0.0, model="tiny")
-    spec = LoadSpec(arrivals=Arrivals(rate_per_s=10.0), bounds=Bounds(duration_s=40.0))
-    Result.of(spec, data, command="", workload="400 requests").save(Path(path))
+    spec = LoadSpec(arrivals=ArrivalsSpec(rate_per_s=10.0), bounds=StopCondition(duration_s=40.0))
+    LoadResult.of(spec, data, command="", workload="400 requests").save(Path(path))
 
 
 def compare(*words: str) -> Invocation:
@@ -65,7 +65,7 @@ def test_what_is_worse_fails() -> None:
     assert done.exit_code == 1, done.output
     assert "Worse" in done.stdout
     assert "TTFT p50" in done.stdout
-    assert "worse" in {row.verdict for row in msgspec.json.decode(Path("c.json").read_bytes(), type=Comparison).rows}
+    assert "worse" in {row.verdict for row in msgspec.json.decode(Path("c.json").read_bytes(), type=RunComparison).rows}
     assert "<svg" in Path("c.html").read_text()
     assert "Written: c.json, c.html" in done.stderr
     assert compare("b.json", "a.json").exit_code == 0

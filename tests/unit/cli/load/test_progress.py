@@ -8,23 +8,23 @@ from rich.console import Console
 from rich.live import Live
 
 from maitred.cli.load.progress import LiveBlock, PlainLines, showing
-from maitred.load.measure.record import Outcome, Progress
+from maitred.load.measure.record import RunProgress, UserOutcome
 
 
-def progress(at_s: float, **changes: object) -> Progress:
+def progress(at_s: float, **changes: object) -> RunProgress:
     fields: dict[str, object] = {
         "at_s": at_s,
         "share": 0.25,
         "due": 1200,
         "open": 8,
-        "ended": {Outcome.COMPLETE: 1190, Outcome.TIMED_OUT: 2},
+        "ended": {UserOutcome.COMPLETE: 1190, UserOutcome.TIMED_OUT: 2},
         "output_tokens_per_s": 1234.4,
         "ttft_s": 0.1234,
         "itl_s": 0.0456,
         "cpu_share": 0.5,
         "lag_s": 0.0004,
     }
-    return Progress(**(fields | changes))  # type: ignore[arg-type]
+    return RunProgress(**(fields | changes))  # type: ignore[arg-type]
 
 
 FIRST = (

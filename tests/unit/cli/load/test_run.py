@@ -13,8 +13,8 @@ from typer.testing import Result as Invocation
 
 from maitred.cli.app import app
 from maitred.cli.load.run import SHOWN
-from maitred.load.measure.record import Outcome, Progress, Record, RunData
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import RequestRecord, RunData, RunProgress, UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.report.outline import outline
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.session import Workload
@@ -25,11 +25,11 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def record(number: int, outcome: Outcome = Outcome.COMPLETE) -> Record:
+def record(number: int, outcome: UserOutcome = UserOutcome.COMPLETE) -> RequestRecord:
     """A request that is due at its number, begins 0.5 s later, and has five tokens 0.1 s apart."""
     due_s = float(number)
-    pieces = [due_s + 0.5 + 0.1 * piece for piece in range(5)] if outcome is Outcome.COMPLETE else []
-    return Record(
+    pieces = [due_s + 0.5 + 0.1 * piece for piece in range(5)] if outcome is UserOutcome.COMPLETE else []
+    return RequestRecord(
         session=number,
         turn=0,
         tenant="default",
@@ -48,24 +48,24 @@ def record(number: int, outcome: Outcome = Outcome.COMPLETE) -> Record:
     )
 
 
-def measured(outcomes: list[Outcome]) -> RunData:
+def measured(outcomes: list[UserOutcome]) -> RunData:
     records = [record(number, outcome) for number, outcome in enumerate(outcomes)]
     return RunData(records=records, samples=[], seconds=len(records) + 1.0, started_unix_s=0.0, model="tiny")
 
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
-    def play(*words: str, outcomes: list[Outcome] = [Outcome.COMPLETE] * 10) -> Invocation:
+    def play(*words: str, outcomes: list[UserOutcome] = [UserOutcome.COMPLETE] * 10) -> Invocation:
         async def run(
             spec: LoadSpec,
             workload: Workload | None = None,
             *,
-            watch: Callable[[Progress], None] | None = None,
+            watch: Callable[[RunProgress], None] | None = None,
             stop: asyncio.Event | None = None,
             keep_text: bool = False,
         ) -> RunData:
             assert watch is not None
-            watch(Progress(1.0, 0.1, 10, 2, {Outcome.COMPLETE: 8}, 50.0, 0.5, 0.1, 0.2, 0.0))
+            watch(RunProgress(1.0, 0.1, 10, 2, {UserOutcome.COMPLETE: 8}, 50.0, 0.5, 0.1, 0.2, 0.0))
             return measured(outcomes)
 
         monkeypatch.setattr("maitred.load.play.driver.run", run)
@@ -78,7 +78,7 @@ def test_a_run_leaves_its_files_and_prints_its_summary(play: Callable[..., Invoc
     done = play("--users", "2", "--out", "results/v1.2")
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in Path("results").iterdir()) == ["v1.2.html", "v1.2.json", "v1.2.md"]
-    assert Result.load(Path("results/v1.2.json")).summary.outcomes == {"complete": 10}
+    assert LoadResult.load(Path("results/v1.2.json")).summary.outcomes == {"complete": 10}
     assert "Time to first token" in done.stdout
     assert "500 ms" in done.stdout
     assert "10 due, 2 open, 8 complete" in done.stderr
@@ -108,16 +108,16 @@ def test_a_suffix_in_the_name_is_not_doubled(play: Callable[..., Invocation]) ->
 @pytest.mark.parametrize(
     ("words", "outcomes", "exit_code"),
     [
-        ([], [Outcome.COMPLETE] * 9 + [Outcome.FAILED], 0),
-        ([], [Outcome.FAILED] * 10, 1),
-        (["--objective", "ttft=600ms"], [Outcome.COMPLETE] * 10, 0),
-        (["--objective", "ttft=400ms"], [Outcome.COMPLETE] * 10, 1),
-        (["--objective", "ttft=600ms"], [Outcome.COMPLETE] * 9 + [Outcome.CUT], 1),
-        (["--objective", "ttft=600ms", "--attainment", "0.9"], [Outcome.COMPLETE] * 9 + [Outcome.CUT], 0),
+        ([], [UserOutcome.COMPLETE] * 9 + [UserOutcome.FAILED], 0),
+        ([], [UserOutcome.FAILED] * 10, 1),
+        (["--objective", "ttft=600ms"], [UserOutcome.COMPLETE] * 10, 0),
+        (["--objective", "ttft=400ms"], [UserOutcome.COMPLETE] * 10, 1),
+        (["--objective", "ttft=600ms"], [UserOutcome.COMPLETE] * 9 + [UserOutcome.CUT], 1),
+        (["--objective", "ttft=600ms", "--attainment", "0.9"], [UserOutcome.COMPLETE] * 9 + [UserOutcome.CUT], 0),
     ],
 )
 def test_the_exit_code_says_whether_it_was_good(
-    play: Callable[..., Invocation], words: list[str], outcomes: list[Outcome], exit_code: int
+    play: Callable[..., Invocation], words: list[str], outcomes: list[UserOutcome], exit_code: int
 ) -> None:
     done = play("--users", "2", "--no-html", "--out", "a", *words, outcomes=outcomes)
     assert done.exit_code == exit_code
@@ -146,7 +146,7 @@ def test_the_sections_that_the_terminal_shows_exist() -> None:
     spec = LoadSpec()
     titles = {
         section.title
-        for section in outline(Result.of(spec, measured([Outcome.COMPLETE]), command="", workload="")).sections
+        for section in outline(LoadResult.of(spec, measured([UserOutcome.COMPLETE]), command="", workload="")).sections
     }
     assert {"Latency", "Throughput", "Outcomes"} <= titles & set(SHOWN)
 
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_in_order_and_twice_at_once(monkeypatch: pytest.MonkeyPatch
                 await stop.wait()
         if times == 2:
             await asyncio.Event().wait()
-        return measured([Outcome.COMPLETE])
+        return measured([UserOutcome.COMPLETE])
 
     monkeypatch.setattr("maitred.load.play.driver.run", run)
     done = CliRunner().invoke(app, ["load", "run", "--users", "1", "--out", "a", "--no-html"])

@@ -10,7 +10,7 @@ from maitred.cli.load.flags import SPEC_FLAGS
 from maitred.cli.load.run import run
 from maitred.cli.load.spec import read_spec
 from maitred.core.errors import ConfigInvalid
-from maitred.load.spec import Arrivals, LoadSpec, Objectives, Tenant
+from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTenant, ObjectivesSpec
 
 OWN = {"spec", "out", "html", "plots", "record"}
 
@@ -91,7 +91,7 @@ def test_every_option_writes_its_setting(monkeypatch: pytest.MonkeyPatch) -> Non
             assert setting == type(setting)(expected), flag.name
     assert spec.target.api_key is not None
     assert (spec.target.api_key.reveal(), spec.target.api_key.reference) == ("sesame", "{env: KEY}")
-    assert read("--users", "3").arrivals == Arrivals(users=3)
+    assert read("--users", "3").arrivals == ArrivalsSpec(users=3)
     assert read("--users", "3").target.stream is True
     assert read("--users", "3", "--no-stream").target.stream is False
 
@@ -101,21 +101,21 @@ def test_lists_of_options() -> None:
         *("--users", "1", "--objective", "ttft=1s", "--objective", "tpot=50ms", "--objective", "e2e=2m"),
         *("--tenant", "search=3", "--tenant", "acme.com=0.5", "--set", "arrivals.spread_s=4"),
     )
-    assert spec.objectives == Objectives(ttft_s=1.0, tpot_s=0.05, e2e_s=120.0)
-    assert spec.tenants == {"search": Tenant(share=3.0), "acme.com": Tenant(share=0.5)}
+    assert spec.objectives == ObjectivesSpec(ttft_s=1.0, tpot_s=0.05, e2e_s=120.0)
+    assert spec.tenants == {"search": LoadTenant(share=3.0), "acme.com": LoadTenant(share=0.5)}
     assert spec.arrivals.spread_s == 4.0
 
 
 def test_options_win_over_the_file() -> None:
     text = "arrivals: {rate_per_s: 5, process: constant}\ntenants: {a: {share: 1}, b: {share: 2}}\nseed: 3\n"
-    assert read(text=text).arrivals == Arrivals(rate_per_s=5.0, process="constant")
+    assert read(text=text).arrivals == ArrivalsSpec(rate_per_s=5.0, process="constant")
     spec = read("--seed", "4", "--tenant", "b=9", text=text)
     assert (spec.seed, spec.tenants["a"].share, spec.tenants["b"].share) == (4, 1.0, 9.0)
 
 
 def test_a_loop_of_one_kind_replaces_one_of_the_other() -> None:
-    assert read("--users", "2", text="arrivals: {rate_per_s: 5}").arrivals == Arrivals(users=2)
-    assert read("--rate", "2", text="arrivals: {users: 5}").arrivals == Arrivals(rate_per_s=2.0)
+    assert read("--users", "2", text="arrivals: {rate_per_s: 5}").arrivals == ArrivalsSpec(users=2)
+    assert read("--rate", "2", text="arrivals: {users: 5}").arrivals == ArrivalsSpec(rate_per_s=2.0)
     assert len(faults("--users", "2", "--rate", "2")) == 1
     assert len(faults(text="arrivals: {users: 5, rate_per_s: 1}")) == 1
 
@@ -160,11 +160,11 @@ def test_what_does_not_fit_together(words: tuple[str, ...], expected: str) -> No
 
 
 def test_a_trace_says_itself_how_the_load_arrives() -> None:
-    assert read("--trace", "mooncake:t.jsonl").arrivals == Arrivals()
+    assert read("--trace", "mooncake:t.jsonl").arrivals == ArrivalsSpec()
 
 
 def test_a_sweep_chooses_its_rates() -> None:
-    assert read(rate_is_given=True).arrivals == Arrivals()
+    assert read(rate_is_given=True).arrivals == ArrivalsSpec()
     (fault,) = faults("--users", "2", rate_is_given=True)
     assert "--users: arrivals.users: A sweep is an open loop" in fault
 

@@ -11,7 +11,7 @@ from typer.testing import Result as Invocation
 
 from maitred.cli.app import app
 from maitred.load.analysis.sweep import Sweep
-from maitred.load.measure.record import Outcome, Record, RunData
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
 from maitred.load.spec import LoadSpec
 from maitred.load.workload.session import Workload
 
@@ -35,7 +35,7 @@ def served(spec: LoadSpec) -> RunData:
         due_s = (number + draw.random()) / rate
         pieces = [due_s + wait_s + 0.05 * piece for piece in range(3)]
         records.append(
-            Record(
+            RequestRecord(
                 session=number,
                 turn=0,
                 tenant="default",
@@ -49,7 +49,7 @@ def served(spec: LoadSpec) -> RunData:
                 output_tokens=3,
                 attempts=1,
                 status=200,
-                outcome=Outcome.COMPLETE,
+                outcome=UserOutcome.COMPLETE,
             )
         )
     return RunData(records=records, samples=[], seconds=duration_s + wait_s, started_unix_s=0.0, model="tiny")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.flow import Flow, Share
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.clock import FakeClock
 
 NOTHING = SamplingParams(max_tokens=0, seed=0)
@@ -33,7 +33,7 @@ class Bench:
         self.engine = EncoderEngine(
             self.encoding,
             self.clock,
-            line=LineConfig(policy=policy),
+            line=QueueOrderConfig(policy=policy),
             vocab_size=200,
             context_tokens=64,
             max_sequences=max_sequences,
@@ -41,8 +41,8 @@ class Bench:
         )
 
     def submit(self, name, length=3, *, owner="gateway", token=5, flow=None, **fields):
-        extra = {} if flow is None else {"flow": Flow((Share(flow),))}
-        self.engine.submit(owner, Request(name, [token] * length, NOTHING, **extra, **fields))
+        extra = {} if flow is None else {"flow": Flow((FlowLevel(flow),))}
+        self.engine.submit(owner, EngineRequest(name, [token] * length, NOTHING, **extra, **fields))
 
     def step(self, owner="gateway"):
         return {output.request_id: output.delta for output in self.engine.step().get(owner, [])}
@@ -112,11 +112,11 @@ def test_what_is_out_of_time_ends_without_being_computed():
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (Request("taken", [5], NOTHING), "already running"),
-        (Request("r", [5], SamplingParams(max_tokens=1, seed=0)), "generates nothing"),
-        (Request("r", [], NOTHING), "at least one token"),
-        (Request("r", [5] * 65, NOTHING), "at most 64"),
-        (Request("r", [200], NOTHING), "vocabulary's size, 200"),
+        (EngineRequest("taken", [5], NOTHING), "already running"),
+        (EngineRequest("r", [5], SamplingParams(max_tokens=1, seed=0)), "generates nothing"),
+        (EngineRequest("r", [], NOTHING), "at least one token"),
+        (EngineRequest("r", [5] * 65, NOTHING), "at most 64"),
+        (EngineRequest("r", [200], NOTHING), "vocabulary's size, 200"),
     ],
 )
 def test_what_can_never_be_computed_is_refused(request_, reason):

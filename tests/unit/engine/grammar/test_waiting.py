@@ -7,7 +7,7 @@ from llguidance import LLTokenizer
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Grammar
-from maitred.core.request import Request, SamplingParams, WaitCause
+from maitred.core.request import EngineRequest, SamplingParams, WaitCause
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler
 from maitred.engine.grammar.constraints import Constraints
@@ -50,7 +50,7 @@ class Bench:
     def submit(self, request_id, *, regex=None, **fields):
         grammar = None if regex is None else Grammar("regex", regex)
         sampling = SamplingParams(max_tokens=2, seed=0, grammar=grammar, **fields)
-        self.engine.submit("owner", Request(request_id, [7, 8, 9], sampling))
+        self.engine.submit("owner", EngineRequest(request_id, [7, 8, 9], sampling))
 
     def compiled(self, regex):
         self.gate.set()
@@ -130,4 +130,4 @@ def test_an_engine_without_a_vocabulary_says_so():
     )
     sampling = SamplingParams(max_tokens=2, seed=0, grammar=Grammar("regex", "a"))
     with pytest.raises(ValueError, match="cannot be held to a grammar"):
-        engine.submit("owner", Request("one", [1], sampling))
+        engine.submit("owner", EngineRequest("one", [1], sampling))

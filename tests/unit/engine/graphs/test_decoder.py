@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice
 from maitred.engine.graphs.decoder import GraphedDecoder, graph_sizes
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.load import load_model
 from maitred.engine.models.token_major import make_cache
-from maitred.engine.target import Target
 from tests.models import make_model
 
 BLOCK_TOKENS = 4
@@ -120,7 +120,7 @@ def test_what_no_graph_was_recorded_for_is_computed(decoder):
     many = decodes([3] * 9)
     assert replayed.forward(many, cache).shape[0] == 9
     prompt = torch.arange(4)
-    batch = ForwardBatch(prompt, prompt, prompt, prompt[-1:], chunks=[Chunk(0, 4, 0, [0])])
+    batch = ForwardBatch(prompt, prompt, prompt, prompt[-1:], chunks=[BatchChunk(0, 4, 0, [0])])
     assert replayed.forward(batch, cache).shape[0] == 1
     assert replayed.replayed == 0
 
@@ -131,7 +131,7 @@ def answers(engine):
             max_tokens=8 + 3 * number, seed=number, temperature=number % 2, top_p=0.9, ignore_eos=True
         )
         prompt = [4 + (number * 7 + position) % 120 for position in range(1 + number * 5)]
-        engine.submit("test", Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
     told: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
@@ -145,7 +145,7 @@ def test_an_engine_answers_the_same_on_kernels_of_a_cpu_on_those_of_a_gpu_and_wi
         device="cpu", dtype="fp32", threads=1, kv_memory_bytes=2 << 20, step_tokens=64, max_sequences=16
     )
     expected = answers(build(folder, config)[0])
-    engine, _ = build(folder, config, target=Target(torch.device("cpu"), accelerated=True))
+    engine, _ = build(folder, config, target=ComputeDevice(torch.device("cpu"), accelerated=True))
     assert answers(engine) == expected
     runner = engine._runner
     plain, cache = runner._model

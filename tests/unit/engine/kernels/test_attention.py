@@ -17,7 +17,7 @@ from maitred.engine.kernels.gpu.sdpa import TorchAttention
 from maitred.engine.kernels.job import FP32
 from maitred.engine.kernels.prefill import plan_buckets
 from maitred.engine.kernels.reference import ReferenceAttention
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
 
@@ -48,7 +48,7 @@ def step_of(block_tokens: int, decodes: list[int], chunks: list[tuple[int, int]]
     for before, length in [(total - 1, 1) for total in decodes] + chunks:
         table = [free.pop() for _ in range(-(-(before + length) // block_tokens))]
         if len(tables) >= len(decodes):
-            parts.append(Chunk(len(positions), length, before, table))
+            parts.append(BatchChunk(len(positions), length, before, table))
         tables.append(table)
         for position in range(before, before + length):
             positions.append(position)
@@ -155,7 +155,7 @@ def test_what_int8_stores_of_a_token_does_not_depend_on_its_neighbours():
         backend = CPUAttention(config)
         for row in order:
             one = torch.tensor([row])
-            batch = ForwardBatch(one, one, one, one[:0], chunks=[Chunk(0, 1, row, [0])])
+            batch = ForwardBatch(one, one, one, one[:0], chunks=[BatchChunk(0, 1, row, [0])])
             backend.attend(0, qkv[row : row + 1].clone(), cache, backend.plan(batch, cache))
         return [cache.keys, cache.values, cache.key_scales, cache.value_scales]
 
@@ -223,7 +223,7 @@ def answers(config: ModelConfig, block_tokens: int, dtype: torch.dtype, cuts: li
             positions=positions,
             slots=blocks * block_tokens + positions % block_tokens,
             logit_rows=positions[:0],
-            chunks=[Chunk(0, length, start, table)],
+            chunks=[BatchChunk(0, length, start, table)],
         )
         if length == 1:
             batch.chunks = []
@@ -294,7 +294,7 @@ def test_buckets_are_few_and_hold_every_row_once():
     chunks, row = [], 0
     for index in range(64):
         length = 1 + (index * 7) % 60
-        chunks.append(Chunk(row, length, 16 * (index % 5), list(range(20))))
+        chunks.append(BatchChunk(row, length, 16 * (index % 5), list(range(20))))
         row += length
     buckets = plan_buckets(chunks, 16, torch.float32, torch.device("cpu"))
     assert len(buckets) < 25

@@ -7,7 +7,7 @@ import torch
 
 from maitred.engine.kernels import linear as kernels
 from maitred.engine.kernels.linear import KINDS, PackedLinear, PlainLinear, TiledLinear, Unchanged, make_linear, packed
-from maitred.engine.kernels.linear.strips import NARROW, OF_MKL, Shape, strips_product
+from maitred.engine.kernels.linear.strips import NARROW, OF_MKL, TileShape, strips_product
 from tests.intel import MKL_WITH_AVX_512
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
@@ -112,7 +112,7 @@ def test_tiles_of_every_size_give_the_same_bits_and_write_nothing_else(size, bia
     exact = torch.nn.functional.linear(rows.double(), weight.double(), None if offset is None else offset.double())
     expected = TiledLinear(weight, offset, tile=NARROW)(rows)
     torch.testing.assert_close(expected, exact.float(), atol=1e-4, rtol=1e-4)
-    for tile in (NARROW, OF_MKL, Shape(vectors=2, height=3)):
+    for tile in (NARROW, OF_MKL, TileShape(vectors=2, height=3)):
         linear = TiledLinear(weight, offset, tile=tile)
         for count in (1, 2, 5, 6, 7, 8, 9, 33, 200):
             beside = torch.full((count + 2, outputs), 7.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maitred.engine.kernels.linear import KINDS, PackedLinear, ScreenedLinear, TiledLinear, make_head
-from maitred.engine.kernels.linear.screened import Search, searchable
+from maitred.engine.kernels.linear.screened import HeadSearch, searchable
 from maitred.engine.kernels.linear.strips import MOST_ROWS, NARROW, OF_MKL
 from maitred.engine.kernels.tape import Tape
 from tests.intel import MKL_WITH_AVX_512
@@ -116,7 +116,7 @@ def test_a_head_is_searched_where_it_is_large(monkeypatch):
 
 
 def test_a_search_that_finds_too_much_is_given_up_for_a_while():
-    search = Search(strips=100)
+    search = HeadSearch(strips=100)
     assert search.begins(1)
     assert not search.begins(MOST_ROWS + 1)
     search.found(torch.tensor([12, 38]))

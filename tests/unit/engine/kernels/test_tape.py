@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numba import carray
 
-from maitred.engine.kernels.job import COUNT, NEXT, SEAT, Entry, longs, take
+from maitred.engine.kernels.job import COUNT, NEXT, SEAT, CompiledEntry, longs, take
 from maitred.engine.kernels.tape import ALONE, Tape
 
 
 @cache
-def counting() -> Entry:
+def counting() -> CompiledEntry:
     """Adds a number to every one of so many places, which threads take one by one; counts the threads that came."""
     address, addend, threads = COUNT + 1, COUNT + 2, COUNT + 3
 
@@ -26,7 +26,7 @@ def counting() -> Entry:
             places[place] += job[addend]
             place = take(job, NEXT, 1)
 
-    return Entry(count)
+    return CompiledEntry(count)
 
 
 def played(threads: int, worth: int, counts: list[int]) -> tuple[list[int], int]:

@@ -1,5 +1,5 @@
 from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.swap import Move, SwapSpace
+from maitred.engine.kv.swap import BlockCopy, SwapSpace
 from maitred.engine.kv.table import BlockTable
 
 
@@ -69,10 +69,10 @@ def test_a_slot_used_twice_in_a_step_is_moved_in_order():
     first = preempted(pool, [1, 2, 3])
     second = preempted(pool, [4, 5, 6])
     (out,) = swap.take_moves()
-    assert out == Move(out.block, 0, out=True)
+    assert out == BlockCopy(out.block, 0, out=True)
     assert first.open([1, 2, 3]) == 2
     first.await_no_more()
     first.release()
     assert second.open([4, 5, 6]) in (0, 2)
     moves = swap.take_moves()
-    assert moves[0] == Move(moves[0].block, 0, out=False)
+    assert moves[0] == BlockCopy(moves[0].block, 0, out=False)

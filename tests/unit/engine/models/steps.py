@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -45,7 +45,7 @@ class Driver:
             while len(line.blocks) * self.block_tokens < end:
                 line.blocks.append(self._free.pop())
             if len(logit_rows) >= len(decodes):
-                parts.append(Chunk(len(tokens), length, line.computed, list(line.blocks)))
+                parts.append(BatchChunk(len(tokens), length, line.computed, list(line.blocks)))
             for position in range(line.computed, end):
                 tokens.append(line.tokens[position])
                 positions.append(position)

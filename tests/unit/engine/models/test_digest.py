@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.digest import ModelDigest
+from maitred.core.fingerprint import ModelFingerprint
 from maitred.engine.models.digest import digest_of
 
 
@@ -58,4 +58,4 @@ def test_parts_that_are_not_there_are_not_compared_and_broken_ones_are(copy):
     (copy / "tokenizer.json").unlink()
     assert original.differs_in(digest_of(copy)) == []
     assert digest_of(copy).completed_by(original) == original
-    assert digest_of(copy / "nowhere") == ModelDigest()
+    assert digest_of(copy / "nowhere") == ModelFingerprint()

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.engine.kv.swap import Move
+from maitred.engine.kv.swap import BlockCopy
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.token_major import TokenMajorCache
@@ -22,7 +22,7 @@ BLOCKS, SLOTS = 6, 3
         (TokenMajorCache, torch.bfloat16),
     ],
 )
-@given(moves=st.lists(st.builds(Move, st.integers(0, BLOCKS - 1), st.integers(0, SLOTS - 1), st.booleans())))
+@given(moves=st.lists(st.builds(BlockCopy, st.integers(0, BLOCKS - 1), st.integers(0, SLOTS - 1), st.booleans())))
 def test_blocks_come_back_byte_for_byte(kind, dtype, moves):
     """Whatever is moved in whatever order, each place holds what was moved there last."""
     cache = kind(config_of(4, 2, 8), BLOCKS, 4, dtype, "cpu")

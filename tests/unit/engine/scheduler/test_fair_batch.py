@@ -2,16 +2,16 @@
 
 import pytest
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.ports import pairs_of
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.replica import pairs_of
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.config import KVShareConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.batching_window import BatchingWindow
 from maitred.engine.scheduler.scheduler import Scheduler
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS
 from maitred.engine.scheduler.step_times import StepWork
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 from tests.charges import listen
 
 
@@ -23,7 +23,7 @@ def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16
         step_tokens=step_tokens,
         context_tokens=blocks * block_tokens,
         eos_token_ids=(99,),
-        line=LineConfig(policy=policy),
+        line=QueueOrderConfig(policy=policy),
         **options,
     )
 
@@ -45,9 +45,9 @@ _prompts = iter(range(1000, 1_000_000, 1000))
 def add(scheduler, tenant="a", *, prompt=4, output=4, priority=PriorityClass.STANDARD, now_s=0.0, n=1, **fields):
     """One request; no two share a prefix."""
     first = next(_prompts)
-    flow = Flow((Share(tenant),), priority)
+    flow = Flow((FlowLevel(tenant),), priority)
     sampling = SamplingParams(max_tokens=output, seed=0, n=n)
-    request = Request(tenant, list(range(first, first + prompt)), sampling, flow=flow, **fields)
+    request = EngineRequest(tenant, list(range(first, first + prompt)), sampling, flow=flow, **fields)
     return scheduler.add(request, now_s)[0]
 
 
@@ -214,7 +214,7 @@ def test_real_tokens_are_charged_as_they_are_computed():
 
 def test_what_the_cache_had_is_charged_less():
     scheduler = make_scheduler(step_tokens=64)
-    request = Request("x", list(range(17)), SamplingParams(max_tokens=1, seed=0), flow=Flow((Share("a"),)))
+    request = EngineRequest("x", list(range(17)), SamplingParams(max_tokens=1, seed=0), flow=Flow((FlowLevel("a"),)))
     scheduler.add(request, 0.0)
     run_until_idle(scheduler)
     charges = Charges(scheduler)

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
-from maitred.fairness.line import LineConfig
+from maitred.fairness.fair_queue import QueueOrderConfig
 
 PLACES = 8
 
@@ -22,7 +22,7 @@ def make(step_tokens):
         step_tokens=step_tokens,
         context_tokens=256,
         eos_token_ids=(99,),
-        line=LineConfig(),
+        line=QueueOrderConfig(),
     )
 
 
@@ -32,11 +32,11 @@ def scheduler():
 
 
 def add(scheduler, tenant, *, max_tokens=40, weight=1.0, priority=PriorityClass.STANDARD):
-    request = Request(
+    request = EngineRequest(
         id=f"{tenant}-{scheduler.running + scheduler.waiting}",
         prompt=[1, 2, 3],
         sampling=SamplingParams(max_tokens=max_tokens, seed=0),
-        flow=Flow((Share(tenant, weight), Share(f"{tenant}-key")), priority),
+        flow=Flow((FlowLevel(tenant, weight), FlowLevel(f"{tenant}-key")), priority),
     )
     (sequence,) = scheduler.add(request, 0.0)
     return sequence

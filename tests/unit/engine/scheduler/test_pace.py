@@ -2,14 +2,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.core.ports import pairs_of
-from maitred.engine.scheduler.pace import Pace
+from maitred.core.replica import pairs_of
+from maitred.engine.scheduler.step_size import StepSizer
 from maitred.engine.scheduler.step_times import StepWork
 
 
 def make_pace(objective_s, **options):
     settings = {"step_tokens": 512, "max_sequences": 64, "min_sequences": 1} | options
-    return Pace(itl_objective_s=objective_s, **settings)
+    return StepSizer(itl_objective_s=objective_s, **settings)
 
 
 def batch(objective_s, decodes=2, context_tokens=20):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from maitred.core.flow import Flow, PriorityClass, Share
-from maitred.core.request import Pin, Request, SamplingParams
+from maitred.core.flow import Flow, FlowLevel, PriorityClass
+from maitred.core.request import EngineRequest, PinRequest, SamplingParams
 from maitred.engine.config import KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -31,8 +31,10 @@ class Desk:
     def run(self, prompt, *, pin=None, org="acme", max_tokens=1):
         """One request to its end; the cached tokens that it found."""
         self.added += 1
-        flow = Flow((Share(org),), PriorityClass.STANDARD)
-        request = Request(str(self.added), prompt, SamplingParams(max_tokens=max_tokens, seed=0), org, flow, pin=pin)
+        flow = Flow((FlowLevel(org),), PriorityClass.STANDARD)
+        request = EngineRequest(
+            str(self.added), prompt, SamplingParams(max_tokens=max_tokens, seed=0), org, flow, pin=pin
+        )
         (sequence,) = self.scheduler.add(request, self.now_s)
         for _ in range(1000):
             plan = self.scheduler.plan(self.now_s)
@@ -52,7 +54,7 @@ def test_what_is_pinned_is_found_after_any_pressure_and_what_is_not_is_gone():
     desk.run(prompt)
     desk.press()
     assert desk.run(prompt) == 0
-    desk.run(prompt, pin=Pin("system", 60.0))
+    desk.run(prompt, pin=PinRequest("system", 60.0))
     assert desk.scheduler.pins.blocks == 3
     for _ in range(3):
         desk.press()
@@ -68,7 +70,7 @@ def test_a_prompt_of_whole_blocks_is_pinned_where_others_find_it():
     desk = Desk()
     prompt = list(range(1, 9))
     desk.run(prompt)
-    desk.run(prompt, pin=Pin("a", 60.0))
+    desk.run(prompt, pin=PinRequest("a", 60.0))
     assert desk.scheduler.pins.blocks == 2
     desk.press()
     assert desk.run([*prompt, 50]) == 8
@@ -76,7 +78,7 @@ def test_a_prompt_of_whole_blocks_is_pinned_where_others_find_it():
 
 def test_pins_end_with_their_time_and_an_idle_engine_wakes_for_that():
     desk = Desk()
-    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
+    desk.run(list(range(1, 9)), pin=PinRequest("a", 60.0))
     desk.now_s = 20.0
     assert desk.scheduler.patience_s(desk.now_s) == 40.0
     desk.now_s = 60.0
@@ -88,10 +90,10 @@ def test_pins_end_with_their_time_and_an_idle_engine_wakes_for_that():
 
 def test_one_of_the_same_name_takes_its_place_and_other_tenants_have_names_of_their_own():
     desk = Desk()
-    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
-    desk.run(list(range(20, 32)), pin=Pin("a", 60.0))
+    desk.run(list(range(1, 9)), pin=PinRequest("a", 60.0))
+    desk.run(list(range(20, 32)), pin=PinRequest("a", 60.0))
     assert desk.scheduler.pins.blocks == 3
-    desk.run(list(range(1, 9)), pin=Pin("a", 60.0), org="other")
+    desk.run(list(range(1, 9)), pin=PinRequest("a", 60.0), org="other")
     assert desk.scheduler.pins.blocks == 5
 
 
@@ -102,23 +104,23 @@ def test_one_of_the_same_name_takes_its_place_and_other_tenants_have_names_of_th
 def test_what_cannot_be_pinned_is_refused(prompt, said):
     desk = Desk()
     with pytest.raises(ValueError, match=said):
-        desk.run(list(prompt), pin=Pin("a", 60.0))
+        desk.run(list(prompt), pin=PinRequest("a", 60.0))
     assert desk.scheduler.waiting == 0
 
 
 def test_all_tenants_together_pin_no_more_than_their_share():
     desk = Desk()
-    desk.run(list(range(32)), pin=Pin("a", 60.0))
+    desk.run(list(range(32)), pin=PinRequest("a", 60.0))
     with pytest.raises(ValueError, match="of all tenants together may hold 10, of which 8 are taken"):
-        desk.run(list(range(12)), pin=Pin("a", 60.0), org="other")
+        desk.run(list(range(12)), pin=PinRequest("a", 60.0), org="other")
     with pytest.raises(ValueError, match="Nothing can be pinned here"):
-        Desk(prefix_cache=False).run(list(range(12)), pin=Pin("a", 60.0))
+        Desk(prefix_cache=False).run(list(range(12)), pin=PinRequest("a", 60.0))
 
 
 def test_pins_go_before_a_request_would_wait_for_ever_the_one_that_ends_soonest_first():
     desk = Desk()
-    desk.run(list(range(1, 9)), pin=Pin("late", 600.0))
-    desk.run(list(range(20, 28)), pin=Pin("soon", 60.0))
+    desk.run(list(range(1, 9)), pin=PinRequest("late", 600.0))
+    desk.run(list(range(20, 28)), pin=PinRequest("soon", 60.0))
     desk.run(list(range(100, 171)), org="others")
     assert desk.scheduler.pins.given_up == 1
     assert desk.run([*range(1, 9), 50]) == 8
@@ -128,8 +130,8 @@ def test_pins_go_before_a_request_would_wait_for_ever_the_one_that_ends_soonest_
 
 def test_a_tenant_whose_ceiling_is_in_its_way_gives_up_its_own_pins():
     desk = Desk(kv_shares={"acme": KVShareConfig(ceiling=0.5)})
-    desk.run(list(range(1, 9)), pin=Pin("mine", 600.0))
-    desk.run(list(range(1, 9)), pin=Pin("theirs", 60.0), org="other")
+    desk.run(list(range(1, 9)), pin=PinRequest("mine", 600.0))
+    desk.run(list(range(1, 9)), pin=PinRequest("theirs", 60.0), org="other")
     desk.run(list(range(100, 136)))
     assert (desk.scheduler.pins.given_up, desk.scheduler.pins.blocks) == (1, 2)
     assert desk.run([*range(1, 9), 50], org="other") == 8
@@ -137,7 +139,7 @@ def test_a_tenant_whose_ceiling_is_in_its_way_gives_up_its_own_pins():
 
 def test_an_engine_that_falls_asleep_forgets_them():
     desk = Desk()
-    desk.run(list(range(1, 9)), pin=Pin("a", 60.0))
+    desk.run(list(range(1, 9)), pin=PinRequest("a", 60.0))
     desk.scheduler.clear()
     assert desk.pool.idle == desk.pool.total
     assert desk.run([*range(1, 9), 50]) == 0
@@ -146,8 +148,8 @@ def test_an_engine_that_falls_asleep_forgets_them():
 @pytest.mark.parametrize("shares", [None, {"acme": KVShareConfig(ceiling=0.5)}])
 def test_an_answer_that_grows_alone_is_not_thrown_out_for_pins(shares):
     desk = Desk(kv_shares=shares)
-    desk.run(list(range(1, 25)), pin=Pin("a", 60.0))
-    desk.run(list(range(31, 39)), pin=Pin("b", 90.0))
+    desk.run(list(range(1, 25)), pin=PinRequest("a", 60.0))
+    desk.run(list(range(31, 39)), pin=PinRequest("b", 90.0))
     assert desk.scheduler.pins.blocks == 8
     room = desk.pool.total if shares is None else desk.pool.total // 2
     desk.run(list(range(50, 54)), max_tokens=(room - 1) * BLOCK)

@@ -1,14 +1,14 @@
-from maitred.core.flow import Flow, Share
+from maitred.core.flow import Flow, FlowLevel
 from maitred.engine.config import KVShareConfig
-from maitred.engine.scheduler.residency import Residency
+from maitred.engine.scheduler.kv_shares import KVShares
 
 
 def flow(*path):
-    return Flow(tuple(Share(name) for name in path))
+    return Flow(tuple(FlowLevel(name) for name in path))
 
 
 def residency(total=100, **shares):
-    return Residency({name: KVShareConfig(floor=low, ceiling=high) for name, (low, high) in shares.items()}, total)
+    return KVShares({name: KVShareConfig(floor=low, ceiling=high) for name, (low, high) in shares.items()}, total)
 
 
 def test_without_shares_everything_idle_is_for_everybody():

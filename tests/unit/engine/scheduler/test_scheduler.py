@@ -1,6 +1,6 @@
 import pytest
 
-from maitred.core.request import FinishReason, Request, SamplingParams
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.scheduler.scheduler import Scheduler
 
@@ -18,7 +18,9 @@ def make_scheduler(*, blocks=64, block_tokens=4, max_sequences=8, step_tokens=16
 
 
 def make_request(prompt, *, max_tokens=4, n=1, **sampling):
-    return Request(id="r", prompt=list(prompt), sampling=SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling))
+    return EngineRequest(
+        id="r", prompt=list(prompt), sampling=SamplingParams(max_tokens=max_tokens, seed=0, n=n, **sampling)
+    )
 
 
 def run_step(scheduler, token=1, now_s=0.0):

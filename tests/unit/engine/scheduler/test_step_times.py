@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.core.ports import StepTimes, pairs_of
-from maitred.core.request import Request, SamplingParams
+from maitred.core.replica import StepTimes, pairs_of
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.plan import Chunk, StepPlan
@@ -36,7 +36,7 @@ def learnt(rng, steps, *, times=TRUE, noise=0.1, meter=None):
 
 
 def sequence_of(tokens):
-    request = Request(id="r", prompt=list(range(tokens)), sampling=SamplingParams(max_tokens=1, seed=0))
+    request = EngineRequest(id="r", prompt=list(range(tokens)), sampling=SamplingParams(max_tokens=1, seed=0))
     return Sequence(0, request, 0, BlockTable(BlockPool(1), 4, ""), frozenset())
 
 

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from maitred.core.ports import StepTimes
-from maitred.engine.scheduler.swapping import Swapping
+from maitred.core.replica import StepTimes
+from maitred.engine.scheduler.swapping import SwapPolicy
 
 MEASURED = StepTimes(token_s=0.001)
 
@@ -25,4 +25,4 @@ def sequence(computed):
     ],
 )
 def test_what_is_faster(block_copy_s, times, computed, pays):
-    assert Swapping(block_copy_s, lambda: times).pays(sequence(computed)) is pays
+    assert SwapPolicy(block_copy_s, lambda: times).pays(sequence(computed)) is pays

@@ -8,10 +8,10 @@ not.
 import pytest
 import torch
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
-from maitred.engine.speculate.guess import Guess
+from maitred.engine.speculate.guess import DraftTokens
 from maitred.engine.speculate.speculator import Speculator
 from tests.clock import FakeClock
 from tests.guesses import Always
@@ -29,7 +29,7 @@ class Favourite:
         self.token = token
 
     def guess(self, sequence, most):
-        return Guess(sequence.key, 1, (self.token,))  # of a kind of its own: nothing is known against it
+        return DraftTokens(sequence.key, 1, (self.token,))  # of a kind of its own: nothing is known against it
 
     def forget(self, sequence):
         pass
@@ -55,7 +55,7 @@ def answers(folder, drafter):
     engine._speculator = Speculator(drafter, 1, FakeClock(), worth=Always())
     for seed in range(ANSWERS):
         sampling = SamplingParams(max_tokens=3, seed=seed, ignore_eos=True)
-        engine.submit("owner", Request(id=str(seed), prompt=PROMPT, sampling=sampling))
+        engine.submit("owner", EngineRequest(id=str(seed), prompt=PROMPT, sampling=sampling))
     told = {str(seed): [] for seed in range(ANSWERS)}
     while engine.occupied:
         for output in engine.step().get("owner", []):

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ConfigInvalid
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.speculate.reading import Reading
+from maitred.engine.speculate.draft_position import DraftModelPosition
 from maitred.engine.speculate.vocabulary import check_same_vocabulary
 from tests.guesses import Always
 from tests.models import make_model
@@ -48,7 +48,7 @@ def make_engine(folders, draft=None, *, method="draft_model", **fields):
 
 def requests(count=24, **fields):
     return [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=SHARED[: (7 * i) % 41] + [4 + (7 * i + j) % 110 for j in range(1 + (5 * i) % 50)],
             sampling=SamplingParams(**{"max_tokens": 30, "seed": i, "temperature": 0.8, "ignore_eos": True, **fields}),
@@ -132,7 +132,7 @@ def test_answers_are_the_same_whoever_drafts(folders, calm, draft, method):
 def test_one_that_is_preempted_is_drafted_for_again(folders, calm):
     engine = make_engine(folders, "itself", kv_memory_bytes=640 << 10)
     asked = [
-        Request(
+        EngineRequest(
             id=str(i),
             prompt=[*SHARED[: i % 9], 4 + 7 * i % 110],
             sampling=SamplingParams(max_tokens=40, seed=i, ignore_eos=True),
@@ -175,7 +175,7 @@ def test_what_the_prefix_cache_knows_is_read_once(folders):
     for name in "ab":
         lengths.clear()
         sampling = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
-        answers(engine, [Request(id=name, prompt=prompt, sampling=sampling)])
+        answers(engine, [EngineRequest(id=name, prompt=prompt, sampling=sampling)])
         most = max(lengths)
         assert most >= 60 if name == "a" else most < 16
     assert right(engine) == 1.0
@@ -185,7 +185,7 @@ def test_it_reads_in_pieces_what_a_step_has_no_room_for(folders, calm):
     engine = make_engine(folders, "itself", step_tokens=64, kv_memory_bytes=8 << 20)
     lengths = read_lengths(engine)
     prompt = [4 + position % 100 for position in range(200)]
-    asked = [Request(id="a", prompt=prompt, sampling=SamplingParams(max_tokens=40, seed=1, ignore_eos=True))]
+    asked = [EngineRequest(id="a", prompt=prompt, sampling=SamplingParams(max_tokens=40, seed=1, ignore_eos=True))]
     assert answers(engine, asked) == answers(calm, asked)
     assert 32 < max(lengths) < 64
     assert engine.load().accepted_tokens > 20
@@ -239,7 +239,7 @@ class Tables:
 
 
 def test_a_reading_follows_right_drafts_and_not_wrong_ones():
-    reading, sequence = Reading(4), Tables(1, [1, 2, 3, 4, 5], [7, 8])
+    reading, sequence = DraftModelPosition(4), Tables(1, [1, 2, 3, 4, 5], [7, 8])
     assert reading.place(sequence) == 0
     reading.begin(sequence, 0, 8)
     reading.done(sequence, 5, [6, 9, 9])
@@ -251,7 +251,7 @@ def test_a_reading_follows_right_drafts_and_not_wrong_ones():
 
 
 def test_a_reading_finds_blocks_by_what_is_in_them():
-    reading, first = Reading(4), Tables(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 8, 9])
+    reading, first = DraftModelPosition(4), Tables(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [7, 8, 9])
     reading.place(first)
     reading.begin(first, 0, 9)
     reading.done(first, 9, [])

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.grammar import Constraint
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.grammar.supposition import Supposition
+from maitred.engine.grammar.supposition import SpeculativeGrammarState
 from maitred.engine.speculate.speculator import Speculator
 from maitred.text.grammar.reading import grammar_of
 from maitred.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def requests(schema, fields):
     grammar = None if schema is None else grammar_of(Constraint("json_schema", schema, "guided_json"))
     prompt = TOKENIZER.encode("Once upon a time there was a little rabbit", add_special_tokens=False)
     return [
-        Request(
+        EngineRequest(
             id=str(number),
             prompt=prompt[: 3 + number],
             sampling=SamplingParams(
@@ -141,7 +141,7 @@ def test_grammars_drafts_shared_prefixes_and_preemption_at_once_change_no_token(
     story = TOKENIZER.encode("There was a rabbit named Ruby, 7 years old, and a raven. " * 4, add_special_tokens=False)
     grammar = grammar_of(Constraint("json_schema", SCHEMA, "guided_json"))
     asked = [
-        Request(
+        EngineRequest(
             id=str(number),
             prompt=story[: 30 + 3 * (number % 4)],
             sampling=SamplingParams(
@@ -189,7 +189,7 @@ class Letters:
 
 
 def test_a_supposition_has_what_is_forced_and_says_where_the_model_chooses():
-    supposition = Supposition(Letters())
+    supposition = SpeculativeGrammarState(Letters())
     supposition.follow((1, 2, 3, 5, 1), 12)
     assert supposition.tokens == [1, 2, 3, 5, 1, 2, 3]
     assert supposition.draws == [0, 3, 4, 7]
@@ -197,13 +197,13 @@ def test_a_supposition_has_what_is_forced_and_says_where_the_model_chooses():
 
 
 def test_a_guess_that_disagrees_with_what_is_forced_ends_there():
-    supposition = Supposition(Letters())
+    supposition = SpeculativeGrammarState(Letters())
     supposition.follow((5, 1, 2, 7, 7), 12)
     assert supposition.tokens == [5, 1, 2, 3]
 
 
 def test_nothing_follows_what_cannot_come_or_ends_the_answer_or_has_no_room():
-    impossible, ending, full = (Supposition(Letters()) for _ in range(3))
+    impossible, ending, full = (SpeculativeGrammarState(Letters()) for _ in range(3))
     impossible.follow((5, 9, 5), 12)
     assert (impossible.tokens, impossible.draws) == ([5], [0, 1])
     ending.follow((5, 0, 5), 12)
@@ -214,7 +214,7 @@ def test_nothing_follows_what_cannot_come_or_ends_the_answer_or_has_no_room():
 
 def test_where_a_guess_was_right_its_place_is_known():
     word = Letters()
-    supposition = Supposition(word)
+    supposition = SpeculativeGrammarState(word)
     supposition.follow((5, 1), 12)
     assert supposition.after(word, 7) is None
     first, forced = supposition.after(word, 5)
@@ -224,6 +224,6 @@ def test_where_a_guess_was_right_its_place_is_known():
 
 
 def test_without_a_grammar_every_guess_is_chosen():
-    supposition = Supposition()
+    supposition = SpeculativeGrammarState()
     supposition.follow((9, 1, 0), 2)
     assert (supposition.tokens, supposition.draws) == ([9, 1], [0, 1, 2])

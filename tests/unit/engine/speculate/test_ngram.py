@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
 from maitred.engine.scheduler.sequence import Sequence
@@ -11,7 +11,7 @@ from maitred.engine.speculate.ngram import NgramDrafter
 
 
 def sequence_of(tokens):
-    request = Request(id="r", prompt=list(tokens), sampling=SamplingParams(max_tokens=100, seed=0))
+    request = EngineRequest(id="r", prompt=list(tokens), sampling=SamplingParams(max_tokens=100, seed=0))
     return Sequence(0, request, 0, BlockTable(BlockPool(1), 4, ""), frozenset())
 
 

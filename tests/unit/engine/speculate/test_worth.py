@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from maitred.core.ports import StepTimes
+from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.engine.speculate.acceptance import Acceptance
-from maitred.engine.speculate.worth import Worth
+from maitred.engine.speculate.benefit import SpeculationBenefit
 
 
 def memory_bound(work):
@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, seconds, seed=0):
         self.seconds = seconds
         self.meter = StepMeter()
-        self.worth = Worth()
+        self.worth = SpeculationBenefit()
         self.draw = random.Random(seed)
         self.spent_s = 0.0
         self.tokens = 0.0
@@ -98,8 +98,8 @@ def test_the_number_goes_up_and_down_with_what_is_right():
 
 
 def test_before_anything_was_measured_there_are_none():
-    assert Worth().rows(StepWork(1, 100), [0.9, 1.7], StepTimes()) in (0, 2)
-    Worth().measured(StepWork(1, 100), 0.1, StepTimes())
+    assert SpeculationBenefit().rows(StepWork(1, 100), [0.9, 1.7], StepTimes()) in (0, 2)
+    SpeculationBenefit().measured(StepWork(1, 100), 0.1, StepTimes())
 
 
 def test_a_row_that_was_dear_once_is_tried_again():

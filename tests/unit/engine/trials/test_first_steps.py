@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.ports import StepTimes, pairs_of
+from maitred.core.replica import StepTimes, pairs_of
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 from maitred.engine.trials import first_steps
-from maitred.engine.trials.first_steps import TRIALS, Bounds, Trial, known_steps, steps_key, try_steps
-from maitred.engine.trials.notes import Notes
+from maitred.engine.trials.cache import StepTimeCache
+from maitred.engine.trials.first_steps import TRIALS, StepBounds, StepTrial, known_steps, steps_key, try_steps
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 
 LAYERS = 24
 OUTSIDE = StepTimes(fixed_s=2e-3, decode_s=1e-4)
 """What the head and the sampler take."""
 LAYER = StepTimes(1e-3, 4e-5, 2e-7, 1e-5, 3e-5, 2e-8)
-BOUNDS = Bounds(sequences=64, step_tokens=512, context_tokens=2048, blocks=2000, block_tokens=16)
+BOUNDS = StepBounds(sequences=64, step_tokens=512, context_tokens=2048, blocks=2000, block_tokens=16)
 
 
 class Machine:
@@ -131,12 +131,12 @@ def test_only_steps_that_can_be_are_tried(bounds, most):
 
 
 def test_blocks_of_a_trial():
-    assert BOUNDS.blocks_of(Trial(3, 17)) == 6
-    assert BOUNDS.blocks_of(Trial(3, 16, chunk=10, before=7)) == 5
+    assert BOUNDS.blocks_of(StepTrial(3, 17)) == 6
+    assert BOUNDS.blocks_of(StepTrial(3, 16, chunk=10, before=7)) == 5
 
 
 def test_what_was_noted_is_not_tried_again(tmp_path, caplog):
-    notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
+    notes, machine = StepTimeCache(tmp_path, list[TimedStep]), Machine()
     with caplog.at_level(logging.INFO):
         steps = known(notes, machine)
     assert "made-up steps were timed" in caplog.text
@@ -148,7 +148,7 @@ def test_what_was_noted_is_not_tried_again(tmp_path, caplog):
 
 
 def test_what_was_measured_beside_other_work_is_used_and_not_kept(tmp_path, caplog):
-    notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
+    notes, machine = StepTimeCache(tmp_path, list[TimedStep]), Machine()
     with caplog.at_level(logging.INFO):
         assert known(notes, machine, share=0.4)
     assert "the next start tries again" in caplog.text
@@ -158,7 +158,7 @@ def test_what_was_measured_beside_other_work_is_used_and_not_kept(tmp_path, capl
 
 @pytest.mark.parametrize("content", [b"[[{}", b'[[{"decodes":1,"context_tokens":32},0.0]]'])
 def test_notes_that_make_no_sense_are_replaced(tmp_path, content):
-    notes, machine = Notes(tmp_path, list[TimedStep]), Machine()
+    notes, machine = StepTimeCache(tmp_path, list[TimedStep]), Machine()
     (tmp_path / "key.json").write_bytes(content)
     steps = known(notes, machine)
     assert machine.plans

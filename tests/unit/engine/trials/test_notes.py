@@ -4,14 +4,14 @@ import pytest
 
 from maitred.engine.scheduler.step_times import StepWork, TimedStep
 from maitred.engine.trials import notes as module
-from maitred.engine.trials.notes import Notes
+from maitred.engine.trials.cache import StepTimeCache
 
 STEPS = [TimedStep(StepWork(1, 32), 0.004), TimedStep(StepWork(8, 96, 1, 64, 2080), 0.02)]
 
 
 @pytest.fixture
 def notes(tmp_path):
-    return Notes(tmp_path / "cache" / "steps", list[TimedStep])
+    return StepTimeCache(tmp_path / "cache" / "steps", list[TimedStep])
 
 
 def test_what_was_noted_is_read_again(notes):
@@ -39,7 +39,7 @@ def test_what_cannot_be_understood_is_not_there(notes, content, caplog):
 
 def test_a_folder_that_cannot_be_written_to_costs_the_note_alone(tmp_path, caplog):
     (tmp_path / "file").touch()
-    notes = Notes(tmp_path / "file" / "steps", list[TimedStep])
+    notes = StepTimeCache(tmp_path / "file" / "steps", list[TimedStep])
     with caplog.at_level(logging.WARNING):
         notes.write("a", STEPS)
     assert "cannot be kept" in caplog.text
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_note_alone(tmp_path, caplo
 
 
 def test_without_a_folder_nothing_is_kept():
-    notes = Notes(None, list[TimedStep])
+    notes = StepTimeCache(None, list[TimedStep])
     notes.write("a", STEPS)
     assert notes.read("a") is None
 

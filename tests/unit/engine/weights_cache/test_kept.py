@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.load import load_model
+from maitred.engine.weights_cache.cached import cache_folder
 from maitred.engine.weights_cache.config import WeightsCacheConfig
-from maitred.engine.weights_cache.kept import cache_folder
 from maitred.engine.weights_cache.key import key_of
 
 
@@ -28,7 +28,7 @@ def logits(config, dtype=torch.float32, scheme="none"):
     model = load_model(BUNDLED_MODEL, dtype=dtype, cache=config, scheme=scheme)
     tokens = torch.arange(40, 45)
     places = torch.arange(5)
-    step = ForwardBatch(tokens, places, slots=places, logit_rows=places, chunks=[Chunk(0, 5, 0, [0])])
+    step = ForwardBatch(tokens, places, slots=places, logit_rows=places, chunks=[BatchChunk(0, 5, 0, [0])])
     return model.decoder.forward(step, KVCache(model.config, 1, 16, dtype, "cpu"))
 
 

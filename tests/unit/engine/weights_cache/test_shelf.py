@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from maitred.engine.weights_cache.shelf import Shelf
+from maitred.engine.weights_cache.store import WeightsCacheStore
 
 
 class Time:
@@ -23,7 +23,7 @@ def time():
 
 @pytest.fixture
 def shelf(tmp_path, time):
-    return Shelf(tmp_path / "weights", 3 << 20, lambda: time.now_s, time.sleep)
+    return WeightsCacheStore(tmp_path / "weights", 3 << 20, lambda: time.now_s, time.sleep)
 
 
 def put(shelf, key, size=1 << 20, age_s=0):
@@ -57,12 +57,12 @@ def test_nothing_is_left_of_a_file_whose_writing_failed(shelf):
 
 
 def test_who_comes_while_another_writes_waits_and_finds_the_file_there(tmp_path):
-    shelf = Shelf(tmp_path / "weights", 1 << 20)
+    shelf = WeightsCacheStore(tmp_path / "weights", 1 << 20)
     waits = threading.Event()
     second_sees = []
 
     def second():
-        with Shelf(shelf.folder, 1 << 20, sleep=lambda seconds: waits.set()).writing("a") as file:
+        with WeightsCacheStore(shelf.folder, 1 << 20, sleep=lambda seconds: waits.set()).writing("a") as file:
             second_sees.append(file)
 
     with shelf.writing("a") as file:
@@ -77,11 +77,11 @@ def test_who_comes_while_another_writes_waits_and_finds_the_file_there(tmp_path)
 
 
 def test_who_waits_for_one_that_fails_writes_the_file_himself(tmp_path):
-    shelf = Shelf(tmp_path / "weights", 1 << 20)
+    shelf = WeightsCacheStore(tmp_path / "weights", 1 << 20)
     waits = threading.Event()
 
     def second():
-        with Shelf(shelf.folder, 1 << 20, sleep=lambda seconds: waits.set()).writing("a") as file:
+        with WeightsCacheStore(shelf.folder, 1 << 20, sleep=lambda seconds: waits.set()).writing("a") as file:
             file.write(b"second")
 
     other = threading.Thread(target=second)

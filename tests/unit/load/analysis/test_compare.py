@@ -6,24 +6,24 @@ import pytest
 
 from maitred.core.errors import InvalidRequest
 from maitred.load.analysis.compare import compare
-from maitred.load.analysis.comparison import Comparison, Row
+from maitred.load.analysis.comparison import ComparisonRow, RunComparison
 from maitred.load.analysis.statistics import simultaneous
-from maitred.load.measure.result import Result
-from maitred.load.spec import Objectives
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ObjectivesSpec
 from tests.load_results import synthetic_result
 
-OBJECTIVES = Objectives(ttft_s=0.8, tpot_s=0.05)
+OBJECTIVES = ObjectivesSpec(ttft_s=0.8, tpot_s=0.05)
 
 
-def run(seed: int = 0, **changes: object) -> Result:
+def run(seed: int = 0, **changes: object) -> LoadResult:
     return synthetic_result(seed, **{"output_tokens": 20, "objectives": OBJECTIVES, **changes})  # type: ignore[arg-type]
 
 
-def row(table: Comparison, metric: str) -> Row:
+def row(table: RunComparison, metric: str) -> ComparisonRow:
     return next(it for it in table.rows if it.metric == metric)
 
 
-def relabelled(result: Result, **settings: object) -> Result:
+def relabelled(result: LoadResult, **settings: object) -> LoadResult:
     """The same measurements under another spec."""
     spec = {**result.spec, **settings}
     return msgspec.structs.replace(result, spec=spec)
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_table() -> None:
 
 
 def test_runs_that_drift_widen_the_interval() -> None:
-    def levels(first: int) -> list[Result]:
+    def levels(first: int) -> list[LoadResult]:
         return [run(first + n, ttft_s=0.4 * factor) for n, factor in enumerate((0.85, 1.0, 1.15))]
 
     drifting = compare(levels(10), levels(20))
@@ -107,7 +107,7 @@ def test_a_tail_is_not_judged_from_a_handful() -> None:
 
 
 def test_without_objectives_nothing_is_said_about_them() -> None:
-    plain = run(objectives=Objectives())
+    plain = run(objectives=ObjectivesSpec())
     metrics = {it.metric for it in compare([plain], [plain]).rows}
     assert not metrics & {"goodput_per_s", "attainment"}
 
@@ -161,7 +161,7 @@ def test_nothing_is_not_a_side() -> None:
 
 def test_the_table_is_json() -> None:
     table = compare([run(1)], [run(2)])
-    assert msgspec.json.decode(msgspec.json.encode(table), type=Comparison) == table
+    assert msgspec.json.decode(msgspec.json.encode(table), type=RunComparison) == table
 
 
 def test_the_bootstrap_is_not_trusted_to_the_last_percent(monkeypatch: pytest.MonkeyPatch) -> None:

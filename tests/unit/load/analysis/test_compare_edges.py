@@ -6,11 +6,11 @@ from array import array
 import pytest
 
 from maitred.load.analysis.compare import compare
-from maitred.load.measure.record import Outcome, Record, RunData
-from maitred.load.measure.result import Result
-from maitred.load.spec import Arrivals, Bounds, LoadSpec
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ArrivalsSpec, LoadSpec, StopCondition
 
-SPEC = LoadSpec(arrivals=Arrivals(rate_per_s=5), bounds=Bounds(duration_s=40))
+SPEC = LoadSpec(arrivals=ArrivalsSpec(rate_per_s=5), bounds=StopCondition(duration_s=40))
 
 
 def result(seed):
@@ -19,12 +19,12 @@ def result(seed):
     records = []
     for number in range(200):
         due_s, lasts_s = number * 0.2, rng.uniform(2, 20)
-        record = Record(number, 0, "default", due_s, 5, sent_s=due_s, ended_s=due_s + lasts_s, output_tokens=5)
+        record = RequestRecord(number, 0, "default", due_s, 5, sent_s=due_s, ended_s=due_s + lasts_s, output_tokens=5)
         record.arrivals_s = array("d", [due_s + lasts_s * part / 5 for part in range(1, 6)])
-        record.outcome = Outcome.COMPLETE
+        record.outcome = UserOutcome.COMPLETE
         records.append(record)
     seconds = max(record.ended_s for record in records)
-    return Result.of(SPEC, RunData(records, [], seconds, 0.0), command="", workload="")
+    return LoadResult.of(SPEC, RunData(records, [], seconds, 0.0), command="", workload="")
 
 
 @pytest.mark.parametrize("pair", range(4))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from maitred.load.analysis.statistics import Binned, Sorted, block_length, draw_blocks, simultaneous
+from maitred.load.analysis.statistics import BinnedGaps, SortedValues, block_length, draw_blocks, simultaneous
 
 
 def remembering(n: int, memory: float, seed: int = 0) -> np.ndarray:
@@ -47,8 +47,8 @@ def test_weighted_quantiles_are_those_of_repeated_values() -> None:
     values = rng.lognormal(size=200)
     values[::17] = np.nan
     weights = draw_blocks(200, 9, 20, rng)
-    ours = Sorted(values).quantiles(weights, (0.5, 0.95, 0.99))
-    means = Sorted(values).mean(weights)
+    ours = SortedValues(values).quantiles(weights, (0.5, 0.95, 0.99))
+    means = SortedValues(values).mean(weights)
     for row, weight in enumerate(weights):
         repeated = np.repeat(values, weight.astype(int))
         repeated = repeated[~np.isnan(repeated)]
@@ -61,14 +61,14 @@ def test_binned_quantiles_are_close_to_those_of_repeated_gaps() -> None:
     request = np.repeat(np.arange(300), rng.integers(0, 60, 300))
     gaps = rng.lognormal(-3.5, 0.4, len(request))
     weights = draw_blocks(300, 5, 20, rng)
-    ours = Binned(gaps, request, 300).quantiles(weights, (0.5, 0.95, 0.99))
+    ours = BinnedGaps(gaps, request, 300).quantiles(weights, (0.5, 0.95, 0.99))
     for row, weight in enumerate(weights):
         repeated = np.repeat(gaps, weight.astype(int)[request])
         np.testing.assert_allclose(ours[:, row], np.quantile(repeated, (0.5, 0.95, 0.99)), rtol=0.005)
 
 
 def test_no_gaps_have_no_quantiles() -> None:
-    nothing = Binned(np.empty(0), np.empty(0, dtype=np.int64), 5)
+    nothing = BinnedGaps(np.empty(0), np.empty(0, dtype=np.int64), 5)
     assert np.isnan(nothing.quantiles(np.ones((2, 5), dtype=np.float32), (0.5,))).all()
 
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.analysis.sweep import MOST_TRIALS, Evidence, KneeSearch, Sweep, Trial, sweep
-from maitred.load.measure.result import Result
-from maitred.load.spec import Arrivals, LoadSpec, Objectives, Shape
+from maitred.load.analysis.sweep import MOST_TRIALS, KneeSearch, RateEvidence, Sweep, SweepTrial, sweep
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import ArrivalsSpec, LoadSpec, ObjectivesSpec, ShapeSpec
 from tests.load_results import synthetic_result
 
 
-def trial(rate: float, *, met: float = 1.0, growth: float = 0.0, judged: int = 1000, limit: str = "none") -> Trial:
-    return Trial(
+def trial(rate: float, *, met: float = 1.0, growth: float = 0.0, judged: int = 1000, limit: str = "none") -> SweepTrial:
+    return SweepTrial(
         rate_per_s=rate,
         objective=0.95,
         judged=judged,
@@ -29,7 +29,7 @@ def trial(rate: float, *, met: float = 1.0, growth: float = 0.0, judged: int = 1
     )
 
 
-def play(search: KneeSearch, server: Callable[[float], Trial]) -> list[float]:
+def play(search: KneeSearch, server: Callable[[float], SweepTrial]) -> list[float]:
     rates = []
     while (rate := search.next_rate()) is not None:
         rates.append(rate)
@@ -38,7 +38,7 @@ def play(search: KneeSearch, server: Callable[[float], Trial]) -> list[float]:
     return rates
 
 
-def cliff(knee: float) -> Callable[[float], Trial]:
+def cliff(knee: float) -> Callable[[float], SweepTrial]:
     return lambda rate: trial(rate, met=1.0 if rate <= knee else 0.3)
 
 
@@ -71,10 +71,10 @@ def test_requests_that_pile_up_fail_a_rate_that_meets_its_objectives() -> None:
 
 
 def test_chance_is_told_from_certainty() -> None:
-    assert Evidence([trial(1, met=0.99)]).sure
-    assert not Evidence([trial(1, met=0.955)]).sure
-    assert Evidence([trial(1, met=0.5)]).sure
-    assert not Evidence([trial(1, met=0.94, judged=100)]).sure
+    assert RateEvidence([trial(1, met=0.99)]).sure
+    assert not RateEvidence([trial(1, met=0.955)]).sure
+    assert RateEvidence([trial(1, met=0.5)]).sure
+    assert not RateEvidence([trial(1, met=0.94, judged=100)]).sure
 
 
 def test_a_close_call_at_the_knee_is_repeated() -> None:
@@ -111,7 +111,7 @@ def test_a_tester_at_its_limit_ends_the_search() -> None:
     assert (search.reason, search.passes, search.fails) == ("tester", 4, None)
 
 
-def simulated(rate: float, knee: float, rng: random.Random, *, seconds: float = 60.0) -> Trial:
+def simulated(rate: float, knee: float, rng: random.Random, *, seconds: float = 60.0) -> SweepTrial:
     """A single queue: waits are exponential with mean 1/(capacity - rate), and one neighbour in two is alike."""
     # 95 % wait less than the objective exactly at the knee.
     capacity = 1.25 * knee
@@ -122,7 +122,7 @@ def simulated(rate: float, knee: float, rng: random.Random, *, seconds: float = 
     share += rng.gauss(0, math.sqrt(max(share * (1 - share), 1e-9) * 3 / judged))
     growth = max(0.0, -spare) * seconds / 2 + rng.gauss(0, 2)
     met = min(max(share, 0.0), 1.0)
-    return Trial(
+    return SweepTrial(
         rate_per_s=rate, objective=0.95, judged=judged, met=round(met * judged), due=judged // 2, growth=growth,
         growth_deviation=3.0,
     )  # fmt: skip
@@ -149,18 +149,18 @@ def test_the_bounds_are_checked() -> None:
 
 
 def test_a_trial_is_read_from_a_result() -> None:
-    result = synthetic_result(objectives=Objectives(ttft_s=10.0), requests=400, rate_per_s=8.0)
-    it = Trial.of(result)
+    result = synthetic_result(objectives=ObjectivesSpec(ttft_s=10.0), requests=400, rate_per_s=8.0)
+    it = SweepTrial.of(result)
     assert (it.rate_per_s, it.judged, it.met, it.attainment) == (8.0, 400, 400, 1.0)
     assert it.passed
     assert it.requests_per_s == result.summary.requests_per_s
-    assert not Trial.of(synthetic_result(objectives=Objectives(ttft_s=0.1))).passed
+    assert not SweepTrial.of(synthetic_result(objectives=ObjectivesSpec(ttft_s=0.1))).passed
 
 
 def test_a_sweep_plays_each_rate_anew_and_survives_its_file(tmp_path: Path) -> None:
     played: list[LoadSpec] = []
 
-    async def play_one(spec: LoadSpec) -> Result:
+    async def play_one(spec: LoadSpec) -> LoadResult:
         played.append(spec)
         rate = spec.arrivals.rate_per_s
         assert rate is not None
@@ -168,8 +168,8 @@ def test_a_sweep_plays_each_rate_anew_and_survives_its_file(tmp_path: Path) -> N
             spec.seed, requests=200, rate_per_s=rate, ttft_s=0.1 if rate <= 3 else 1.0, objectives=spec.objectives
         )
 
-    seen: list[Trial] = []
-    spec = LoadSpec(objectives=Objectives(ttft_s=0.5), seed=7)
+    seen: list[SweepTrial] = []
+    spec = LoadSpec(objectives=ObjectivesSpec(ttft_s=0.5), seed=7)
     found = asyncio.run(
         sweep(spec, play_one, start_rate=1, lowest=0.1, highest=100, tolerance=0.2, trial_s=30, watch=seen.append)
     )
@@ -188,13 +188,13 @@ def test_a_sweep_plays_each_rate_anew_and_survives_its_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "spec",
     [
-        LoadSpec(arrivals=Arrivals(users=3)),
-        LoadSpec(arrivals=Arrivals(profile="ramp:from=0,to=2,over=60")),
-        LoadSpec(shape=Shape(trace="azure:x.csv")),
+        LoadSpec(arrivals=ArrivalsSpec(users=3)),
+        LoadSpec(arrivals=ArrivalsSpec(profile="ramp:from=0,to=2,over=60")),
+        LoadSpec(shape=ShapeSpec(trace="azure:x.csv")),
     ],
 )
 def test_a_load_with_a_rate_of_its_own_is_refused(spec: LoadSpec) -> None:
-    async def never(spec: LoadSpec) -> Result:
+    async def never(spec: LoadSpec) -> LoadResult:
         raise AssertionError(spec)
 
     with pytest.raises(InvalidRequest, match="sets the rate itself"):

@@ -4,15 +4,15 @@ from array import array
 
 from msgspec.structs import replace
 
-from maitred.load.chaos.evidence import End, Evidence, Phase
-from maitred.load.chaos.meter import Bill
+from maitred.load.chaos.evidence import ChaosEvidence, ChaosPhase, EndState
+from maitred.load.chaos.meter import TokenBill
 from maitred.load.chaos.timeline import FaultLog
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.spec import Arrivals, Bounds, LoadSpec
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.spec import ArrivalsSpec, LoadSpec, StopCondition
 
 TOKENS = 4
 PROMPT_TOKENS = 10
-SPEC = LoadSpec(arrivals=Arrivals(users=2), bounds=Bounds(duration_s=20))
+SPEC = LoadSpec(arrivals=ArrivalsSpec(users=2), bounds=StopCondition(duration_s=20))
 
 
 def answered(session, turn=0, *, due_s=0.0, words=TOKENS, **fields):
@@ -34,20 +34,20 @@ def answered(session, turn=0, *, due_s=0.0, words=TOKENS, **fields):
         "attempts": 1,
         "status": 200,
         "finish_reason": "length",
-        "outcome": Outcome.COMPLETE,
+        "outcome": UserOutcome.COMPLETE,
         "text": text,
     }
-    return Record(**(values | fields))
+    return RequestRecord(**(values | fields))
 
 
 def cut(session, turn=0, *, words=2, due_s=0.0, **fields):
     """The beginning of one; a broken-off answer brings no usage."""
-    values = {"outcome": Outcome.CUT, "finish_reason": "", "output_tokens": 0, "prompt_tokens": 0, "error": "gone"}
+    values = {"outcome": UserOutcome.CUT, "finish_reason": "", "output_tokens": 0, "prompt_tokens": 0, "error": "gone"}
     return answered(session, turn, words=words, due_s=due_s, **(values | fields))
 
 
 def bill(records):
-    return Bill(
+    return TokenBill(
         prompt_tokens=sum(record.prompt_tokens for record in records),
         output_tokens=sum(record.output_tokens for record in records),
     )
@@ -55,7 +55,7 @@ def bill(records):
 
 def phase(records, **fields):
     values = {"billed": bill(records), "generated_tokens": sum(len(record.arrivals_s) for record in records)}
-    return Phase(records=records, **(values | fields))
+    return ChaosPhase(records=records, **(values | fields))
 
 
 def steady(count=40, **fields):
@@ -78,15 +78,15 @@ def fault(over_s=5.0, **fields):
 def evidence(chaos=None, *, calm=None, faults=(), end=None, spec=SPEC, **fields):
     calm = steady() if calm is None else calm
     chaos = steady() if chaos is None else chaos
-    return Evidence(
+    return ChaosEvidence(
         spec=spec,
         calm=phase(calm),
         chaos=phase(chaos, **fields),
         faults=list(faults),
-        end=end or End(settled_s=0.1),
+        end=end or EndState(settled_s=0.1),
     )
 
 
 def with_users(users):
-    arrivals = Arrivals(users=users) if users else Arrivals(rate_per_s=2)
+    arrivals = ArrivalsSpec(users=users) if users else ArrivalsSpec(rate_per_s=2)
     return replace(SPEC, arrivals=arrivals)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from maitred.load.chaos.answers import every_request_ends, same_answers
-from maitred.load.measure.record import Outcome
+from maitred.load.measure.record import UserOutcome
 from tests.unit.load.chaos.records import answered, cut, evidence, steady
 
 
@@ -97,7 +97,7 @@ def test_every_request_ends():
     ("record", "says"),
     [
         (answered(3, ended_s=math.nan), "it never ended"),
-        (cut(3, outcome=Outcome.UNFINISHED), "it never ended"),
+        (cut(3, outcome=UserOutcome.UNFINISHED), "it never ended"),
         (answered(3, ended_s=7.0), "it took 7.0 s"),
         (answered(2, due_s=1.0), "session 2, turn 0: it has 2 outcomes"),
     ],

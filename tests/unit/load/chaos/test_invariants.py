@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.load.chaos.evidence import End
+from maitred.load.chaos.evidence import EndState
 from maitred.load.chaos.invariants import clean_end, faults_played, judge, nothing_left, remains
 from maitred.load.chaos.plan import Invariants
 from tests.unit.load.chaos.records import evidence, fault
@@ -27,7 +27,7 @@ NONE = Invariants(
 
 
 def test_all_promises_are_judged_by_default_and_none_but_the_first_when_all_are_off():
-    end = End(gauges=EMPTY, settled_s=0.2)
+    end = EndState(gauges=EMPTY, settled_s=0.2)
     verdicts = judge(evidence(faults=[fault(5.0)], end=end), Invariants())
     assert {verdict.name: verdict.state for verdict in verdicts} == {
         "faults played": "held",
@@ -52,7 +52,7 @@ def test_a_fault_that_did_not_happen_is_told():
 
 
 def test_an_empty_house_holds():
-    assert nothing_left(End(gauges=EMPTY, settled_s=0.3), 5).found == "nothing, 0.3 s after the load"
+    assert nothing_left(EndState(gauges=EMPTY, settled_s=0.3), 5).found == "nothing, 0.3 s after the load"
 
 
 @pytest.mark.parametrize(
@@ -67,23 +67,23 @@ def test_an_empty_house_holds():
 def test_whatever_is_left_is_caught(name, value, says):
     gauges = EMPTY | {name: value}
     assert remains(gauges) == [says]
-    verdict = nothing_left(End(gauges=gauges), 5)
+    verdict = nothing_left(EndState(gauges=gauges), 5)
     assert (verdict.state, verdict.examples) == ("broken", [says])
 
 
 def test_a_silent_server_has_not_kept_it_and_one_without_metrics_cannot_show_it():
-    assert nothing_left(End(answers=False), 5).state == "broken"
-    assert nothing_left(End(gauges={"up": 1.0}, settled_s=0.0), 5).state == "unchecked"
+    assert nothing_left(EndState(answers=False), 5).state == "broken"
+    assert nothing_left(EndState(gauges={"up": 1.0}, settled_s=0.0), 5).state == "unchecked"
 
 
 @pytest.mark.parametrize(
     ("end", "state"),
     [
-        (End(), "held"),
-        (End(exit_code=1), "broken"),
-        (End(exit_code=None), "broken"),
-        (End(leftovers=["process 7 outlived it"]), "broken"),
-        (End(started_here=False, exit_code=None), "unchecked"),
+        (EndState(), "held"),
+        (EndState(exit_code=1), "broken"),
+        (EndState(exit_code=None), "broken"),
+        (EndState(leftovers=["process 7 outlived it"]), "broken"),
+        (EndState(started_here=False, exit_code=None), "unchecked"),
     ],
 )
 def test_the_end(end, state):

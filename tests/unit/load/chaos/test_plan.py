@@ -10,7 +10,7 @@ import yaml
 from maitred.config.document import read_document
 from maitred.core.errors import ConfigInvalid
 from maitred.load.chaos.burst import burst_spec
-from maitred.load.chaos.plan import Fault, Plan, roles
+from maitred.load.chaos.plan import ChaosFault, ChaosPlan, roles
 from maitred.load.chaos.rehearsal import load_spec
 from maitred.load.chaos.rules import check
 from maitred.load.spec import LoadSpec
@@ -22,12 +22,12 @@ LINKED = {**SERVE, "links": {"front": {}, "redis": {"to": "127.0.0.1:6379", "sto
 
 def plan(faults=(), installation=None, **sections):
     sections = {"load": {"arrivals": {"users": 2}}} | sections
-    return msgspec.convert({"installation": installation or LINKED, "faults": list(faults), **sections}, Plan)
+    return msgspec.convert({"installation": installation or LINKED, "faults": list(faults), **sections}, ChaosPlan)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_can_be_played(path):
-    found = read_document(Plan, path, os.environ, subject="The chaos plan")
+    found = read_document(ChaosPlan, path, os.environ, subject="The chaos plan")
     check(found)
     assert found.faults
     assert found.load.bounds.duration_s > max(fault.at_s + (fault.for_s or 0) for fault in found.faults)
@@ -35,7 +35,7 @@ def test_the_examples_can_be_played(path):
 
 def test_there_are_examples_for_every_kind_of_fault_but_those_that_need_a_store():
     kinds = {fault["kind"] for path in EXAMPLES for fault in yaml.safe_load(path.read_text())["faults"]}
-    assert kinds == set(msgspec.inspect.type_info(Fault).fields[0].type.type.values) - {"store_down"}
+    assert kinds == set(msgspec.inspect.type_info(ChaosFault).fields[0].type.type.values) - {"store_down"}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_unsound_faults(fault, says):
 )
 def test_unsound_installations(installation, says):
     with pytest.raises(ConfigInvalid) as caught:
-        check(msgspec.convert({"installation": installation}, Plan))
+        check(msgspec.convert({"installation": installation}, ChaosPlan))
     assert says in caught.value.message
 
 
@@ -181,9 +181,9 @@ def test_answers_do_not_depend_on_chance(body, fields):
 
 
 def test_the_users_of_a_burst_come_at_once_and_once():
-    leave = burst_spec(LoadSpec(seed=3), Fault(kind="leave", at_s=1, clients=20), 1)
+    leave = burst_spec(LoadSpec(seed=3), ChaosFault(kind="leave", at_s=1, clients=20), 1)
     assert (leave.arrivals.users, leave.bounds.requests, leave.clients.retries) == (20, 20, 0)
     assert (leave.clients.cancel_share, leave.clients.cancel_after_s) == (1.0, "1")
-    stall = burst_spec(LoadSpec(seed=3), Fault(kind="stall", at_s=1, for_s=4, clients=5), 2)
+    stall = burst_spec(LoadSpec(seed=3), ChaosFault(kind="stall", at_s=1, for_s=4, clients=5), 2)
     assert (stall.clients.stall_share, stall.clients.stall_s, stall.clients.cancel_share) == (1.0, 4.0, 0.0)
     assert len({3, leave.seed, stall.seed}) == 3

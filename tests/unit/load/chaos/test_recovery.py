@@ -3,14 +3,14 @@
 import pytest
 
 from maitred.load.chaos.recovery import first_answer, throughput
-from maitred.load.measure.record import Outcome
+from maitred.load.measure.record import UserOutcome
 from tests.unit.load.chaos.records import answered, cut, evidence, fault, steady, with_users
 
 
 def interrupted(from_s, until_s):
     """Nothing sent in between is answered."""
     return [
-        cut(record.session, words=0, due_s=record.intended_s, outcome=Outcome.FAILED)
+        cut(record.session, words=0, due_s=record.intended_s, outcome=UserOutcome.FAILED)
         if from_s <= record.intended_s < until_s
         else record
         for record in steady()
@@ -31,7 +31,7 @@ def test_an_answer_that_was_asked_for_before_the_fault_does_not_count():
 
 
 def test_requests_that_found_nobody_to_be_sent_to_show_that_nobody_is_there():
-    nobody = [cut(n, due_s=6.0, outcome=Outcome.FAILED, sent_s=float("nan"), words=0) for n in range(20, 23)]
+    nobody = [cut(n, due_s=6.0, outcome=UserOutcome.FAILED, sent_s=float("nan"), words=0) for n in range(20, 23)]
     verdict = first_answer(evidence([*steady(10), *nobody], faults=[fault(5.0)]), 5.0)
     assert verdict.state == "broken"
 
@@ -54,7 +54,7 @@ def test_what_the_load_did_not_see_is_not_held(faults):
 
 
 def test_users_who_leave_do_not_show_that_nobody_is_answered():
-    records = [*steady(10), cut(11, due_s=6.0, outcome=Outcome.CANCELLED)]
+    records = [*steady(10), cut(11, due_s=6.0, outcome=UserOutcome.CANCELLED)]
     assert first_answer(evidence(records, faults=[fault(5.5)]), 5.0).state == "unchecked"
 
 

@@ -3,28 +3,29 @@
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.chaos.evidence import End
+from maitred.load.chaos.evidence import EndState
 from maitred.load.chaos.invariants import judge
-from maitred.load.chaos.outcome import Rehearsal
-from maitred.load.chaos.plan import Fault, Installation, Plan
+from maitred.load.chaos.outcome import ChaosRun
+from maitred.load.chaos.plan import ChaosFault, ChaosPlan, Installation
 from maitred.load.chaos.report import draw, outline, render
 from maitred.load.measure.record import RunData
-from maitred.load.measure.result import Result
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import html
 from tests.unit.load.chaos.records import SPEC, cut, evidence, fault, steady
 
 
 def a_rehearsal(*, lies=False):
-    plan = Plan(
-        installation=Installation(url="http://127.0.0.1:8000"), faults=[Fault(kind="kill", target="engine", at_s=5)]
+    plan = ChaosPlan(
+        installation=Installation(url="http://127.0.0.1:8000"),
+        faults=[ChaosFault(kind="kill", target="engine", at_s=5)],
     )
     chaos = [cut(0, finish_reason="stop"), *steady()[1:]] if lies else steady()
-    seen = evidence(chaos, faults=[fault(5.0, said=["killed process 7"])], end=End(started_here=False))
+    seen = evidence(chaos, faults=[fault(5.0, said=["killed process 7"])], end=EndState(started_here=False))
 
     def result(records):
-        return Result.of(SPEC, RunData(records, [], 20.0, 0.0), command="", workload="a test")
+        return LoadResult.of(SPEC, RunData(records, [], 20.0, 0.0), command="", workload="a test")
 
-    return Rehearsal.of(
+    return ChaosRun.of(
         plan,
         seen,
         judge(seen, plan.invariants),
@@ -67,7 +68,7 @@ def test_the_figure_has_both_runs_and_the_faults():
 def test_the_file_comes_back(tmp_path):
     rehearsal = a_rehearsal()
     rehearsal.save(tmp_path / "below" / "chaos.json")
-    again = Rehearsal.load(tmp_path / "below" / "chaos.json")
+    again = ChaosRun.load(tmp_path / "below" / "chaos.json")
     assert render(again) == render(rehearsal)
     assert again.plan == rehearsal.plan
 
@@ -87,4 +88,4 @@ def test_another_file_is_told(tmp_path, content, says):
     if content is not None:
         path.write_text(content)
     with pytest.raises(InvalidRequest, match=says):
-        Rehearsal.load(path)
+        ChaosRun.load(path)

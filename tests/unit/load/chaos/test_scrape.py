@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.load.chaos.meter import Bill, MetricsMeter, probe_bill
-from maitred.load.chaos.scrape import Counters
+from maitred.load.chaos.meter import MetricsMeter, TokenBill, probe_bill
+from maitred.load.chaos.scrape import CounterTotals
 from maitred.load.measure.record import RunData
-from maitred.observe.samples import Series, parse_metrics
+from maitred.observe.samples import MetricSeries, parse_metrics
 
 OUTPUT, PROMPT, STEPS = "maitred_output_tokens_total", "maitred_prompt_tokens_total", "maitred_engine_steps_total"
 
@@ -20,11 +20,11 @@ def test_the_samples_of_a_name_are_kept_by_label_and_shown_as_a_sum():
     )
     samples = parse_metrics(text)
     assert samples == {
-        Series(OUTPUT, frozenset({("model", "a")})): 5.0,
-        Series(OUTPUT, frozenset({("model", "b")})): 7.0,
-        Series("maitred_in_flight"): 2.0,
+        MetricSeries(OUTPUT, frozenset({("model", "a")})): 5.0,
+        MetricSeries(OUTPUT, frozenset({("model", "b")})): 7.0,
+        MetricSeries("maitred_in_flight"): 2.0,
     }
-    counters = Counters()
+    counters = CounterTotals()
     counters.take(samples)
     assert counters.latest == {OUTPUT: 12.0, "maitred_in_flight": 2.0}
     with pytest.raises(ValueError):
@@ -32,14 +32,16 @@ def test_the_samples_of_a_name_are_kept_by_label_and_shown_as_a_sum():
 
 
 def counted(*looks):
-    counters = Counters()
+    counters = CounterTotals()
     for look in looks:
-        counters.take({name if isinstance(name, Series) else Series(name): value for name, value in look.items()})
+        counters.take(
+            {name if isinstance(name, MetricSeries) else MetricSeries(name): value for name, value in look.items()}
+        )
     return counters
 
 
 def of_engine(number, name=STEPS):
-    return Series(name, frozenset({("model", "tiny"), ("replica", f"tiny-{number}")}))
+    return MetricSeries(name, frozenset({("model", "tiny"), ("replica", f"tiny-{number}")}))
 
 
 def test_lives_are_added_up():
@@ -82,7 +84,7 @@ def test_an_engine_that_has_gone_has_counted_what_it_has():
 
 
 def test_the_same_replica_name_of_two_models_is_two_engines():
-    one, other = (Series(STEPS, frozenset({("model", model), ("replica", "0")})) for model in ("a", "b"))
+    one, other = (MetricSeries(STEPS, frozenset({("model", model), ("replica", "0")})) for model in ("a", "b"))
     assert counted({one: 50, other: 50}, {one: 2, other: 60}).total(STEPS) == 52 + 60
 
 
@@ -95,7 +97,7 @@ def test_restarts_are_counted_by_the_gateway_and_outlive_the_engine():
 @given(st.lists(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=3, max_size=3), max_size=20))
 def test_every_step_of_every_engine_is_counted_once(rounds):
     """Engines that begin anew show less than before, so that a look can tell."""
-    counters, shown, made = Counters(), [0, 0, 0], 0
+    counters, shown, made = CounterTotals(), [0, 0, 0], 0
     for engines in rounds:
         for number, (steps, anew) in enumerate(engines):
             if anew and steps < shown[number]:
@@ -113,16 +115,16 @@ def test_gauges_may_fall():
 
 def test_a_server_without_a_meter_has_no_bill():
     assert MetricsMeter(counted({"up": 1})).bill() is None
-    assert MetricsMeter(counted({OUTPUT: 3, PROMPT: 9})).bill() == Bill(prompt_tokens=9, output_tokens=3)
+    assert MetricsMeter(counted({OUTPUT: 3, PROMPT: 9})).bill() == TokenBill(prompt_tokens=9, output_tokens=3)
 
 
 def test_probes_cost_what_calibration_found():
     data = RunData([], [], 1.0, 0.0, tokens_per_word=1.5, template_tokens=6.0)
-    assert probe_bill(data) == Bill(prompt_tokens=round(1.5 * 280 + 12), output_tokens=2)
+    assert probe_bill(data) == TokenBill(prompt_tokens=round(1.5 * 280 + 12), output_tokens=2)
 
 
 def test_under_vllms_names_an_engine_that_begins_anew_is_no_new_gateway_either():
-    aliased = Series("vllm:prompt_tokens_total", frozenset({("model_name", "tiny"), ("engine", "tiny-0")}))
+    aliased = MetricSeries("vllm:prompt_tokens_total", frozenset({("model_name", "tiny"), ("engine", "tiny-0")}))
     counters = counted({OUTPUT: 30, aliased: 70}, {OUTPUT: 31, aliased: 4})
     assert counters.total(OUTPUT) == 31
     assert counters.total(aliased.name) == 74

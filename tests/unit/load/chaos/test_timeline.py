@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from maitred.core.errors import Unavailable
-from maitred.load.chaos.plan import Fault
-from maitred.load.chaos.timeline import Timeline
+from maitred.load.chaos.plan import ChaosFault
+from maitred.load.chaos.timeline import FaultTimeline
 
-HANG = Fault(kind="hang", target="engine", at_s=0, for_s=1000)
+HANG = ChaosFault(kind="hang", target="engine", at_s=0, for_s=1000)
 
 
 class Scene:
@@ -18,7 +18,7 @@ class Scene:
     def __init__(self, *faults, now_s=0.0):
         self.done, self.undone, self.told = [], [], []
         self.begun = asyncio.Event()
-        self.timeline = Timeline(faults, self.inflict, lambda: now_s, self.told.append)
+        self.timeline = FaultTimeline(faults, self.inflict, lambda: now_s, self.told.append)
 
     @asynccontextmanager
     async def inflict(self, fault, note):
@@ -42,7 +42,7 @@ class Scene:
 
 
 async def test_a_fault_is_done_and_undone():
-    scene = Scene(Fault(kind="kill", target="engine", at_s=3), now_s=3.5)
+    scene = Scene(ChaosFault(kind="kill", target="engine", at_s=3), now_s=3.5)
     await scene.timeline.play()
     (entry,) = scene.timeline.log
     assert (entry.planned_s, entry.began_s, entry.ended_s, entry.error) == (3, 3.5, 3.5, "")
@@ -55,7 +55,7 @@ async def test_a_fault_is_done_and_undone():
 
 
 async def test_one_that_cannot_be_done_does_not_stop_the_others():
-    scene = Scene(Fault(kind="kill", target="nobody", at_s=0), Fault(kind="kill", target="engine", at_s=0))
+    scene = Scene(ChaosFault(kind="kill", target="nobody", at_s=0), ChaosFault(kind="kill", target="engine", at_s=0))
     await scene.timeline.play()
     failed, played = scene.timeline.log
     assert (failed.error, failed.began_s) == ("No process plays the role 'nobody' now.", None)
@@ -63,7 +63,7 @@ async def test_one_that_cannot_be_done_does_not_stop_the_others():
 
 
 async def test_the_end_of_the_load_undoes_what_is_done_then():
-    scene = Scene(HANG, Fault(kind="kill", target="engine", at_s=500))
+    scene = Scene(HANG, ChaosFault(kind="kill", target="engine", at_s=500))
     await scene.cut_short()
     assert scene.undone == ["hang"]
     hang, kill = scene.timeline.log
@@ -79,7 +79,7 @@ async def test_a_fault_of_the_timeline_itself_is_not_swallowed():
     def broken(fault, note):
         raise ZeroDivisionError
 
-    timeline = Timeline([HANG], broken, lambda: 0.0, scene.told.append)
+    timeline = FaultTimeline([HANG], broken, lambda: 0.0, scene.told.append)
     with pytest.raises(ExceptionGroup) as caught:
         await timeline.play()
     assert caught.group_contains(ZeroDivisionError)

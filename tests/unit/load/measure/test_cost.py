@@ -3,12 +3,12 @@ from array import array
 import pytest
 
 from maitred.load.measure.cost import judge
-from maitred.load.measure.record import Outcome, Record, RunData, Sample
+from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
 
 
 def a_run(*, lag_s=0.0005, cpu_share=0.3, starved_share=0.0, send_delay_s=0.0005, ttft_s=0.2, itl_s=0.05):
     records = [
-        Record(
+        RequestRecord(
             session=number,
             turn=0,
             tenant="default",
@@ -18,11 +18,11 @@ def a_run(*, lag_s=0.0005, cpu_share=0.3, starved_share=0.0, send_delay_s=0.0005
             sent_s=number * 0.1 + 1.0,
             arrivals_s=array("d", [number * 0.1 + ttft_s + place * itl_s for place in range(20)]),
             ended_s=number * 0.1 + ttft_s + 20 * itl_s,
-            outcome=Outcome.COMPLETE,
+            outcome=UserOutcome.COMPLETE,
         )
         for number in range(100)
     ]
-    samples = [Sample(second + 1.0, cpu_share, starved_share, lag_s, 7, 50_000_000) for second in range(10)]
+    samples = [TesterSample(second + 1.0, cpu_share, starved_share, lag_s, 7, 50_000_000) for second in range(10)]
     return RunData(
         records, samples, 10.0, 0.0, array("d", [lag_s] * 900), cpu_seconds=3.0, peak_memory_bytes=60_000_000
     )

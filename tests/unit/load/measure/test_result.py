@@ -11,9 +11,9 @@ import pytest
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.secret import Secret
-from maitred.load.measure.record import Outcome, Record, RunData, Sample
-from maitred.load.measure.result import Result
-from maitred.load.spec import Bounds, LoadSpec, Objectives, Target, Tenant
+from maitred.load.measure.record import RequestRecord, RunData, TesterSample, UserOutcome
+from maitred.load.measure.result import LoadResult
+from maitred.load.spec import LoadSpec, LoadTarget, LoadTenant, ObjectivesSpec, StopCondition
 from tests.load_results import synthetic_result
 
 
@@ -21,7 +21,7 @@ def test_a_file_comes_back_as_it_went(tmp_path: Path) -> None:
     result = synthetic_result(1, requests=80, failures=True, tenants=("chat", "batch"), warmup_s=2)
     path = tmp_path / "new folder" / "run.json"
     result.save(path)
-    loaded = Result.load(path)
+    loaded = LoadResult.load(path)
     assert loaded == result
     for mine, theirs in (
         (result.ttft_s(), loaded.ttft_s()),
@@ -58,8 +58,8 @@ def test_columns_and_the_counted() -> None:
 
 def test_secrets_are_named_and_not_told(tmp_path: Path) -> None:
     key = Secret("s3cr3t", "{env: KEY}")
-    spec = LoadSpec(target=Target(api_key=key), tenants={"a": Tenant(api_key=key)})
-    result = Result.of(spec, RunData([], [], 0.0, 0.0), command="maitred load run", workload="none")
+    spec = LoadSpec(target=LoadTarget(api_key=key), tenants={"a": LoadTenant(api_key=key)})
+    result = LoadResult.of(spec, RunData([], [], 0.0, 0.0), command="maitred load run", workload="none")
     result.save(tmp_path / "run.json")
     assert result.spec["target"]["api_key"] == result.spec["tenants"]["a"]["api_key"] == "{env: KEY}"
     assert "s3cr3t" not in (tmp_path / "run.json").read_text()
@@ -87,12 +87,12 @@ def test_other_files_are_refused(tmp_path: Path, content: str, said: str) -> Non
     path = tmp_path / "other.json"
     path.write_text(content)
     with pytest.raises(InvalidRequest, match=said):
-        Result.load(path)
+        LoadResult.load(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"none\.json: No such file"):
-        Result.load(tmp_path / "none.json")
+        LoadResult.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,20 @@ def test_damage_is_found(tmp_path: Path, field: tuple[str, ...], value: object, 
     path = tmp_path / "run.json"
     path.write_text(json.dumps(content))
     with pytest.raises(InvalidRequest, match=said):
-        Result.load(path)
+        LoadResult.load(path)
 
 
 def test_the_series_of_a_known_run() -> None:
-    first = Record(session=0, turn=0, tenant="a", intended_s=0.25, asked_tokens=4, sent_s=0.5, ended_s=2.5)
-    first.arrivals_s, first.output_tokens, first.outcome = array("d", [1.0, 1.5, 2.5]), 6, Outcome.COMPLETE
-    second = Record(session=1, turn=0, tenant="a", intended_s=1.5, asked_tokens=4, ended_s=3.0, outcome=Outcome.FAILED)
-    data = RunData([first, second], [Sample(1.0, 0.5, 0.0, 0.01, 1, 1), Sample(2.0, 0.25, 0.0, 0.0, 1, 1)], 3.0, 0.0)
-    spec = LoadSpec(bounds=Bounds(duration_s=3), objectives=Objectives(ttft_s=1))
-    series = Result.of(spec, data, command="", workload="").series
+    first = RequestRecord(session=0, turn=0, tenant="a", intended_s=0.25, asked_tokens=4, sent_s=0.5, ended_s=2.5)
+    first.arrivals_s, first.output_tokens, first.outcome = array("d", [1.0, 1.5, 2.5]), 6, UserOutcome.COMPLETE
+    second = RequestRecord(
+        session=1, turn=0, tenant="a", intended_s=1.5, asked_tokens=4, ended_s=3.0, outcome=UserOutcome.FAILED
+    )
+    data = RunData(
+        [first, second], [TesterSample(1.0, 0.5, 0.0, 0.01, 1, 1), TesterSample(2.0, 0.25, 0.0, 0.0, 1, 1)], 3.0, 0.0
+    )
+    spec = LoadSpec(bounds=StopCondition(duration_s=3), objectives=ObjectivesSpec(ttft_s=1))
+    series = LoadResult.of(spec, data, command="", workload="").series
     assert series.step_s == 1
     assert series.due == [1, 1, 0]
     assert series.sent == [1, 0, 0]
@@ -136,18 +140,18 @@ def test_the_series_of_a_known_run() -> None:
 
 
 def test_a_long_run_has_no_more_steps_than_a_page_shows() -> None:
-    record = Record(session=0, turn=0, tenant="a", intended_s=0, asked_tokens=1, ended_s=3601.0)
-    series = Result.of(LoadSpec(), RunData([record], [], 3601.0, 0.0), command="", workload="").series
+    record = RequestRecord(session=0, turn=0, tenant="a", intended_s=0, asked_tokens=1, ended_s=3601.0)
+    series = LoadResult.of(LoadSpec(), RunData([record], [], 3601.0, 0.0), command="", workload="").series
     assert series.step_s == 7
     assert len(series.due) == 515 == len(series.cpu_share) == len(series.ttft_p50_s)
 
 
 def test_a_record_that_never_left_survives(tmp_path: Path) -> None:
-    record = Record(session=0, turn=0, tenant="a", intended_s=0.5, asked_tokens=4)
+    record = RequestRecord(session=0, turn=0, tenant="a", intended_s=0.5, asked_tokens=4)
     assert math.isnan(record.ended_s)
-    result = Result.of(LoadSpec(), RunData([record], [], 1.0, 0.0), command="", workload="")
+    result = LoadResult.of(LoadSpec(), RunData([record], [], 1.0, 0.0), command="", workload="")
     result.save(tmp_path / "run.json")
-    loaded = Result.load(tmp_path / "run.json")
+    loaded = LoadResult.load(tmp_path / "run.json")
     assert loaded.requests.ended_s == [None]
     assert loaded.summary.outcomes == {"unfinished": 1}
     assert loaded.summary.attainment == 0

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from maitred.load.measure.columns import Requests, pack_gaps, unpack_gaps
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.measure.times import Times
-from maitred.load.spec import Objectives
+from maitred.load.measure.columns import RequestColumns, pack_gaps, unpack_gaps
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.measure.times import RequestTimes
+from maitred.load.spec import ObjectivesSpec
 
 
 def record(
-    due_s: float, arrivals_s: Sequence[float] = (), *, tokens: int = 0, outcome: Outcome = Outcome.COMPLETE
-) -> Record:
-    made = Record(session=0, turn=0, tenant="a", intended_s=due_s, asked_tokens=tokens, outcome=outcome)
+    due_s: float, arrivals_s: Sequence[float] = (), *, tokens: int = 0, outcome: UserOutcome = UserOutcome.COMPLETE
+) -> RequestRecord:
+    made = RequestRecord(session=0, turn=0, tenant="a", intended_s=due_s, asked_tokens=tokens, outcome=outcome)
     made.arrivals_s = array("d", arrivals_s)
     made.output_tokens = tokens
     made.ended_s = (arrivals_s[-1] if arrivals_s else due_s) + 0.5
     return made
 
 
-def times(*records: Record) -> Times:
-    return Times(Requests.of(records), unpack_gaps(pack_gaps(records)))
+def times(*records: RequestRecord) -> RequestTimes:
+    return RequestTimes(RequestColumns.of(records), unpack_gaps(pack_gaps(records)))
 
 
 def test_latencies_start_when_the_request_was_due() -> None:
@@ -67,12 +67,12 @@ def test_an_answer_that_was_not_streamed_arrives_when_it_ends() -> None:
     assert math.isnan(known.tpot_s[0])
     assert known.delivered.at_s.tolist() == [1.5]
     assert known.delivered.tokens.tolist() == [8]
-    assert known.met(Objectives(ttft_s=0.4)).tolist() == [False]
-    assert known.met(Objectives(ttft_s=0.6)).tolist() == [True]
+    assert known.met(ObjectivesSpec(ttft_s=0.4)).tolist() == [False]
+    assert known.met(ObjectivesSpec(ttft_s=0.6)).tolist() == [True]
 
 
 def test_half_an_answer_has_no_end() -> None:
-    known = times(record(0, [1.0, 2.0], outcome=Outcome.CUT))
+    known = times(record(0, [1.0, 2.0], outcome=UserOutcome.CUT))
     assert known.ttft_s.tolist() == [1.0]
     assert math.isnan(known.e2e_s[0])
     assert math.isnan(known.tpot_s[0])
@@ -81,18 +81,18 @@ def test_half_an_answer_has_no_end() -> None:
 def test_one_piece_shows_no_pace() -> None:
     known = times(record(0, [1.0], tokens=30))
     assert math.isnan(known.tpot_s[0])
-    assert known.met(Objectives(tpot_s=0.001)).tolist() == [True]
+    assert known.met(ObjectivesSpec(tpot_s=0.001)).tolist() == [True]
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.COMPLETE])
-def test_only_complete_answers_meet_objectives(outcome: Outcome) -> None:
-    assert times(record(0, [0.1], outcome=outcome)).met(Objectives()).tolist() == [False]
+@pytest.mark.parametrize("outcome", [outcome for outcome in UserOutcome if outcome is not UserOutcome.COMPLETE])
+def test_only_complete_answers_meet_objectives(outcome: UserOutcome) -> None:
+    assert times(record(0, [0.1], outcome=outcome)).met(ObjectivesSpec()).tolist() == [False]
 
 
 def test_all_objectives_that_are_given_must_be_met() -> None:
     known = times(record(0, [1.0, 2.0], tokens=3))
-    assert known.met(Objectives(ttft_s=1.0, tpot_s=0.5, e2e_s=2.0)).all()
-    for missed in (Objectives(ttft_s=0.99), Objectives(tpot_s=0.49), Objectives(e2e_s=1.99)):
+    assert known.met(ObjectivesSpec(ttft_s=1.0, tpot_s=0.5, e2e_s=2.0)).all()
+    for missed in (ObjectivesSpec(ttft_s=0.99), ObjectivesSpec(tpot_s=0.49), ObjectivesSpec(e2e_s=1.99)):
         assert not known.met(missed).any()
 
 
@@ -107,7 +107,7 @@ def test_a_silence_too_long_for_the_file_is_its_longest() -> None:
 
 
 def test_columns_say_none_for_what_never_was() -> None:
-    columns = Requests.of([record(0)])
+    columns = RequestColumns.of([record(0)])
     assert columns.sent_s == [None]
     assert columns.first_s == [None]
     assert np.isnan(columns.array("sent_s")).all()

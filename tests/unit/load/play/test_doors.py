@@ -1,13 +1,13 @@
 import asyncio
 
-from maitred.load.play.doors import Doors
+from maitred.load.play.doors import StartGate
 
 LATE_S = 5.0
 
 
 def doors(*, duration_s=None, requests=None, stop=None):
     """At five seconds into the run."""
-    return Doors(lambda: LATE_S, duration_s=duration_s, requests=requests, stop=stop or asyncio.Event())
+    return StartGate(lambda: LATE_S, duration_s=duration_s, requests=requests, stop=stop or asyncio.Event())
 
 
 async def test_time_keeps_out_what_is_due_later_and_lets_in_what_is_late():

@@ -4,15 +4,15 @@ import msgspec
 import pytest
 
 from maitred.load.analysis.comparison import FORMAT as COMPARISON
-from maitred.load.analysis.comparison import Comparison, Row, Side
+from maitred.load.analysis.comparison import ComparisonRow, ComparisonSide, RunComparison
 from maitred.load.analysis.sweep import FORMAT as SWEEP
-from maitred.load.analysis.sweep import Sweep, Trial
+from maitred.load.analysis.sweep import Sweep, SweepTrial
 from maitred.load.report import comparison as comparison_report
 from maitred.load.report import html, markdown
 from maitred.load.report import sweep as sweep_report
-from maitred.load.report.document import Table, Tone
+from maitred.load.report.document import CalloutLevel, Table
 
-SIDE = Side(
+SIDE = ComparisonSide(
     runs=1,
     requests=200,
     started="2026-01-01T00:00:00Z",
@@ -22,8 +22,10 @@ SIDE = Side(
 )
 
 
-def row(name: str, before: float, after: float, low: float | None, high: float | None, **fields: object) -> Row:
-    made = Row(
+def row(
+    name: str, before: float, after: float, low: float | None, high: float | None, **fields: object
+) -> ComparisonRow:
+    made = ComparisonRow(
         metric=name,
         label=name,
         unit="s",
@@ -50,8 +52,8 @@ ROWS = [
 ]
 
 
-def comparison(*rows: Row) -> Comparison:
-    return Comparison(
+def comparison(*rows: ComparisonRow) -> RunComparison:
+    return RunComparison(
         format=COMPARISON,
         before=SIDE,
         after=SIDE,
@@ -71,7 +73,7 @@ def comparison(*rows: Row) -> Comparison:
 
 def test_a_comparison_says_what_changed_by_how_much() -> None:
     document = comparison_report.outline(comparison(*ROWS))
-    assert document.verdict.tone is Tone.BAD
+    assert document.verdict.tone is CalloutLevel.BAD
     table = document.sections[0].blocks[0]
     assert isinstance(table, Table)
     assert table.rows[0] == ["TTFT p50", "500 ms", "400 ms", "−20.0 %", "−25.0 % … −15.0 %", "better"]
@@ -82,7 +84,7 @@ def test_a_comparison_says_what_changed_by_how_much() -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[3:4], ROWS[4:5], ROWS[5:], []])
-def test_every_comparison_is_drawn(rows: list[Row]) -> None:
+def test_every_comparison_is_drawn(rows: list[ComparisonRow]) -> None:
     made = comparison(*rows)
     drawn = comparison_report.draw(made)
     assert bool(drawn) is any(row.change is not None for row in rows)
@@ -92,11 +94,11 @@ def test_every_comparison_is_drawn(rows: list[Row]) -> None:
 
 
 def test_only_unclear_rows_are_no_good_news() -> None:
-    assert comparison_report.outline(comparison(ROWS[3])).verdict.tone is Tone.CARE
+    assert comparison_report.outline(comparison(ROWS[3])).verdict.tone is CalloutLevel.CARE
 
 
-def trial(rate_per_s: float, met: int, growth: float = 0.0, **fields: object) -> Trial:
-    made = Trial(
+def trial(rate_per_s: float, met: int, growth: float = 0.0, **fields: object) -> SweepTrial:
+    made = SweepTrial(
         rate_per_s=rate_per_s,
         objective=0.95,
         judged=100,
@@ -113,7 +115,7 @@ def trial(rate_per_s: float, met: int, growth: float = 0.0, **fields: object) ->
     return msgspec.structs.replace(made, **fields)
 
 
-def sweep(*trials: Trial, **fields: object) -> Sweep:
+def sweep(*trials: SweepTrial, **fields: object) -> Sweep:
     made = Sweep(
         format=SWEEP,
         spec={"target": {"url": "http://127.0.0.1:8000"}, "objectives": {"ttft_s": 1.0}},
@@ -133,7 +135,7 @@ def sweep(*trials: Trial, **fields: object) -> Sweep:
 def test_a_sweep_shows_its_trials_by_rate() -> None:
     made = sweep(trial(1, 100), trial(4, 10, 30.0, limit="tester"), trial(2, 99))
     document = sweep_report.outline(made)
-    assert document.verdict.tone is Tone.GOOD
+    assert document.verdict.tone is CalloutLevel.GOOD
     table = document.sections[1].blocks[-1]
     assert isinstance(table, Table)
     assert [cells[:3] for cells in table.rows] == [

@@ -8,23 +8,25 @@ import numpy as np
 import pytest
 
 from maitred.core.errors import Unavailable
-from maitred.load.measure.record import Outcome, Record, RunData
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import RequestRecord, RunData, UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas
 from maitred.load.report.canvas import MOST_DOTS
 from maitred.load.report.plots import PLOTS, draw
-from maitred.load.spec import LoadSpec, Objectives
+from maitred.load.spec import LoadSpec, ObjectivesSpec
 from tests.load_results import synthetic_result
 
 ALWAYS = {"ttft-over-time", "itl-over-time", "distributions", "ttft-by-prompt", "throughput", "arrivals", "tester"}
 
 
-def all_failed() -> Result:
+def all_failed() -> LoadResult:
     records = [
-        Record(session=n, turn=0, tenant="a", intended_s=n / 5, asked_tokens=9, ended_s=n / 5, outcome=Outcome.FAILED)
+        RequestRecord(
+            session=n, turn=0, tenant="a", intended_s=n / 5, asked_tokens=9, ended_s=n / 5, outcome=UserOutcome.FAILED
+        )
         for n in range(20)
     ]
-    return Result.of(LoadSpec(), RunData(records, [], 4.0, 0.0), command="", workload="")
+    return LoadResult.of(LoadSpec(), RunData(records, [], 4.0, 0.0), command="", workload="")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def drawn() -> dict[str, str]:
     return draw(synthetic_result(1, requests=300, failures=True, tenants=("chat", "<b> & $x$"), warmup_s=5))
 
 
-def one(result: Result, name: str) -> str:
+def one(result: LoadResult, name: str) -> str:
     with canvas.style():
         return PLOTS[name](result, name)
 
@@ -49,7 +51,7 @@ def test_a_rich_run_has_every_figure(drawn: dict[str, str]) -> None:
     [
         (synthetic_result(1, requests=0), set()),
         (synthetic_result(1, requests=1), ALWAYS | {"goodput"}),
-        (synthetic_result(1, requests=30, objectives=Objectives()), ALWAYS),
+        (synthetic_result(1, requests=30, objectives=ObjectivesSpec()), ALWAYS),
         (
             synthetic_result(1, requests=30, stream=False),
             {"distributions", "throughput", "arrivals", "goodput", "tester"},
@@ -58,7 +60,7 @@ def test_a_rich_run_has_every_figure(drawn: dict[str, str]) -> None:
     ],
     ids=["empty", "one request", "no objectives", "not streamed", "all failed"],
 )
-def test_a_run_has_the_figures_that_it_has_data_for(result: Result, names: set[str]) -> None:
+def test_a_run_has_the_figures_that_it_has_data_for(result: LoadResult, names: set[str]) -> None:
     assert draw(result).keys() == names
 
 

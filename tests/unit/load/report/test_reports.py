@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from maitred.load.measure.record import Outcome
-from maitred.load.measure.result import Result
+from maitred.load.measure.record import UserOutcome
+from maitred.load.measure.result import LoadResult
 from maitred.load.report import html, markdown
-from maitred.load.report.document import Table, Tone
+from maitred.load.report.document import CalloutLevel, Table
 from maitred.load.report.outline import outline
 from maitred.load.report.plots import draw
-from maitred.load.spec import Objectives
+from maitred.load.spec import ObjectivesSpec
 from tests.load_results import synthetic_result
 
 VOID = {"meta", "br", "hr", "img", "link"}
@@ -61,13 +61,13 @@ def parse(text: str) -> Nesting:
 
 
 @pytest.fixture(scope="module")
-def rich() -> Result:
+def rich() -> LoadResult:
     result = synthetic_result(1, requests=400, failures=True, tenants=("chat", "<b>batch</b> & | *co*"), warmup_s=4.5)
     result.command = "maitred load run --name '</pre><script>alert(1)</script>'"
     return result
 
 
-def test_the_html_is_whole_and_fetches_nothing(rich: Result) -> None:
+def test_the_html_is_whole_and_fetches_nothing(rich: LoadResult) -> None:
     text = html.render(rich, draw(rich))
     page = parse(text)
     assert page.suspect == []
@@ -78,7 +78,7 @@ def test_the_html_is_whole_and_fetches_nothing(rich: Result) -> None:
     assert len(text) < 1_500_000
 
 
-def test_texts_of_others_are_escaped(rich: Result) -> None:
+def test_texts_of_others_are_escaped(rich: LoadResult) -> None:
     text = html.render(rich, {})
     assert "<script" not in text
     assert "<b>" not in text
@@ -88,12 +88,12 @@ def test_texts_of_others_are_escaped(rich: Result) -> None:
     assert "<upstream>" not in written.replace(r"\<upstream\>", "")
 
 
-def test_a_fence_is_longer_than_what_it_holds(rich: Result) -> None:
+def test_a_fence_is_longer_than_what_it_holds(rich: LoadResult) -> None:
     result = msgspec.structs.replace(rich, command="echo ```` ")
     assert "`````sh\necho ```` \n`````" in markdown.render(result)
 
 
-def test_every_row_has_its_columns(rich: Result) -> None:
+def test_every_row_has_its_columns(rich: LoadResult) -> None:
     for section in outline(rich).sections:
         for block in section.blocks:
             if isinstance(block, Table):
@@ -102,14 +102,14 @@ def test_every_row_has_its_columns(rich: Result) -> None:
     assert all(len(re.findall(r"(?<!\\)\|", row)) >= 3 for row in rows)
 
 
-def test_plots_are_shown_where_they_lie(rich: Result) -> None:
+def test_plots_are_shown_where_they_lie(rich: LoadResult) -> None:
     text = markdown.render(rich, {"outcomes": Path("run files/outcomes.svg")})
     assert "](<run files/outcomes.svg>)" in text
     assert text.count("![") == 1
     assert "![" not in markdown.render(rich)
 
 
-def test_markdown_needs_no_matplotlib(rich: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markdown_needs_no_matplotlib(rich: LoadResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "## Latency" in markdown.render(rich)
 
@@ -124,7 +124,7 @@ def test_markdown_needs_no_matplotlib(rich: Result, monkeypatch: pytest.MonkeyPa
     ],
     ids=["empty", "one request", "not streamed", "all warm-up"],
 )
-def test_every_kind_of_run_has_its_report(result: Result) -> None:
+def test_every_kind_of_run_has_its_report(result: LoadResult) -> None:
     parse(html.render(result, draw(result)))
     text = markdown.render(result)
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", text)
@@ -139,16 +139,16 @@ def test_times_that_do_not_exist_are_not_shown() -> None:
 
 
 def test_the_verdict_of_a_clean_run() -> None:
-    result = synthetic_result(1, requests=200, objectives=Objectives(ttft_s=60))
+    result = synthetic_result(1, requests=200, objectives=ObjectivesSpec(ttft_s=60))
     document = outline(result)
-    assert document.verdict.tone is Tone.GOOD
+    assert document.verdict.tone is CalloutLevel.GOOD
     assert "All requests were answered, and 100 % met the objectives (95 % should)." in document.verdict.text
     assert document.notes == []
 
 
 def test_missed_objectives_come_first() -> None:
-    document = outline(synthetic_result(1, requests=200, objectives=Objectives(ttft_s=0.001)))
-    assert document.verdict.tone is Tone.CARE
+    document = outline(synthetic_result(1, requests=200, objectives=ObjectivesSpec(ttft_s=0.001)))
+    assert document.verdict.tone is CalloutLevel.CARE
     assert "but 0 % met the objectives" in document.verdict.text
 
 
@@ -156,14 +156,14 @@ def test_a_tester_at_its_limit_comes_first() -> None:
     result = synthetic_result(1, requests=200, failures=True)
     result.tester = msgspec.structs.replace(result.tester, limit="tester", verdict="The tester was the limit.")
     document = outline(result)
-    assert document.verdict.tone is Tone.BAD
+    assert document.verdict.tone is CalloutLevel.BAD
     assert document.verdict.text == "The tester was the limit."
 
 
-def test_losses_come_first(rich: Result) -> None:
+def test_losses_come_first(rich: LoadResult) -> None:
     document = outline(rich)
-    assert document.verdict.tone is Tone.CARE
-    lost = rich.summary.outcomes[Outcome.CUT]
+    assert document.verdict.tone is CalloutLevel.CARE
+    lost = rich.summary.outcomes[UserOutcome.CUT]
     assert f"{lost} cut off" in document.verdict.text
     assert any("had not ended when the run did" in note.text for note in document.notes)
     assert any("had to be sent more than once" in note.text for note in document.notes)
@@ -171,13 +171,13 @@ def test_losses_come_first(rich: Result) -> None:
 
 @pytest.mark.parametrize(
     ("requests", "outcome", "said"),
-    [(0, Outcome.COMPLETE, "Nothing was measured"), (5, Outcome.REFUSED, "None of 5 requests")],
+    [(0, UserOutcome.COMPLETE, "Nothing was measured"), (5, UserOutcome.REFUSED, "None of 5 requests")],
 )
-def test_nothing_answered(requests: int, outcome: Outcome, said: str) -> None:
+def test_nothing_answered(requests: int, outcome: UserOutcome, said: str) -> None:
     result = synthetic_result(1, requests=requests)
     result.summary = msgspec.structs.replace(result.summary, outcomes={outcome.value: requests})
     document = outline(result)
-    assert document.verdict.tone is Tone.BAD
+    assert document.verdict.tone is CalloutLevel.BAD
     assert said in document.verdict.text
 
 
@@ -190,10 +190,10 @@ def test_a_short_run_says_so() -> None:
 def test_what_the_server_did_not_do_is_said() -> None:
     result = synthetic_result(1, requests=200)
     result.requests = msgspec.structs.replace(result.requests, output_tokens=[0] * 200)
-    silent = msgspec.convert(msgspec.to_builtins(result), Result)
+    silent = msgspec.convert(msgspec.to_builtins(result), LoadResult)
     assert "did not say how many tokens" in outline(silent).notes[0].text
     result.requests = msgspec.structs.replace(result.requests, output_tokens=[2] * 200, asked_tokens=[4] * 200)
-    short = msgspec.convert(msgspec.to_builtins(result), Result)
+    short = msgspec.convert(msgspec.to_builtins(result), LoadResult)
     assert "100 % of the complete answers are shorter" in outline(short).notes[0].text
     assert "(in all 50.0 % of the tokens)" in outline(short).notes[0].text
 
@@ -206,7 +206,7 @@ def test_bundled_tokens_are_noticed() -> None:
     assert "4.0 tokens in one piece" in outline(result).notes[0].text
 
 
-def test_settings_show_what_was_changed(rich: Result) -> None:
+def test_settings_show_what_was_changed(rich: LoadResult) -> None:
     settings = next(section for section in outline(rich).sections if section.title == "Settings")
     rows = {row[0]: row[1] for block in settings.blocks if isinstance(block, Table) for row in block.rows}
     assert rows["arrivals.rate_per_s"] == "8.0"

@@ -8,12 +8,12 @@ import statistics
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.spec import Arrivals
+from maitred.load.spec import ArrivalsSpec
 from maitred.load.workload.arrivals import FORMS, arrival_times, parse_profile
 
 
 def times_until(end_s, seed=0, **arrivals):
-    times = arrival_times(Arrivals(**arrivals), random.Random(seed))
+    times = arrival_times(ArrivalsSpec(**arrivals), random.Random(seed))
     return list(itertools.takewhile(lambda at_s: at_s < end_s, times))
 
 
@@ -45,7 +45,7 @@ def test_a_profile_is_the_curve_that_its_text_says(text, factors, integrals):
 def test_where_the_rate_ends_at_0_the_arrivals_end():
     profile = parse_profile("points:10=2,20=0")
     assert profile.inverse(30.0001) == math.inf
-    assert len(list(arrival_times(Arrivals(rate_per_s=10, profile="points:10=2,20=0"), random.Random(0)))) > 200
+    assert len(list(arrival_times(ArrivalsSpec(rate_per_s=10, profile="points:10=2,20=0"), random.Random(0)))) > 200
 
 
 def test_nobody_comes_while_the_rate_is_0():

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
-from maitred.load.spec import Arrivals, LoadSpec, Shape, Tenant
+from maitred.load.spec import ArrivalsSpec, LoadSpec, LoadTenant, ShapeSpec
 from maitred.load.workload.generator import make_workload
-from maitred.load.workload.session import Turn
-from maitred.load.workload.sizing import Sizing
+from maitred.load.workload.session import SessionTurn
+from maitred.load.workload.sizing import LengthScaling
 
 DATA = Path(__file__).parents[3] / "data" / "traces"
 MOONCAKE = f"mooncake:{DATA / 'mooncake.jsonl'}"
 AGENTIC = f"agentic:{DATA / 'agentic.jsonl.xz'}"
-USERS, RATE, NEITHER = Arrivals(users=3), Arrivals(rate_per_s=5), Arrivals()
+USERS, RATE, NEITHER = ArrivalsSpec(users=3), ArrivalsSpec(rate_per_s=5), ArrivalsSpec()
 
 
 def sessions(count=None, *, arrivals=RATE, tenants=None, seed=0, **shape):
-    spec = LoadSpec(arrivals=arrivals, shape=Shape(**shape), tenants=tenants or {}, seed=seed)
+    spec = LoadSpec(arrivals=arrivals, shape=ShapeSpec(**shape), tenants=tenants or {}, seed=seed)
     return list(itertools.islice(make_workload(spec).sessions, count))
 
 
 def test_the_usual_session_is_one_question():
     first, second = sessions(2)
-    assert first.turns == second.turns == (Turn(prompt_tokens=200, output_tokens=100),)
+    assert first.turns == second.turns == (SessionTurn(prompt_tokens=200, output_tokens=100),)
     assert (first.id, second.id) == (0, 1)
     assert 0 < first.at_s < second.at_s
     assert first.tenant == "default"
@@ -61,19 +61,19 @@ def test_measured_pairs_stay_pairs():
 
 def test_scale_and_limits():
     (session,) = sessions(1, prompt_tokens="1000", output_tokens="80", scale=0.5, max_output_tokens=30)
-    assert session.turns == (Turn(prompt_tokens=500, output_tokens=30),)
+    assert session.turns == (SessionTurn(prompt_tokens=500, output_tokens=30),)
     (session,) = sessions(1, prefixes=1, prefix_tokens=100, scale=0.5, max_prompt_tokens=20)
     assert (session.prefix_tokens, session.turns[0].prompt_tokens) == (50, 20)
 
 
 def test_sizing_keeps_the_blocks_that_are_needed():
-    turn = Turn(prompt_tokens=1000, output_tokens=10, blocks=(1, 2))
-    assert Sizing(scale=1 / 8, own_block_tokens=512).turn(turn) == Turn(
+    turn = SessionTurn(prompt_tokens=1000, output_tokens=10, blocks=(1, 2))
+    assert LengthScaling(scale=1 / 8, own_block_tokens=512).turn(turn) == SessionTurn(
         prompt_tokens=125, output_tokens=1, blocks=(1, 2)
     )
-    cut = Sizing(max_prompt_tokens=512, own_block_tokens=512).turn(turn)
+    cut = LengthScaling(max_prompt_tokens=512, own_block_tokens=512).turn(turn)
     assert (cut.prompt_tokens, cut.blocks) == (512, (1,))
-    tiny = Sizing(scale=0.0001, own_block_tokens=512)
+    tiny = LengthScaling(scale=0.0001, own_block_tokens=512)
     assert tiny.block_tokens == 1
     assert tiny.turn(turn).blocks == (1, 2)
 
@@ -91,7 +91,9 @@ def test_a_trace_comes_at_its_own_times_or_the_specs_or_none():
 
 
 def test_a_trace_without_tenants_gets_those_of_the_spec():
-    names = {s.tenant for s in sessions(arrivals=NEITHER, trace=MOONCAKE, tenants={"a": Tenant(), "b": Tenant()})}
+    names = {
+        s.tenant for s in sessions(arrivals=NEITHER, trace=MOONCAKE, tenants={"a": LoadTenant(), "b": LoadTenant()})
+    }
     assert names == {"a", "b"}
 
 
@@ -99,7 +101,7 @@ def test_a_trace_without_tenants_gets_those_of_the_spec():
     ("arrivals", "shape", "reason"),
     [
         (NEITHER, {}, "Nothing says when sessions begin. Set `arrivals.users`"),
-        (Arrivals(users=1, rate_per_s=1), {}, "not both"),
+        (ArrivalsSpec(users=1, rate_per_s=1), {}, "not both"),
         (NEITHER, {"trace": AGENTIC}, "its sessions have no times. Set `arrivals.users`"),
         (RATE, {"trace": MOONCAKE, "turns": "3"}, "Remove shape.turns or shape.trace"),
         (RATE, {"trace": MOONCAKE, "prefixes": 3}, "Remove shape.prefixes or shape.trace"),
@@ -129,6 +131,6 @@ def test_a_trace_has_a_format_and_a_path(trace):
 @pytest.mark.parametrize(("name", "what"), [("prompt_tokens", "shape.prompt_tokens"), ("think_s", "shape.think_s")])
 def test_a_bad_distribution_is_found_before_the_first_session(name, what):
     with pytest.raises(InvalidRequest, match=what):
-        make_workload(LoadSpec(arrivals=RATE, shape=Shape(**{name: "x"})))
+        make_workload(LoadSpec(arrivals=RATE, shape=ShapeSpec(**{name: "x"})))
     with pytest.raises(InvalidRequest, match=r"arrivals\.profile"):
-        make_workload(LoadSpec(arrivals=Arrivals(users=1, profile="x")))
+        make_workload(LoadSpec(arrivals=ArrivalsSpec(users=1, profile="x")))

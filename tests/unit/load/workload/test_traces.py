@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.traces.agentic import read_agentic
 from maitred.load.workload.traces.azure import read_azure
 from maitred.load.workload.traces.burstgpt import read_burstgpt
 from maitred.load.workload.traces.mooncake import read_mooncake
-from maitred.load.workload.traces.recorded import Asked, read_recorded, recorded_sessions, write_recorded
-from maitred.load.workload.traces.servegen import Part, read_servegen
+from maitred.load.workload.traces.recorded import RecordedRequest, read_recorded, recorded_sessions, write_recorded
+from maitred.load.workload.traces.servegen import ServeGenSelection, read_servegen
 
 DATA = Path(__file__).parents[3] / "data" / "traces"
 
@@ -45,7 +45,7 @@ def test_azure():
     sessions = list(read_azure(DATA / "azure.csv.gz").sessions)
     assert len(sessions) == 100
     assert sessions[0].at_s == 0
-    assert sessions[0].turns == (Turn(prompt_tokens=374, output_tokens=44),)
+    assert sessions[0].turns == (SessionTurn(prompt_tokens=374, output_tokens=44),)
     # 18:15:46.6805900 and 18:15:50.9951690
     assert sessions[1].at_s == pytest.approx(4.314579, abs=2e-6)
 
@@ -77,7 +77,7 @@ def test_agentic_sessions_grow_and_share_with_themselves_alone():
 
 
 def servegen(options="", seed=0):
-    return list(read_servegen(DATA / "servegen.tar.xz", Part.parse(options), seed).sessions)
+    return list(read_servegen(DATA / "servegen.tar.xz", ServeGenSelection.parse(options), seed).sessions)
 
 
 def test_servegen_follows_the_rates_of_its_clients():
@@ -99,7 +99,7 @@ def test_servegen_reads_a_folder_as_well(tmp_path):
     with tarfile.open(DATA / "servegen.tar.xz") as archive:
         for member in archive.getmembers():
             (tmp_path / Path(member.name).name).write_bytes(archive.extractfile(member).read())
-    part = Part.parse("end=1200")
+    part = ServeGenSelection.parse("end=1200")
     assert list(read_servegen(tmp_path, part, 1).sessions) == servegen("end=1200", seed=1)
 
 
@@ -113,7 +113,7 @@ def test_servegen_lends_lengths_to_clients_without_any(tmp_path):
     client(0, 3, "{10: 0.5, 20: 0.5}")
     client(1, 1, "{30: 1.0}")
     client(2, 10, None)
-    sessions = list(read_servegen(tmp_path, Part(), 0).sessions)
+    sessions = list(read_servegen(tmp_path, ServeGenSelection(), 0).sessions)
     lent = [s.turns[0].prompt_tokens for s in sessions if s.tenant == "client-2"]
     assert {s.turns[0].prompt_tokens for s in sessions if s.tenant == "client-0"} == {10, 20}
     assert lent.count(30) / len(lent) == pytest.approx(0.25, abs=0.03)
@@ -123,16 +123,16 @@ def test_servegen_lends_lengths_to_clients_without_any(tmp_path):
 @pytest.mark.parametrize("options", ["begin=3", "start", "start=x", "start=5&end=5", "rate=0", "start=-1", "start=nan"])
 def test_servegen_options_are_checked(options):
     with pytest.raises(InvalidRequest, match="start=86400"):
-        Part.parse(options)
+        ServeGenSelection.parse(options)
 
 
 def test_servegen_says_when_there_is_nothing(tmp_path):
     with pytest.raises(InvalidRequest, match="no files like chunk-0-trace"):
-        read_servegen(tmp_path, Part(), 0)
+        read_servegen(tmp_path, ServeGenSelection(), 0)
     with pytest.raises(InvalidRequest, match="no requests in this part"):
         servegen("start=9999999")
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        read_servegen(tmp_path / "none.tar", Part(), 0)
+        read_servegen(tmp_path / "none.tar", ServeGenSelection(), 0)
 
 
 LINES = [
@@ -178,7 +178,7 @@ def test_a_wrong_line_is_told_by_file_and_number(tmp_path, read, text, reason):
 
 def test_a_file_that_is_being_written_is_not_there_yet(tmp_path):
     def broken():
-        yield Session(id=0, turns=(Turn(prompt_tokens=1, output_tokens=1),))
+        yield LoadSession(id=0, turns=(SessionTurn(prompt_tokens=1, output_tokens=1),))
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -187,39 +187,41 @@ def test_a_file_that_is_being_written_is_not_there_yet(tmp_path):
 
 
 REQUESTS = [
-    Asked(
+    RecordedRequest(
         session=4, turn=0, tenant="b", intended_s=2.0, ended_s=3.0, prompt_tokens=50, output_tokens=9, asked_tokens=9
     ),
-    Asked(
+    RecordedRequest(
         session=2, turn=1, tenant="a", intended_s=4.5, ended_s=6.0, prompt_tokens=130, output_tokens=8, asked_tokens=10
     ),
-    Asked(
+    RecordedRequest(
         session=2, turn=0, tenant="a", intended_s=3.0, ended_s=4.0, prompt_tokens=100, output_tokens=20, asked_tokens=22
     ),
-    Asked(session=7, turn=0, tenant="a", intended_s=9.0, ended_s=9.1, prompt_tokens=0, output_tokens=0, asked_tokens=5),
+    RecordedRequest(
+        session=7, turn=0, tenant="a", intended_s=9.0, ended_s=9.1, prompt_tokens=0, output_tokens=0, asked_tokens=5
+    ),
 ]
 
 
 def test_a_runs_requests_become_its_sessions_again():
     assert list(recorded_sessions(REQUESTS)) == [
-        Session(id=0, turns=(Turn(prompt_tokens=50, output_tokens=9),), tenant="b", at_s=2.0),
-        Session(
+        LoadSession(id=0, turns=(SessionTurn(prompt_tokens=50, output_tokens=9),), tenant="b", at_s=2.0),
+        LoadSession(
             id=1,
             turns=(
-                Turn(prompt_tokens=100, output_tokens=22),
-                Turn(prompt_tokens=10, output_tokens=10, think_s=0.5),
+                SessionTurn(prompt_tokens=100, output_tokens=22),
+                SessionTurn(prompt_tokens=10, output_tokens=10, think_s=0.5),
             ),
             tenant="a",
             at_s=3.0,
         ),
         # The server never said how long this prompt was: as long as the median of the others.
-        Session(id=2, turns=(Turn(prompt_tokens=50, output_tokens=5),), tenant="a", at_s=9.0),
+        LoadSession(id=2, turns=(SessionTurn(prompt_tokens=50, output_tokens=5),), tenant="a", at_s=9.0),
     ]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_result_file_is_a_trace(tmp_path, indent):
-    columns = {name: [getattr(asked, name) for asked in REQUESTS] for name in Asked._fields}
+    columns = {name: [getattr(asked, name) for asked in REQUESTS] for name in RecordedRequest._fields}
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"format": "maitred-load/1", "spec": {}, "requests": columns}, indent=indent))
     assert [s.turns[0].output_tokens for s in read_recorded(path).sessions] == [9, 22, 5]

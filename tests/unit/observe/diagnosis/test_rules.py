@@ -3,16 +3,16 @@
 import pytest
 
 from maitred.observe.diagnosis.diagnosis import diagnose
-from maitred.observe.diagnosis.finding import Kind
-from maitred.observe.diagnosis.vitals import (
+from maitred.observe.diagnosis.finding import FindingKind
+from maitred.observe.diagnosis.snapshot import (
     EngineVitals,
     GatewayVitals,
     GrowthVitals,
-    LineVitals,
+    HealthSnapshot,
     ModelVitals,
+    QueueVitals,
     StoreVitals,
     UpstreamVitals,
-    Vitals,
 )
 
 ENGINE = {"model": "m", "replica": "r", "steps": 100.0, "step_s": 0.02, "prefill_tokens": 100, "decode_tokens": 900}
@@ -20,11 +20,11 @@ LINE = {"model": "m", "waiting": 8.0, "running": 4.0, "released": 10.0, "total_s
 
 
 def vitals(*, engine=None, line=None, **more):
-    return Vitals(
+    return HealthSnapshot(
         seconds=5.0,
         ended=100.0,
         engines=[EngineVitals(**ENGINE, **(engine or {}))],
-        lines=[LineVitals(**LINE | (line or {}))],
+        lines=[QueueVitals(**LINE | (line or {}))],
         **more,
     )
 
@@ -42,29 +42,29 @@ FULL = {"waited_s": {"slots": 9.0, "tenant_share": 50.0}}
     [
         (vitals(line=CALM), []),
         (vitals(line=CALM, engine={"busy_share": 1.0}), []),
-        (vitals(line=FULL, engine={"busy_share": 0.9}), [Kind.COMPUTE]),
-        (vitals(line=FULL, engine={"busy_share": 0.4}), [Kind.QUEUE]),
-        (vitals(line={"waited_s": {"kv_full": 9.0, "slots": 1.0}}), [Kind.KV_MEMORY]),
-        (vitals(line=CALM, engine={"recomputed_tokens": 200, "preemptions": 9}), [Kind.KV_MEMORY]),
-        (vitals(line={"free_slots": 2.0, "free_kv_tokens": 10.0}), [Kind.KV_MEMORY]),
-        (vitals(line={"free_slots": 2.0, "free_kv_tokens": 900.0}), [Kind.QUEUE]),
-        (vitals(line={**CALM, "refused": {"queue_full": 9.0}}), [Kind.QUEUE]),
-        (vitals(line=CALM, engine={"up": 0.0}), [Kind.REPLICA]),
+        (vitals(line=FULL, engine={"busy_share": 0.9}), [FindingKind.COMPUTE]),
+        (vitals(line=FULL, engine={"busy_share": 0.4}), [FindingKind.QUEUE]),
+        (vitals(line={"waited_s": {"kv_full": 9.0, "slots": 1.0}}), [FindingKind.KV_MEMORY]),
+        (vitals(line=CALM, engine={"recomputed_tokens": 200, "preemptions": 9}), [FindingKind.KV_MEMORY]),
+        (vitals(line={"free_slots": 2.0, "free_kv_tokens": 10.0}), [FindingKind.KV_MEMORY]),
+        (vitals(line={"free_slots": 2.0, "free_kv_tokens": 900.0}), [FindingKind.QUEUE]),
+        (vitals(line={**CALM, "refused": {"queue_full": 9.0}}), [FindingKind.QUEUE]),
+        (vitals(line=CALM, engine={"up": 0.0}), [FindingKind.REPLICA]),
         (vitals(line=CALM, engine={"up": 0.0, "on_demand": True}), []),
-        (vitals(line=CALM, engine={"up": 0.0, "on_demand": True}, unserved={"m": 3.0}), [Kind.REPLICA]),
-        (vitals(line=CALM, engine={"restarts": 1.0}), [Kind.REPLICA]),
-        (vitals(line=CALM, engine={"paused": 3.0, "running": 5.0}), [Kind.SLOW_CLIENTS]),
+        (vitals(line=CALM, engine={"up": 0.0, "on_demand": True}, unserved={"m": 3.0}), [FindingKind.REPLICA]),
+        (vitals(line=CALM, engine={"restarts": 1.0}), [FindingKind.REPLICA]),
+        (vitals(line=CALM, engine={"paused": 3.0, "running": 5.0}), [FindingKind.SLOW_CLIENTS]),
         (vitals(line=CALM, engine={"paused": 0.4}), []),
-        (vitals(line=CALM, stalled=40.0), [Kind.SLOW_CLIENTS]),
-        (vitals(line=CALM, limit_refusals={"tokens_per_minute": 30.0}), [Kind.LIMITS]),
+        (vitals(line=CALM, stalled=40.0), [FindingKind.SLOW_CLIENTS]),
+        (vitals(line=CALM, limit_refusals={"tokens_per_minute": 30.0}), [FindingKind.LIMITS]),
         (vitals(line=CALM, limit_refusals={"tokens_per_minute": 1.0}), []),
-        (vitals(line=CALM, gateway=GatewayVitals(loop_cpu_share=0.4, loop_wait_share=0.5)), [Kind.GATEWAY]),
+        (vitals(line=CALM, gateway=GatewayVitals(loop_cpu_share=0.4, loop_wait_share=0.5)), [FindingKind.GATEWAY]),
         (vitals(line=CALM, gateway=GatewayVitals(loop_cpu_share=0.4, loop_wait_share=0.2)), []),
-        (vitals(line=CALM, gateway=GatewayVitals(cpu_share=1.2, cpu_wait_share=0.9)), [Kind.GATEWAY]),
-        (vitals(line=CALM, gateway=GatewayVitals(open_fds=900, max_fds=1000)), [Kind.GATEWAY]),
-        (vitals(line=CALM, stores=StoreVitals(backlog=9, backlog_age_s=4.0)), [Kind.STORE]),
+        (vitals(line=CALM, gateway=GatewayVitals(cpu_share=1.2, cpu_wait_share=0.9)), [FindingKind.GATEWAY]),
+        (vitals(line=CALM, gateway=GatewayVitals(open_fds=900, max_fds=1000)), [FindingKind.GATEWAY]),
+        (vitals(line=CALM, stores=StoreVitals(backlog=9, backlog_age_s=4.0)), [FindingKind.STORE]),
         (vitals(line=CALM, stores=StoreVitals(backlog=9, backlog_age_s=1.0)), []),
-        (vitals(line=CALM, stores=StoreVitals(down={"counters": 1.0})), [Kind.STORE]),
+        (vitals(line=CALM, stores=StoreVitals(down={"counters": 1.0})), [FindingKind.STORE]),
     ],
 )
 def test_what_is_found(state, expected):
@@ -84,23 +84,26 @@ def test_what_an_upstream_does_is_measured_by_its_objective():
     upstream = UpstreamVitals(model="far", upstream="there", open_requests=3.0)
 
     def slow(**model):
-        return kinds(Vitals(seconds=5.0, upstreams=[upstream], models=[ModelVitals(model="far", **model)]))
+        return kinds(HealthSnapshot(seconds=5.0, upstreams=[upstream], models=[ModelVitals(model="far", **model)]))
 
     assert slow(answered=9, prefill_s=0.8, tpot_s=0.03) == []
-    assert slow(answered=9, prefill_s=0.8, tpot_s=0.03, first_token_within_s=0.3) == [Kind.UPSTREAM]
-    assert slow(answered=9, prefill_s=1.8, tpot_s=0.03) == [Kind.UPSTREAM]
-    assert slow(answered=9, prefill_s=0.2, tpot_s=0.5) == [Kind.UPSTREAM]
-    assert slow() == [Kind.UPSTREAM]  # nothing came in five seconds
+    assert slow(answered=9, prefill_s=0.8, tpot_s=0.03, first_token_within_s=0.3) == [FindingKind.UPSTREAM]
+    assert slow(answered=9, prefill_s=1.8, tpot_s=0.03) == [FindingKind.UPSTREAM]
+    assert slow(answered=9, prefill_s=0.2, tpot_s=0.5) == [FindingKind.UPSTREAM]
+    assert slow() == [FindingKind.UPSTREAM]  # nothing came in five seconds
 
 
 def test_causes_come_before_what_follows_from_them():
     state = vitals(line=FULL | {"refused": {"queue_full": 90.0}}, engine={"busy_share": 0.9})
-    assert kinds(state) == [Kind.COMPUTE, Kind.QUEUE]
+    assert kinds(state) == [FindingKind.COMPUTE, FindingKind.QUEUE]
 
 
 def test_a_gateway_without_time_makes_clients_look_slow():
     starved = GatewayVitals(loop_cpu_share=0.9)
-    assert kinds(vitals(line=CALM, engine={"paused": 9.0}, gateway=starved)) == [Kind.GATEWAY, Kind.SLOW_CLIENTS]
+    assert kinds(vitals(line=CALM, engine={"paused": 9.0}, gateway=starved)) == [
+        FindingKind.GATEWAY,
+        FindingKind.SLOW_CLIENTS,
+    ]
 
 
 def test_the_first_step_against_a_full_batch_depends_on_what_fills_it():
@@ -121,4 +124,4 @@ def test_the_first_step_against_a_full_batch_depends_on_what_fills_it():
 )
 def test_leaks(growth, found):
     state = vitals(line=CALM, growths=[GrowthVitals(process="gateway", **growth)])
-    assert kinds(state) == [Kind.LEAK] * found
+    assert kinds(state) == [FindingKind.LEAK] * found

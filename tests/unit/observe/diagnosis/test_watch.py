@@ -2,18 +2,18 @@
 
 import pytest
 
-from maitred.observe.diagnosis.watch import Watch
-from maitred.observe.samples import Samples, parse_metrics
+from maitred.observe.diagnosis.watch import ScrapeWatcher
+from maitred.observe.samples import MetricSamples, parse_metrics
 
 ENGINE = '{model="m",replica="r"}'
 
 
 def look(*lines):
-    return Samples(parse_metrics("\n".join(lines) + "\n"))
+    return MetricSamples(parse_metrics("\n".join(lines) + "\n"))
 
 
 def vitals(*looks, seconds=4.0):
-    return Watch(looks, seconds).vitals()
+    return ScrapeWatcher(looks, seconds).vitals()
 
 
 def test_gauges_are_means_and_counters_what_was_added():

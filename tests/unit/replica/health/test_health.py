@@ -1,10 +1,10 @@
 import pytest
 
-from maitred.replica.health.breaker import BreakerState, Outcome
+from maitred.replica.health.breaker import AttemptOutcome, BreakerState
 from maitred.replica.health.config import BreakerConfig, HealthConfig, OutlierConfig
-from maitred.replica.health.health import Health
-from maitred.replica.health.peers import Peers
-from maitred.replica.health.window import Window
+from maitred.replica.health.health import ReplicaHealth
+from maitred.replica.health.peers import PoolHealth
+from maitred.replica.health.window import OutcomeWindow
 
 CONFIG = HealthConfig(
     breaker=BreakerConfig(max_fails=3, least_requests=4, first_open_s=8.0, most_open_s=30.0),
@@ -15,7 +15,7 @@ CONFIG = HealthConfig(
 
 
 def fresh(name="a", draw=0.5):
-    return Health(name, CONFIG, lambda: draw)
+    return ReplicaHealth(name, CONFIG, lambda: draw)
 
 
 def send(health, outcome, now_s, times=1, took_s=None):
@@ -29,12 +29,12 @@ def send(health, outcome, now_s, times=1, took_s=None):
 
 def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     health = fresh()
-    send(health, Outcome.FAILURE, 100.0, times=2)
-    send(health, Outcome.SUCCESS, 100.0)
-    send(health, Outcome.NEITHER, 100.0)
+    send(health, AttemptOutcome.FAILURE, 100.0, times=2)
+    send(health, AttemptOutcome.SUCCESS, 100.0)
+    send(health, AttemptOutcome.NEITHER, 100.0)
     assert health.verdict(100.0).weight == 1.0
     health = fresh()
-    send(health, Outcome.FAILURE, 100.0, times=3)
+    send(health, AttemptOutcome.FAILURE, 100.0, times=3)
     verdict = health.verdict(101.0)
     assert not verdict.may
     assert verdict.why == "is left alone for 3.0 s more, because 3 requests failed in a row."
@@ -44,63 +44,63 @@ def test_failures_in_a_row_open_it_and_one_probe_closes_it():
     assert probe is not None
     assert health.begin(104.0) is None
     assert "one request" in health.verdict(104.0).why
-    health.ended(probe, Outcome.SUCCESS, 105.0)
+    health.ended(probe, AttemptOutcome.SUCCESS, 105.0)
     assert [round(health.verdict(at_s).weight, 3) for at_s in (105.0, 110.0, 115.0, 200.0)] == [0.2, 0.6, 1.0, 1.0]
 
 
 def test_a_rate_of_failures_opens_it_though_never_many_in_a_row():
     health = fresh()
     for at_s in range(100, 102):
-        send(health, Outcome.FAILURE, at_s)
-        send(health, Outcome.SUCCESS, at_s)
+        send(health, AttemptOutcome.FAILURE, at_s)
+        send(health, AttemptOutcome.SUCCESS, at_s)
     assert health.breaker.state(102.0) is BreakerState.CLOSED, "a success is no cause, whatever came before"
-    send(health, Outcome.FAILURE, 102.0)
+    send(health, AttemptOutcome.FAILURE, 102.0)
     assert health.breaker.cause == "3 of 5 requests failed"
 
 
 def test_it_stays_open_for_longer_each_time_until_there_was_peace():
     health, now_s, opened = fresh(draw=1.0), 100.0, []
-    send(health, Outcome.FAILURE, now_s, times=3)
+    send(health, AttemptOutcome.FAILURE, now_s, times=3)
     for _ in range(4):
         opened.append(health.breaker.remaining_s(now_s))
         now_s += opened[-1]
-        send(health, Outcome.FAILURE, now_s)
+        send(health, AttemptOutcome.FAILURE, now_s)
     assert opened == [8, 16, 30, 30]
     now_s += 30
-    send(health, Outcome.SUCCESS, now_s)
-    send(health, Outcome.FAILURE, now_s + 29, times=3)
+    send(health, AttemptOutcome.SUCCESS, now_s)
+    send(health, AttemptOutcome.FAILURE, now_s + 29, times=3)
     assert health.breaker.remaining_s(now_s + 29) == 30, "it was not closed for long"
-    send(health, Outcome.SUCCESS, now_s + 60)
-    send(health, Outcome.FAILURE, now_s + 100, times=3)
+    send(health, AttemptOutcome.SUCCESS, now_s + 60)
+    send(health, AttemptOutcome.FAILURE, now_s + 100, times=3)
     assert health.breaker.remaining_s(now_s + 100) == 8
 
 
 def test_the_first_token_of_a_probe_is_enough():
     health = fresh(draw=0.0)
-    send(health, Outcome.FAILURE, 100.0, times=3)
+    send(health, AttemptOutcome.FAILURE, 100.0, times=3)
     probe = health.begin(100.0)
     health.answered(probe, 101.0)
     assert health.breaker.state(101.0) is BreakerState.CLOSED
-    send(health, Outcome.FAILURE, 102.0, times=2)
-    health.ended(probe, Outcome.FAILURE, 102.0)
+    send(health, AttemptOutcome.FAILURE, 102.0, times=2)
+    health.ended(probe, AttemptOutcome.FAILURE, 102.0)
     assert health.breaker.state(100.0) is not BreakerState.CLOSED, "its failure is the third in a row"
 
 
 def test_what_was_sent_before_says_nothing_of_after():
     health = fresh(draw=1.0)
     early = [health.begin(100.0) for _ in range(5)]
-    send(health, Outcome.FAILURE, 100.0, times=3)
-    health.ended(early.pop(), Outcome.SUCCESS, 101.0)
+    send(health, AttemptOutcome.FAILURE, 100.0, times=3)
+    health.ended(early.pop(), AttemptOutcome.SUCCESS, 101.0)
     assert not health.verdict(101.0).may
-    send(health, Outcome.SUCCESS, 108.0)
+    send(health, AttemptOutcome.SUCCESS, 108.0)
     for attempt in early:
-        health.ended(attempt, Outcome.FAILURE, 109.0)
+        health.ended(attempt, AttemptOutcome.FAILURE, 109.0)
     assert health.verdict(109.0).may
 
 
 def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
     away = []
-    health = Health("r", CONFIG, lambda: 0.0, lambda: bool(away))
+    health = ReplicaHealth("r", CONFIG, lambda: 0.0, lambda: bool(away))
     away.append(True)
     assert health.verdict(100.0).why == "is away."
     assert health.begin(100.0) is not None, "what was released to it before is sent"
@@ -110,13 +110,13 @@ def test_who_is_absent_gets_nothing_and_comes_back_as_it_was():
 
 def pool(*names):
     members = [fresh(name) for name in names]
-    return Peers(CONFIG.outliers, members), members
+    return PoolHealth(CONFIG.outliers, members), members
 
 
 def test_who_is_slower_than_the_others_is_left_out_and_comes_back_slowly():
     peers, members = pool("a", "b", "c")
     for member, took_s in zip(members, (0.1, 0.11, 0.9), strict=True):
-        send(member, Outcome.SUCCESS, 100.0, times=4, took_s=took_s)
+        send(member, AttemptOutcome.SUCCESS, 100.0, times=4, took_s=took_s)
     assert peers.sweep(105.0) == ["c"]
     assert "times slower than others" in peers.verdicts(105.0)["c"].why
     assert peers.sweep(106.0) == [], "not before the interval is over"
@@ -128,8 +128,8 @@ def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
     peers, members = pool("a", "b", "c", "d")
     for round_s in (100.0, 140.0):
         for member in members:
-            send(member, Outcome.SUCCESS, round_s, times=6)
-        send(members[0], Outcome.FAILURE, round_s, times=2)
+            send(member, AttemptOutcome.SUCCESS, round_s, times=6)
+        send(members[0], AttemptOutcome.FAILURE, round_s, times=2)
         assert peers.sweep(round_s + 1) == ["a"]
     assert peers.verdicts(200.0)["a"].why.startswith("is left out for 1.0 s more, because 25% of its requests fail")
 
@@ -137,11 +137,11 @@ def test_who_fails_more_than_the_others_is_left_out_for_longer_each_time():
 def test_no_more_than_the_share_is_left_out_the_worst_first():
     peers, members = pool("a", "b", "c", "d", "e")
     for member, took_s in zip(members, (0.1, 0.1, 0.1, 2.0, 9.0), strict=True):
-        send(member, Outcome.SUCCESS, 100.0, times=4, took_s=took_s)
+        send(member, AttemptOutcome.SUCCESS, 100.0, times=4, took_s=took_s)
     assert peers.sweep(110.0) == ["e", "d"]
     peers, members = pool("a", "b")
-    send(members[0], Outcome.SUCCESS, 100.0, times=4, took_s=0.1)
-    send(members[1], Outcome.SUCCESS, 100.0, times=4, took_s=1.0)
+    send(members[0], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=0.1)
+    send(members[1], AttemptOutcome.SUCCESS, 100.0, times=4, took_s=1.0)
     assert peers.sweep(110.0) == ["b"]
     members[0]._absent = lambda: True
     assert peers.panics(111.0)
@@ -150,7 +150,7 @@ def test_no_more_than_the_share_is_left_out_the_worst_first():
 
 
 def test_a_window_forgets():
-    window = Window(10.0)
+    window = OutcomeWindow(10.0)
     window.ended(100.0, failed=True)
     window.took(101.0, 4.0)
     window.took(101.0, 1.0)

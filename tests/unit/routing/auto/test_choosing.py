@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import Ask, Conversation
+from maitred.core.answer import Conversation, InferenceRequest
 from maitred.core.request import SamplingParams
-from maitred.routing.auto.choosing import WEIGHTS, Auto
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task
+from maitred.routing.auto.tiers import WEIGHTS, AutoModel
 from maitred.routing.complexity import SURFACE, ComplexityModel
 
 SAMPLING = SamplingParams(max_tokens=1, seed=0)
@@ -29,11 +29,11 @@ def by_questions(**settings):
     model = ComplexityModel(
         encoder="", surface=SURFACE, means=[0.0] * size, spreads=[1.0] * size, weights=weights, bias=0.0
     )
-    return Auto(AutoConfig(**CONFIG, **settings), model)
+    return AutoModel(AutoConfig(**CONFIG, **settings), model)
 
 
 def ask(prompt, **wants):
-    return Ask("auto", [prompt], SAMPLING, **wants)
+    return InferenceRequest("auto", [prompt], SAMPLING, **wants)
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_a_kind_of_work_with_a_model_of_its_own_goes_there_and_then_by_its_score
 
 def test_the_weights_that_come_with_maitred_need_no_embedding():
     assert ComplexityModel.load(WEIGHTS).dimensions == 0
-    auto = Auto(AutoConfig(**CONFIG))
+    auto = AutoModel(AutoConfig(**CONFIG))
     easy, hard = (auto.preference(ask(text)).score for text in ("What is the capital of France?", HARD))
     assert easy < 0.3 < hard
 
 
 @given(st.text(max_size=3000), st.floats(0, 1), st.floats(0, 1))
 def test_every_request_gets_every_model_at_most_once_and_none_is_lost(text, one, other):
-    auto = Auto(AutoConfig(**CONFIG, thresholds=sorted([one, other])))
+    auto = AutoModel(AutoConfig(**CONFIG, thresholds=sorted([one, other])))
     preference = auto.preference(ask(text))
     assert [*preference.downward[::-1], *preference.upward] == ["s", "m", "l"]
 
 
 @pytest.mark.parametrize("text", ["Why is the sky blue? " * 20, "word " * 1_000_000, "\n" * 1_000_000, "A. " * 9_000])
 def test_a_choice_takes_no_time_that_others_would_notice(text):
-    auto = Auto(AutoConfig(**CONFIG, tasks={Task.CODE: "coder"}))
+    auto = AutoModel(AutoConfig(**CONFIG, tasks={Task.CODE: "coder"}))
     request = ask(text)
     spent_s = []
     for _ in range(20):

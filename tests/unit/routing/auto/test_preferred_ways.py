@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import ContentRefused, ContextLengthExceeded, Forbidden, ReplicaUnavailable
-from maitred.routing.auto.choosing import Auto, Preference
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.auto.tasks import Task
+from maitred.routing.auto.tiers import AutoModel, TierPreference
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
-from maitred.routing.pools.needs import Needs
-from maitred.routing.pools.routes import Routes
+from maitred.routing.pools.requirements import RequestRequirements
+from maitred.routing.pools.route_table import Routes
 
 AUTO = AutoConfig(small="s", medium="m", large="big", tasks={Task.CODE: "code/x"})
 CONFIG = RoutesConfig(
@@ -29,12 +29,12 @@ CONFIG = RoutesConfig(
     fallbacks={"s": FallbackConfig(general=["spare"], content_policy=["m"])},
     auto={"auto": AUTO},
 )
-FROM_SMALL = Preference(("s", "m", "big"), (), "small", 0.1)
-FROM_LARGE = Preference(("big",), ("m", "s"), "large", 0.9)
+FROM_SMALL = TierPreference(("s", "m", "big"), (), "small", 0.1)
+FROM_LARGE = TierPreference(("big",), ("m", "s"), "large", 0.9)
 
 
 def way(preference=FROM_SMALL, model="auto", **needs):
-    return Routes(CONFIG).way_by_preference(Needs(model, **needs), preference)
+    return Routes(CONFIG).way_by_preference(RequestRequirements(model, **needs), preference)
 
 
 def names(a_way, failure):
@@ -72,7 +72,7 @@ def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
     assert names(way(local_only=True), ReplicaUnavailable()) == ["s", "spare", "m"]
     assert way(FROM_LARGE, local_only=True).first().name == "m", "smaller rather than out of the house"
     with pytest.raises(Forbidden, match="m is in us"):
-        way(Preference(("m", "big"), (), "medium"), regions={"asia"}).first()
+        way(TierPreference(("m", "big"), (), "medium"), regions={"asia"}).first()
 
 
 @given(
@@ -83,7 +83,7 @@ def test_bounds_hold_for_what_is_chosen_and_what_stands_behind_it():
 )
 def test_no_choice_leads_where_its_caller_may_not_go(place, allowed, local_only, regions):
     order = ("s", "m", "big")
-    preference = Preference(order[place:], order[:place][::-1], "score")
+    preference = TierPreference(order[place:], order[:place][::-1], "score")
     a_way = way(preference, local_only=local_only, regions=regions, **only(*allowed))
     assert (a_way is None) == ("auto" not in allowed or not allowed & {"s", "m", "l"})
     if a_way is None:
@@ -103,7 +103,7 @@ def test_no_choice_leads_where_its_caller_may_not_go(place, allowed, local_only,
 def test_a_sound_choice_has_no_faults_and_is_listed():
     assert list(route_faults(CONFIG)) == []
     assert Routes(CONFIG).names.listed == ["s", "m", "l", "spare", "auto", "big", "default"]
-    assert Auto(AUTO).names == ["s", "m", "big", "code/x"]
+    assert AutoModel(AUTO).names == ["s", "m", "big", "code/x"]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_fault_is_named_with_its_remedy(change, key, message):
 
 
 SIZES = {"sizes": ("s", "m", "big")}
-SMALL = Preference(("s", "m", "big"), (), "small", 0.1, **SIZES)
-CODE = Preference(("code/x", "s", "m", "big"), (), "code", 0.1, **SIZES)
+SMALL = TierPreference(("s", "m", "big"), (), "small", 0.1, **SIZES)
+CODE = TierPreference(("code/x", "s", "m", "big"), (), "code", 0.1, **SIZES)
 
 
 def upward(preference, *failures, **needs):
     """The models after that which answers once these failures have led to it, and what follows when they fail, too."""
-    routes, needed = Routes(CONFIG), Needs("auto", **needs)
+    routes, needed = Routes(CONFIG), RequestRequirements("auto", **needs)
     before = routes.way_by_preference(needed, preference)
     before.first()
     for failure in failures:
@@ -166,7 +166,7 @@ def test_what_is_larger_than_who_has_answered():
     assert upward(SMALL, ReplicaUnavailable()) == ["m", "l"], "the spare one is none of the sizes"
     assert upward(SMALL, ContextLengthExceeded()) == ["l"], "m has answered"
     assert upward(SMALL, *2 * [ContextLengthExceeded()]) is None
-    assert upward(Preference(("big",), ("m", "s"), "large", 0.9, **SIZES)) is None
+    assert upward(TierPreference(("big",), ("m", "s"), "large", 0.9, **SIZES)) is None
     assert upward(CODE) == ["s", "spare", "m", "l"], "a task's model is followed as when it fails"
 
 
@@ -184,8 +184,8 @@ def test_nothing_larger_passes_the_bounds_or_is_closed():
     st.none() | st.sets(st.sampled_from(["eu", "us"])),
 )
 def test_going_upward_ends_and_visits_no_place_twice(sizes, failures, local_only, regions):
-    routes, needs = Routes(CONFIG), Needs("auto", local_only=local_only, regions=regions)
-    preference = Preference(tuple(sizes), (), "small", 0.1, tuple(sizes))
+    routes, needs = Routes(CONFIG), RequestRequirements("auto", local_only=local_only, regions=regions)
+    preference = TierPreference(tuple(sizes), (), "small", 0.1, tuple(sizes))
     a_way = routes.way_by_preference(needs, preference)
     visited = []
     while a_way is not None:

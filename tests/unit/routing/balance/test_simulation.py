@@ -7,9 +7,9 @@ from collections import OrderedDict
 
 import pytest
 
-from maitred.core.balance import Candidate, Inquiry
+from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.prefix import chain
-from maitred.core.service import ServiceWeights
+from maitred.core.token_costs import ServiceWeights
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
 from maitred.routing.prefix.index import PrefixIndex
@@ -55,7 +55,7 @@ class Replica:
     def candidate(self, now_s, prompt_tokens, held_tokens):
         self.runs = [run for run in self.runs if run[1] > now_s]
         wait_s = max(0.0, self.free_at_s - now_s)
-        return Candidate(
+        return ReplicaCandidate(
             self.name,
             requests=len(self.runs),
             prompt_tokens=wait_s * PER_S,
@@ -101,7 +101,7 @@ def play(policy, seed, *, sessions=160, turns=6, bound=1.2, price=4.0):
             replica.candidate(now_s, len(tokens), min(held[replica.name], len(tokens) - 1))
             for replica in replicas.values()
         ]
-        chosen = balance.choose(Inquiry(len(tokens), output), among)
+        chosen = balance.choose(PlacementRequest(len(tokens), output), among)
         index.sent(chosen.name, keys)
         cached, ttft_s, end_s = replicas[chosen.name].take(now_s, tokens, keys, output)
         prompts += len(tokens)

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.answer import Part, Score, TokenScore
+from maitred.core.answer import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason
+from maitred.routing.escalation.checks import ChoiceText, is_refusal, mean_logprob, said_in, schema_in
 from maitred.routing.escalation.config import OPENINGS
-from maitred.routing.escalation.judging import Said, is_refusal, mean_logprob, said_in, schema_in
 
 STOP = FinishReason.STOP
 
 
 def score(logprob):
-    return TokenScore(Score("x", b"x", logprob), [], 0)
+    return TokenScore(TokenLogprob("x", b"x", logprob), [], 0)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def score(logprob):
     ],
 )
 def test_a_refusal_is_known_by_its_beginning(text):
-    assert is_refusal(Said(text, finish=STOP), OPENINGS)
+    assert is_refusal(ChoiceText(text, finish=STOP), OPENINGS)
 
 
 @pytest.mark.parametrize(
@@ -45,31 +45,31 @@ def test_a_refusal_is_known_by_its_beginning(text):
     ],
 )
 def test_an_answer_is_not_a_refusal(text):
-    assert not is_refusal(Said(text, finish=STOP), OPENINGS)
+    assert not is_refusal(ChoiceText(text, finish=STOP), OPENINGS)
 
 
 def test_what_the_server_says_counts_whatever_the_text():
-    assert is_refusal(Said("Paris", refusal="No.", finish=STOP), ())
-    assert is_refusal(Said("Paris", finish=FinishReason.CONTENT_FILTER), ())
-    assert not is_refusal(Said("I can't help", calls_tools=True, finish=STOP), OPENINGS)
+    assert is_refusal(ChoiceText("Paris", refusal="No.", finish=STOP), ())
+    assert is_refusal(ChoiceText("Paris", finish=FinishReason.CONTENT_FILTER), ())
+    assert not is_refusal(ChoiceText("I can't help", calls_tools=True, finish=STOP), OPENINGS)
 
 
 def test_without_openings_no_text_is_a_refusal():
-    assert not is_refusal(Said("I can't help with that.", finish=STOP), ())
+    assert not is_refusal(ChoiceText("I can't help with that.", finish=STOP), ())
 
 
 def test_the_mean_is_that_of_the_chosen_tokens():
-    assert mean_logprob(Said()) is None
-    assert mean_logprob(Said(logprobs=[-1.0, -3.0])) == -2.0
-    assert mean_logprob(Said(logprobs=[-9999.0, 0.0])) == -50.0
-    assert mean_logprob(Said(logprobs=[float("-inf")])) == -100.0
+    assert mean_logprob(ChoiceText()) is None
+    assert mean_logprob(ChoiceText(logprobs=[-1.0, -3.0])) == -2.0
+    assert mean_logprob(ChoiceText(logprobs=[-9999.0, 0.0])) == -50.0
+    assert mean_logprob(ChoiceText(logprobs=[float("-inf")])) == -100.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.floats(-5, 0), max_size=2)), max_size=12))
 def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
-    parts = [Part(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
+    parts = [TextDelta(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
     indexes = sorted({index for index, _, _ in pieces})
-    said = said_in([*parts, *(Part(index, "", STOP) for index in indexes)])
+    said = said_in([*parts, *(TextDelta(index, "", STOP) for index in indexes)])
     assert [each.text for each in said] == ["".join(t for i, t, _ in pieces if i == index) for index in indexes]
     assert [each.logprobs for each in said] == [
         [logprob for i, _, logprobs in pieces if i == index for logprob in logprobs] for index in indexes

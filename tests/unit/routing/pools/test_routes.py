@@ -16,8 +16,8 @@ from maitred.core.errors import (
 )
 from maitred.routing.pools.config import FallbackConfig, PoolConfig, RoutesConfig, TargetConfig
 from maitred.routing.pools.faults import route_faults
-from maitred.routing.pools.needs import Needs
-from maitred.routing.pools.routes import Rank, Routes
+from maitred.routing.pools.requirements import RequestRequirements
+from maitred.routing.pools.route_table import Routes, TargetReason
 
 CONFIG = RoutesConfig(
     pools={
@@ -40,7 +40,7 @@ CONFIG = RoutesConfig(
 
 
 def way(model="tiny", **needs):
-    return Routes(CONFIG).way(Needs(model, **needs))
+    return Routes(CONFIG).way(RequestRequirements(model, **needs))
 
 
 def places(a_way, failure):
@@ -52,24 +52,24 @@ def places(a_way, failure):
     return found
 
 
-OWN = [("small", None, Rank.OWN), ("cloud", "gpt-4o-mini", Rank.OWN)]
+OWN = [("small", None, TargetReason.OWN), ("cloud", "gpt-4o-mini", TargetReason.OWN)]
 
 
 @pytest.mark.parametrize("failure", [ReplicaUnavailable(), ReplicaBusy(), ReplicaLost(), QueueFull(), TooExpensive()])
 def test_own_targets_come_first_then_the_general_chain_each_place_once(failure):
     assert places(way(), failure) == [
         *OWN,
-        ("cloud", "gpt-4o", Rank.GENERAL),
-        ("long", "big-128k", Rank.GENERAL),
+        ("cloud", "gpt-4o", TargetReason.GENERAL),
+        ("long", "big-128k", TargetReason.GENERAL),
     ]
 
 
 def test_what_is_too_long_for_all_goes_to_the_longer_window():
-    assert places(way(), ContextLengthExceeded()) == [*OWN, ("long", "big-128k", Rank.CONTEXT_LENGTH)]
+    assert places(way(), ContextLengthExceeded()) == [*OWN, ("long", "big-128k", TargetReason.CONTEXT_LENGTH)]
 
 
 def test_what_one_provider_refuses_is_not_shown_to_the_next_place_of_the_same_model():
-    assert places(way(), ContentRefused()) == [OWN[0], ("cloud", "o1", Rank.CONTENT_POLICY)]
+    assert places(way(), ContentRefused()) == [OWN[0], ("cloud", "o1", TargetReason.CONTENT_POLICY)]
 
 
 @pytest.mark.parametrize("failure", [InvalidRequest("No."), DeadlineExceeded()])
@@ -86,8 +86,8 @@ def test_one_chain_can_follow_another():
     a_way = way()
     a_way.first()
     assert a_way.after(ReplicaLost()).model == "gpt-4o-mini"
-    assert a_way.after(ContextLengthExceeded()).rank is Rank.CONTEXT_LENGTH
-    assert a_way.after(ReplicaLost()).rank is Rank.GENERAL
+    assert a_way.after(ContextLengthExceeded()).rank is TargetReason.CONTEXT_LENGTH
+    assert a_way.after(ReplicaLost()).rank is TargetReason.GENERAL
     assert a_way.after(ReplicaLost()) is None, "big has been tried already"
 
 
@@ -112,8 +112,8 @@ def test_the_name_as_it_stands_then_the_longest_pattern(name, pool, model, key):
 
 
 def test_a_name_that_leads_nowhere():
-    assert Routes(RoutesConfig()).way(Needs("tiny")) is None
-    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).way(Needs("a")) is None
+    assert Routes(RoutesConfig()).way(RequestRequirements("tiny")) is None
+    assert Routes(RoutesConfig(aliases={"a": "b", "b": "a"})).way(RequestRequirements("a")) is None
 
 
 def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
@@ -124,7 +124,10 @@ def test_a_fallback_is_no_way_out_of_the_house_or_the_region():
 
 def test_a_fallback_is_no_way_to_a_model_that_is_closed():
     open_ones = {"tiny", "big"}
-    assert places(way(allowed=open_ones.__contains__), ReplicaLost()) == [*OWN, ("long", "big-128k", Rank.GENERAL)]
+    assert places(way(allowed=open_ones.__contains__), ReplicaLost()) == [
+        *OWN,
+        ("long", "big-128k", TargetReason.GENERAL),
+    ]
     assert way(allowed={"big"}.__contains__) is None
     assert way("default", allowed={"default"}.__contains__) is not None, "open under the name that was asked for"
     assert way("openai/o3", allowed={"openai/*"}.__contains__) is not None
@@ -137,8 +140,8 @@ def test_what_no_own_target_can_do_goes_to_the_chain_at_once():
         names={"a": [TargetConfig(pool="a")], "b": [TargetConfig(pool="b")]},
         fallbacks={"a": FallbackConfig(general=["b"])},
     )
-    assert Routes(config).way(Needs("a", capabilities={"tools"})).first().rank is Rank.GENERAL
-    said = Routes(config).way(Needs("a"))
+    assert Routes(config).way(RequestRequirements("a", capabilities={"tools"})).first().rank is TargetReason.GENERAL
+    said = Routes(config).way(RequestRequirements("a"))
     said.first()
     assert said.after(Unsupported("No tools.")).pool == "b"
 

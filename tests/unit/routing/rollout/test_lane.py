@@ -3,24 +3,26 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.rollout import Version
-from maitred.routing.rollout.lane import Entry, Lane
-from maitred.routing.rollout.trial import Observation
+from maitred.core.rollout import RolloutVersion
+from maitred.routing.rollout.observations import OrderedObservations, PendingObservation
+from maitred.routing.rollout.trial import TrialObservation
 
 
 def entry(number, began_s=0.0):
-    return Entry(Version.CANARY, began_s, lambda now_s: Observation(ttft_s=now_s - began_s, tokens=number))
+    return PendingObservation(
+        RolloutVersion.CANARY, began_s, lambda now_s: TrialObservation(ttft_s=now_s - began_s, tokens=number)
+    )
 
 
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
 def test_whatever_the_order_of_their_ends(ends, mute):
     told = []
-    lane = Lane(lambda version, seen: told.append(seen.tokens), patience_s=1.0)
+    lane = OrderedObservations(lambda version, seen: told.append(seen.tokens), patience_s=1.0)
     entries = [entry(number) for number in range(8)]
     for each in entries:
         lane.enter(each)
     for number in ends:
-        entries[number].end(None if number in mute else Observation(tokens=number))
+        entries[number].end(None if number in mute else TrialObservation(tokens=number))
         lane.advance(0.0)
     assert told == [number for number in range(8) if number not in mute]
     assert len(lane) == 0
@@ -28,13 +30,13 @@ def test_whatever_the_order_of_their_ends(ends, mute):
 
 def test_who_takes_too_long_is_told_with_what_is_seen_by_then():
     told = []
-    lane = Lane(lambda version, seen: told.append((seen.tokens, seen.ttft_s)), patience_s=5.0)
+    lane = OrderedObservations(lambda version, seen: told.append((seen.tokens, seen.ttft_s)), patience_s=5.0)
     slow, quick = entry(1), entry(2, began_s=1.0)
     lane.enter(slow)
     lane.enter(quick)
-    quick.end(Observation(tokens=2))
+    quick.end(TrialObservation(tokens=2))
     assert lane.advance(4.9) == 0
     assert lane.advance(6.0) == 2
-    slow.end(Observation(tokens=3))
+    slow.end(TrialObservation(tokens=3))
     assert lane.advance(9.0) == 0
     assert told == [(1, 6.0), (2, None)]

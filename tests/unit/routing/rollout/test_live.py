@@ -1,29 +1,33 @@
 """One rollout on a gateway: what it sees, and until when that counts."""
 
-from maitred.core.rollout import Phase, RolloutState
+from maitred.core.rollout import RolloutPhase, RolloutState
 from maitred.routing.rollout.live import LiveRollout
-from maitred.routing.rollout.trial import Decision, Fault, Observation
+from maitred.routing.rollout.trial import CanaryFault, TrialDecision, TrialObservation
 
 STATE = RolloutState(
-    name="chat", settings={"stable": "v1", "canary": "v2", "shadow": 1.0}, trial=1, phase=Phase.RUNNING, shadow=1.0
+    name="chat",
+    settings={"stable": "v1", "canary": "v2", "shadow": 1.0},
+    trial=1,
+    phase=RolloutPhase.RUNNING,
+    shadow=1.0,
 )
 
 
 def copied(*, agreed):
-    return Observation(copied=True, agreed=agreed)
+    return TrialObservation(copied=True, agreed=agreed)
 
 
 def test_copies_that_end_after_the_verdict_do_not_change_it():
     rollout = LiveRollout(STATE)
-    while rollout.compared(copied(agreed=False)) is not Decision.ABORT:
+    while rollout.compared(copied(agreed=False)) is not TrialDecision.ABORT:
         pass
     verdict = rollout.verdict()
-    assert verdict.faults == (Fault.DISAGREEMENT,)
-    rollout.become(STATE.moved(Phase.ABORTED, 1.0, "disagreement"))
+    assert verdict.faults == (CanaryFault.DISAGREEMENT,)
+    rollout.become(STATE.moved(RolloutPhase.ABORTED, 1.0, "disagreement"))
     for _ in range(1000):
-        assert rollout.compared(copied(agreed=True)) is Decision.CONTINUE
+        assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.verdict() == verdict
     rollout.become(rollout.state.started(STATE.settings, 2.0))
     assert rollout.verdict().canary_requests == 0
-    assert rollout.compared(copied(agreed=True)) is Decision.CONTINUE
+    assert rollout.compared(copied(agreed=True)) is TrialDecision.CONTINUE
     assert rollout.verdict().canary_requests == 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.rollout import Version
+from maitred.core.rollout import RolloutVersion
 from maitred.routing.rollout.split import Split
 
 KEYS = [f"key-{number}" for number in range(4000)]
@@ -12,7 +12,7 @@ weights = st.floats(0, 1)
 
 
 def on_canary(split):
-    return {key for key in KEYS if split.version_for(key) is Version.CANARY}
+    return {key for key in KEYS if split.version_for(key) is RolloutVersion.CANARY}
 
 
 def test_the_share_is_the_weight():
@@ -26,8 +26,8 @@ def test_who_has_seen_the_canary_keeps_seeing_it_while_it_grows(first, second, r
     low, high = sorted((first, second))
     split = Split(rollout=rollout, weight=low)
     for key in KEYS[:50]:
-        if split.version_for(key) is Version.CANARY:
-            assert split.with_weight(high).version_for(key) is Version.CANARY
+        if split.version_for(key) is RolloutVersion.CANARY:
+            assert split.with_weight(high).version_for(key) is RolloutVersion.CANARY
 
 
 def test_rollouts_and_shadows_draw_places_of_their_own():
@@ -40,9 +40,9 @@ def test_rollouts_and_shadows_draw_places_of_their_own():
 @given(st.text(), weights)
 def test_switch_and_roll_back(key, weight):
     split = Split(rollout="r", weight=weight, shadow=0.5)
-    assert split.switched().version_for(key) is Version.CANARY
+    assert split.switched().version_for(key) is RolloutVersion.CANARY
     back = split.switched().rolled_back()
-    assert back.version_for(key) is Version.STABLE
+    assert back.version_for(key) is RolloutVersion.STABLE
     assert not back.shadows(key)
 
 

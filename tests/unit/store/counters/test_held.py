@@ -1,14 +1,14 @@
 """What a gateway can tell Redis again."""
 
-from maitred.core.counters import Claim, CounterKind, Reading, Reservation
-from maitred.store.counters.held import LATE_S, TOTAL_KEPT_S, Holdings
+from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation
+from maitred.store.counters.lease_records import LATE_S, TOTAL_KEPT_S, LeaseRecords
 
-BUDGET = Claim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=5000.0)
-POOL = Claim("pool", CounterKind.POOL, 10, 1)
+BUDGET = LimitClaim("day", CounterKind.BUDGET, 1000, 10, per_output=2, ends_s=5000.0)
+POOL = LimitClaim("pool", CounterKind.POOL, 10, 1)
 
 
 def held_by(lease="a", now_s=0.0, *, told=True, local=False):
-    holdings = Holdings()
+    holdings = LeaseRecords()
     holdings.hold(Reservation(lease, [BUDGET, POOL], 50, 1, 30.0), 40, now_s, told=told, local=local)
     return holdings
 
@@ -52,11 +52,11 @@ def test_what_redis_was_not_told_is_not_forgotten():
 
 
 def test_totals_never_go_backwards():
-    holdings = Holdings()
+    holdings = LeaseRecords()
     assert holdings.total("day") == -1
     claims = [POOL, BUDGET]
-    holdings.saw(claims, [Reading(10, 9, 0.0, used=1), Reading(1000, 900, 0.0, used=100)], 0.0)
-    holdings.saw(claims, [Reading(10, 9, 0.0, used=1), Reading(1000, 910, 0.0, used=90)], 1.0)
+    holdings.saw(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 900, 0.0, used=100)], 0.0)
+    holdings.saw(claims, [CounterState(10, 9, 0.0, used=1), CounterState(1000, 910, 0.0, used=90)], 1.0)
     holdings.charged({"day": 120, "never-seen": 5})
     assert holdings.totals() == [("day", 120, 5000.0)]
     holdings.forget_totals(TOTAL_KEPT_S)

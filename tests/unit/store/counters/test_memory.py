@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import StoreUnavailable
-from maitred.store.counters.book import REMEMBER_S
 from maitred.store.counters.memory import MemoryCounters
+from maitred.store.counters.table import REMEMBER_S
 
 MINUTE_S = 60.0
 SOME_WALL_S = 1.7e9
@@ -35,15 +35,15 @@ def counters(clock):
 
 
 def bucket(amount, *, counter="bucket", capacity=100, refill_per_s=1.0):
-    return Claim(counter, CounterKind.BUCKET, capacity, amount, refill_per_s=refill_per_s)
+    return LimitClaim(counter, CounterKind.BUCKET, capacity, amount, refill_per_s=refill_per_s)
 
 
 def pool(amount, *, counter="pool", capacity=100):
-    return Claim(counter, CounterKind.POOL, capacity, amount)
+    return LimitClaim(counter, CounterKind.POOL, capacity, amount)
 
 
 def budget(amount, *, counter="budget", capacity=100, ends_s=None):
-    return Claim(counter, CounterKind.BUDGET, capacity, amount, ends_s=ends_s)
+    return LimitClaim(counter, CounterKind.BUDGET, capacity, amount, ends_s=ends_s)
 
 
 def reservation(lease, *claims, lease_s=30.0):
@@ -81,7 +81,7 @@ async def test_many_keys_leave_nothing_behind(counters, clock):
 
 async def test_what_is_looked_at_or_denied_is_not_kept(counters):
     await counters.read([bucket(1), pool(1), budget(1)])
-    assert isinstance(await counters.reserve(reservation("a", bucket(1), pool(101))), Denied)
+    assert isinstance(await counters.reserve(reservation("a", bucket(1), pool(101))), ReservationDenied)
     assert (counters.size().counters, counters.size().leases) == (0, 0)
 
 
@@ -137,11 +137,11 @@ async def test_a_wait_is_long_enough_and_no_longer(counters, clock):
     for n in range(500):
         started_s = clock.now_s
         denied = await counters.reserve(reservation(f"at-once-{n}", claim))
-        assert isinstance(denied, Denied)
+        assert isinstance(denied, ReservationDenied)
         clock.now_s = started_s + denied.retry_after_s - 1e-5
-        assert isinstance(await counters.reserve(reservation(f"early-{n}", claim)), Denied)
+        assert isinstance(await counters.reserve(reservation(f"early-{n}", claim)), ReservationDenied)
         clock.now_s = started_s + denied.retry_after_s
-        assert isinstance(await counters.reserve(reservation(f"in-time-{n}", claim, lease_s=1e6)), Granted)
+        assert isinstance(await counters.reserve(reservation(f"in-time-{n}", claim, lease_s=1e6)), ReservationGranted)
 
 
 async def test_watching_a_slow_bucket_does_not_stop_its_refill(counters, clock):
@@ -151,9 +151,9 @@ async def test_watching_a_slow_bucket_does_not_stop_its_refill(counters, clock):
     clock.now_s += 99_999.0
     for n in range(10_000):
         clock.now_s += 0.00005
-        assert isinstance(await counters.reserve(reservation(f"b-{n}", claim)), Denied)
+        assert isinstance(await counters.reserve(reservation(f"b-{n}", claim)), ReservationDenied)
     clock.now_s += 0.6
-    assert isinstance(await counters.reserve(reservation("c", claim)), Granted)
+    assert isinstance(await counters.reserve(reservation("c", claim)), ReservationGranted)
 
 
 async def test_a_changed_refill_holds_from_now_on(counters, clock):
@@ -232,7 +232,7 @@ async def test_known_budgets_wait_for_nothing(clock):
             coroutine.send(None)
     assert not waiting.done()
     ledger.answers.put_nowait({})
-    assert isinstance(await waiting, Granted)
+    assert isinstance(await waiting, ReservationGranted)
 
 
 async def test_those_who_meet_a_budget_together_ask_once(clock):
@@ -244,10 +244,10 @@ async def test_those_who_meet_a_budget_together_ask_once(clock):
     third = await started(counters.reserve(reservation("c", *both)))
     assert ledger.asked == [["day"], ["month"]]
     ledger.answers.put_nowait({"day": 75})
-    assert isinstance(await first, Granted)
+    assert isinstance(await first, ReservationGranted)
     assert not second.done()
     ledger.answers.put_nowait({"month": 1})
-    assert [type(await task) for task in (second, third)] == [Granted, Denied]
+    assert [type(await task) for task in (second, third)] == [ReservationGranted, ReservationDenied]
     assert [(r.used, r.reserved) for r in await counters.read(both)] == [(75, 20), (1, 10)]
 
 
@@ -262,7 +262,7 @@ async def test_a_budget_that_nobody_can_tell_of_is_refused_to_all_who_wait(clock
     assert ledger.asked == [["budget"]]
     assert (await counters.read([pool(0)]))[0].used == 0
     ledger.answers.put_nowait({"budget": 99})
-    assert isinstance(await counters.reserve(reservation("a", budget(1))), Granted)
+    assert isinstance(await counters.reserve(reservation("a", budget(1))), ReservationGranted)
 
 
 async def test_one_who_gives_up_does_not_take_the_others_along(clock):
@@ -276,7 +276,7 @@ async def test_one_who_gives_up_does_not_take_the_others_along(clock):
         with pytest.raises(asyncio.CancelledError):
             await task
     ledger.answers.put_nowait({"budget": 50})
-    assert isinstance(await second, Granted)
+    assert isinstance(await second, ReservationGranted)
     assert [(r.used, r.reserved) for r in await counters.read([budget(0)])] == [(50, 1)]
 
 

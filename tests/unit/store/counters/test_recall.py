@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from maitred.core.counters import Claim, CounterKind, Denied, Granted, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.store.counters.memory import MemoryCounters
 
 REFILL_S = 60.0
@@ -36,7 +36,7 @@ def counters(clock):
 
 
 def bucket(amount=0, *, counter="rate", capacity=60, refill_per_s=1.0):
-    return Claim(counter, CounterKind.BUCKET, capacity, amount, refill_per_s=refill_per_s)
+    return LimitClaim(counter, CounterKind.BUCKET, capacity, amount, refill_per_s=refill_per_s)
 
 
 def ago(clock, *taken):
@@ -52,10 +52,10 @@ async def test_what_was_taken_is_missing_and_comes_back_at_the_rate(counters, cl
     counters.recall({"rate": ago(clock, (20, 50))}, EVER_S, REFILL_S)
     assert await remaining(counters, bucket()) == 30
     denied = await counters.reserve(Reservation("a", [bucket(40)], 0, 0, 30.0))
-    assert isinstance(denied, Denied)
+    assert isinstance(denied, ReservationDenied)
     assert denied.retry_after_s == pytest.approx(10, abs=1e-3)
     clock.now_s += denied.retry_after_s
-    assert isinstance(await counters.reserve(Reservation("b", [bucket(40)], 0, 0, 30.0)), Granted)
+    assert isinstance(await counters.reserve(Reservation("b", [bucket(40)], 0, 0, 30.0)), ReservationGranted)
 
 
 async def test_a_bucket_does_not_save_up_while_it_is_full(counters, clock):
@@ -98,7 +98,7 @@ async def test_others_begin_full(counters, clock):
 
 async def test_it_counts_once(counters, clock):
     counters.recall({"rate": ago(clock, (0, 10))}, EVER_S, REFILL_S)
-    assert isinstance(await counters.reserve(Reservation("a", [bucket(20)], 0, 0, 30.0)), Granted)
+    assert isinstance(await counters.reserve(Reservation("a", [bucket(20)], 0, 0, 30.0)), ReservationGranted)
     await counters.settle("a", {"rate": 15})
     assert await remaining(counters, bucket()) == 35
     for _ in range(20):
@@ -112,12 +112,12 @@ async def test_looking_keeps_it(counters, clock):
     counters.recall({"rate": ago(clock, (0, 60))}, EVER_S, REFILL_S)
     for _ in range(3):
         assert await remaining(counters, bucket()) == 0
-    assert isinstance(await counters.reserve(Reservation("a", [bucket(1)], 0, 0, 30.0)), Denied)
+    assert isinstance(await counters.reserve(Reservation("a", [bucket(1)], 0, 0, 30.0)), ReservationDenied)
     assert counters.size().counters == 1
 
 
 async def test_a_settlement_of_an_expired_lease_finds_it(counters, clock):
-    assert isinstance(await counters.reserve(Reservation("a", [bucket(1)], 0, 0, 1.0)), Granted)
+    assert isinstance(await counters.reserve(Reservation("a", [bucket(1)], 0, 0, 1.0)), ReservationGranted)
     for _ in range(4):
         clock.now_s += 100
         await counters.renew([], 1.0)

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.core.counters import Claim, CounterKind, Reservation
+from maitred.core.counters import CounterKind, LimitClaim, Reservation
 from maitred.core.errors import StoreUnavailable
 from maitred.store.counters.slices import SliceBook
 
 
 def claim(kind, fixed, *, capacity=1000, **changes):
-    return Claim(counter=kind.value, kind=kind, capacity=capacity, fixed=fixed, **changes)
+    return LimitClaim(counter=kind.value, kind=kind, capacity=capacity, fixed=fixed, **changes)
 
 
 def pool(fixed, **changes):

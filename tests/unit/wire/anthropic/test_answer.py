@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import Usage
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, AnswerReader, read_whole
+from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser, read_whole
 from maitred.wire.sse import Event, SSEDecoder
 
 START = {
@@ -70,7 +70,7 @@ CALLS = [START, *text(0, "See."), *call(1, "", '{"at": ', '"sea"}'), *call(2), e
 
 def read(events):
     """The reader, and the deltas that it gave."""
-    reader = AnswerReader()
+    reader = MessagesStreamParser()
     deltas = [
         delta for event in events for delta in reader.feed(Event(json.dumps(event), type=event.get("type", "message")))
     ]
@@ -185,7 +185,7 @@ def test_what_breaks_the_rules_is_broken(events):
 
 def test_html_is_no_answer():
     with pytest.raises(AnswerBroken):
-        AnswerReader().feed(Event("<html>"))
+        MessagesStreamParser().feed(Event("<html>"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_error_in_the_stream(before, kind, status):
 @given(st.lists(st.integers(1, 40), max_size=20), st.sampled_from([HELLO, CALLS]))
 def test_however_the_bytes_come(cuts, events):
     stream = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
-    decoder, reader, deltas, at = SSEDecoder(), AnswerReader(), [], 0
+    decoder, reader, deltas, at = SSEDecoder(), MessagesStreamParser(), [], 0
     for size in [*cuts, len(stream)]:
         for event in decoder.feed(stream[at : at + size]):
             deltas += reader.feed(event)

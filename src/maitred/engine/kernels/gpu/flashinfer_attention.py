@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maitred.engine.kernels.gpu.triton_attention import TritonAttention, TritonPlan
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
 
@@ -69,7 +69,7 @@ class FlashInferAttention(TritonAttention):
             attended[plan.prompts] = result.flatten(1)
         return attended
 
-    def _plan_prompts(self, chunks: list[Chunk], cache: KVCache) -> None:
+    def _plan_prompts(self, chunks: list[BatchChunk], cache: KVCache) -> None:
         config, size = self._config, cache.block_tokens
         used = [chunk.block_table[: -(-chunk.context // size)] for chunk in chunks]
         self._prompts.plan(

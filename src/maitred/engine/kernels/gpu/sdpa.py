@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maitred.engine.kernels.prefill import Bucket, plan_buckets
+from maitred.engine.kernels.prefill import PrefillBucket, plan_buckets
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
@@ -27,7 +27,7 @@ class TorchPlan:
     num_decodes: int
     decode_tables: Tensor
     decode_mask: Tensor
-    buckets: list[Bucket]
+    buckets: list[PrefillBucket]
 
 
 class TorchAttention:

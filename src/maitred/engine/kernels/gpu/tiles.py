@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 
 FIELDS = ("table", "first_row", "rows", "position")
 """Of a tile, int32: row of the block tables, first row of the step, how many rows, and position of the first."""
@@ -35,7 +35,7 @@ def decode_tiles(batch: ForwardBatch) -> Tiles:
     return Tiles(torch.stack((rows, rows, torch.ones_like(rows), lengths - 1), dim=1), batch.decode_tables)
 
 
-def chunk_tiles(chunks: list[Chunk], tile_rows: int, device: torch.device) -> Tiles:
+def chunk_tiles(chunks: list[BatchChunk], tile_rows: int, device: torch.device) -> Tiles:
     """The chunks in tiles of up to `tile_rows` rows."""
     width = max(len(chunk.block_table) for chunk in chunks)
     tables = [chunk.block_table + [0] * (width - len(chunk.block_table)) for chunk in chunks]

@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from maitred.engine.kernels.gpu.tiles import Tiles, chunk_tiles, decode_tiles
 from maitred.engine.kernels.gpu.triton_kernels import attend_tile, combine, rotate_and_store
-from maitred.engine.models.batch import Chunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.models.rotary import rotary_table
@@ -30,7 +30,7 @@ _FACTORS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 _LOG2_E = 1.4426950408889634
 
 
-class Fresh(NamedTuple):
+class FreshPrompts(NamedTuple):
     """Prompts that begin in this step, so that its own keys and values are all that they attend to."""
 
     rows: Tensor
@@ -49,7 +49,7 @@ class TritonPlan:
     decodes: Tiles | None
     splits: int
     chunks: Tiles | None
-    fresh: Fresh | None
+    fresh: FreshPrompts | None
 
 
 class TritonAttention:
@@ -119,7 +119,7 @@ class TritonAttention:
             PADDED_HALF=triton.next_power_of_2(config.head_dim // 2),
         )
 
-    def _attend_fresh(self, qkv: Tensor, fresh: Fresh, attended: Tensor) -> None:
+    def _attend_fresh(self, qkv: Tensor, fresh: FreshPrompts, attended: Tensor) -> None:
         config = self._config
         own = qkv[fresh.rows].view(len(fresh.rows), -1, config.head_dim)
         queries, keys, values = own.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
@@ -161,11 +161,11 @@ class TritonAttention:
                 SPLITS=splits,
             )
 
-    def _fresh(self, chunks: list[Chunk]) -> Fresh:
+    def _fresh(self, chunks: list[BatchChunk]) -> FreshPrompts:
         rows = torch.cat([torch.arange(chunk.start_row, chunk.end_row) for chunk in chunks])
         lengths = torch.tensor([0, *(chunk.length for chunk in chunks)], dtype=torch.int32)
         edges = lengths.cumsum(0, dtype=torch.int32)
-        return Fresh(rows.to(self._device), edges.to(self._device), max(chunk.length for chunk in chunks))
+        return FreshPrompts(rows.to(self._device), edges.to(self._device), max(chunk.length for chunk in chunks))
 
     @cached_property
     def _has_varlen(self) -> bool:

@@ -36,7 +36,7 @@ def make_linear(
         weight: fp32 on a CPU if it is to be rounded there.
         bias: ``[out]``
         scheme: How the weight is rounded.
-        accelerated: For an accelerator, see `maitred.engine.target.Target`.
+        accelerated: For an accelerator, see `maitred.engine.device.ComputeDevice`.
     """
     if accelerated:
         return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)

@@ -40,7 +40,7 @@ def best_dot(features: frozenset[str]) -> int:
     return VNNI if "avx512vnni" in features else PAIRS if "avx2" in features else PLAIN
 
 
-class Dots(Protocol):
+class DotKernel(Protocol):
     """Code of one way: sums of products of four unsigned bytes of weights with four signed ones of a row, by lanes."""
 
     sums: Any
@@ -57,7 +57,7 @@ class Dots(Protocol):
         ...
 
 
-def dots(builder: Any, way: int, *, narrow: bool) -> Dots:
+def dots(builder: Any, way: int, *, narrow: bool) -> DotKernel:
     """Code for weights of 8 bits, of which 128 stands for 0, or for narrow ones of 4 bits, of which 0 does."""
     if way == PAIRS:
         return _NarrowPairs(builder, 0) if narrow else _Pairs(builder, 0)
@@ -65,7 +65,7 @@ def dots(builder: Any, way: int, *, narrow: bool) -> Dots:
     return _VNNI(builder, offset) if way == VNNI else _Plain(builder, offset)
 
 
-class _Way:
+class _DotProduct:
     """Sums of 32 bits, unless it says otherwise."""
 
     sums: Any = _INTS
@@ -78,14 +78,14 @@ class _Way:
         return sums
 
 
-class _VNNI(_Way):
+class _VNNI(_DotProduct):
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         kind = ir.FunctionType(_INTS, [_INTS] * 3)
         function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         return self._builder.call(function, [sums, weights, row])
 
 
-class _Plain(_Way):
+class _Plain(_DotProduct):
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
         builder = self._builder
 
@@ -97,7 +97,7 @@ class _Plain(_Way):
         return sums
 
 
-class _Pairs(_Way):
+class _Pairs(_DotProduct):
     """Two products in 16 bits, four in 32."""
 
     def add(self, sums: Any, weights: Any, row: Any) -> Any:
@@ -110,7 +110,7 @@ class _Pairs(_Way):
         return builder.add(sums, _joined(builder, sides, _INTS))
 
 
-class _NarrowPairs(_Way):
+class _NarrowPairs(_DotProduct):
     """Sums of up to 32 products of 4 bits and 8 in 16 bits: ``32 / 2 * 15 * 127`` are 30,480 in each half.
 
     More than `maitred.engine.kernels.linear.panels.GROUP_INPUTS` there are not.

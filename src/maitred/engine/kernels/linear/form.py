@@ -36,7 +36,7 @@ class Linear(Protocol):
 
 
 @runtime_checkable
-class Taped(Linear, Protocol):
+class TapedLinear(Linear, Protocol):
     """One that can be written onto a tape, to be computed without the interpreter."""
 
     def room_bytes(self, rows: int) -> int:
@@ -57,7 +57,7 @@ class Taped(Linear, Protocol):
         ...
 
 
-class Stripped(Taped, Protocol):
+class StripLinear(TapedLinear, Protocol):
     """One of which single strips of outputs can be computed, with the same bits as among all of them.
 
     Outputs are in parts, the last of which may be shorter, and each part is in strips, the last of which may be.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, Entry, floats, int8s, ints, take
+from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, int8s, ints, take
 from maitred.engine.kernels.linear.dots import best_dot
 from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, VECTORS, integer_tile, real_tile
 from maitred.engine.kernels.registers import processor_features
@@ -26,7 +26,7 @@ _ALL = COUNT + 1 + len(FIELDS)
 
 
 @cache
-def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
+def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
     """The product of rows with weights of so many bits.
 
     Args:
@@ -70,11 +70,11 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> Entry:
                         )  # fmt: skip
             first = take(job, NEXT, share)
 
-    return Entry(compute)
+    return CompiledEntry(compute)
 
 
 @cache
-def quantise_rows() -> Entry:
+def quantise_rows() -> CompiledEntry:
     """From fp32 rows to signed bytes: a scale for each row, and the sum of the bytes of each group.
 
     A row's largest number becomes 127. Its scale is its own, so that a row does not depend on those beside it.
@@ -109,11 +109,11 @@ def quantise_rows() -> Entry:
                     sums[group] = total
             first = take(job, NEXT, ROWS_AT_A_TIME)
 
-    return Entry(quantise)
+    return CompiledEntry(quantise)
 
 
 @cache
-def widen_rows() -> Entry:
+def widen_rows() -> CompiledEntry:
     """Copies of fp32 rows with zeros behind them, for groups that are longer than what is left of a row."""
 
     def widen(address: Any) -> None:  # noqa: ANN401 - a C pointer
@@ -128,4 +128,4 @@ def widen_rows() -> Entry:
                 widened[inputs:] = np.float32(0.0)
             first = take(job, NEXT, ROWS_AT_A_TIME)
 
-    return Entry(widen)
+    return CompiledEntry(widen)

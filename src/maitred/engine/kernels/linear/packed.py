@@ -25,7 +25,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, NEXT, Entry, enter_together, floats
+from maitred.engine.kernels.job import COUNT, NEXT, CompiledEntry, enter_together, floats
 from maitred.engine.kernels.linear.form import Linear, PlainLinear
 from maitred.engine.kernels.linear.strips import (
     ALL,
@@ -111,7 +111,7 @@ class PackedLinear:
 
     @property
     def part(self) -> int:
-        """See `maitred.engine.kernels.linear.form.Stripped`, which it is if it reads strips."""
+        """See `maitred.engine.kernels.linear.form.StripLinear`, which it is if it reads strips."""
         assert self._layout is not None
         return self._layout.part
 
@@ -122,15 +122,15 @@ class PackedLinear:
         return linear
 
     def room_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         return 0
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         tape.add(packed_product(), self._fields(rows, out, tape.threads), counter, ALONE)
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
-        """See `maitred.engine.kernels.linear.form.Stripped`."""
+        """See `maitred.engine.kernels.linear.form.StripLinear`."""
         tape.add(strips_product(), [*self._fields(rows, out, tape.threads)[:-1], marks], counter, 0)
 
     def _fields(self, rows: int, out: int, threads: int) -> list[int]:
@@ -175,7 +175,7 @@ def _functions() -> tuple[int, int]:
 
 
 @cache
-def packed_product() -> Entry:
+def packed_product() -> CompiledEntry:
     """The product from compiled code: by MKL, or, of few rows, by our own threads strip by strip. See `FIELDS`."""
     most, edition = MOST_ROWS, EDITION
 
@@ -200,7 +200,7 @@ def packed_product() -> Entry:
             np.float32(1.0 if bias_at else 0.0), job[OUT],
         )  # fmt: skip
 
-    return Entry(compute)
+    return CompiledEntry(compute)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from maitred.engine.kernels.job import Entry
+from maitred.engine.kernels.job import CompiledEntry
 from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS, panels_of_4_bits, panels_of_8_bits
 from maitred.engine.kernels.linear.tiles import PANEL
@@ -91,7 +91,7 @@ class QuantisedLinear:
         return out
 
     def room_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         if self._ready is None:
             return 0
         # The bytes of all rows, their scales, their sums: widths are multiples of 4, so each is where it must be.
@@ -99,11 +99,13 @@ class QuantisedLinear:
         return rows * own
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         for entry, fields, worth in self._calls(rows, out, room, most_rows, tape.threads):
             tape.add(entry, fields, counter, worth)
 
-    def _calls(self, rows: int, out: int, room: int, count: int, threads: int) -> list[tuple[Entry, list[int], int]]:
+    def _calls(
+        self, rows: int, out: int, room: int, count: int, threads: int
+    ) -> list[tuple[CompiledEntry, list[int], int]]:
         """What is called one after the other, on which fields, and how many rows are worth a thread of it."""
         job = self._job(
             threads,

@@ -7,12 +7,12 @@ rounded to 8 bits: a quarter of the memory. How far an output can be off is know
     |w·h - w'·h'|  <=  |w - w'| |h|  +  |w'| |h - h'|
 
 where ``w'`` and ``h'`` are what was rounded. Outputs are computed from the weight as it is in strips (see
-`maitred.engine.kernels.linear.form.Stripped`), with the same bits as ever: first of each row the one strip that holds
-the largest rounded output. Another output that stays below the largest of these even if it is off by that much cannot
-be the largest. Those that can are computed, too, so that the largest of them is what it would have been; all others are
-set to minus infinity. Of 150,000 random outputs a dozen are left.
+`maitred.engine.kernels.linear.form.StripLinear`), with the same bits as ever: first of each row the one strip that
+holds the largest rounded output. Another output that stays below the largest of these even if it is off by that much
+cannot be the largest. Those that can are computed, too, so that the largest of them is what it would have been; all
+others are set to minus infinity. Of 150,000 random outputs a dozen are left.
 
-Where many are, nothing is gained, and a search costs a quarter of a product on top; see `Search`.
+Where many are, nothing is gained, and a search costs a quarter of a product on top; see `HeadSearch`.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from numba import carray
 from numba.extending import register_jitable
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, NEXT, Entry, floats, int8s, ints, longs, take
-from maitred.engine.kernels.linear.form import Linear, Stripped
+from maitred.engine.kernels.job import COUNT, NEXT, CompiledEntry, floats, int8s, ints, longs, take
+from maitred.engine.kernels.linear.form import Linear, StripLinear
 from maitred.engine.kernels.linear.packed import PackedLinear
 from maitred.engine.kernels.linear.panels import lengths_of_8_bits
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
@@ -46,7 +46,7 @@ _WORTH_SHARE = 0.5
 _PATIENCE_STEPS = 64
 
 
-class Search:
+class HeadSearch:
     """Whether a search pays: given up for some steps after one in which too much was computed all the same.
 
     Args:
@@ -82,32 +82,32 @@ class ScreenedLinear:
     kind: ClassVar[str] = "screened"
     alignment: ClassVar[int] = PackedLinear.alignment
 
-    def __init__(self, exact: Stripped, weight: Tensor) -> None:
+    def __init__(self, exact: StripLinear, weight: Tensor) -> None:
         rough = QuantisedLinear(weight, bits=8, real=False)
         off, length = lengths_of_8_bits(weight, *(rough.tensors()[name] for name in ("panels", "scales")))
         # What the order of additions changes is beyond neither: n additions of fp32, twice.
         off = off + (weight.shape[1] + 64) * 2.0**-23 * (off + length)
         self._hold(exact, rough, torch.stack((_by_strip(exact, off), _by_strip(exact, length))) * _SLACK)
 
-    def _hold(self, exact: Stripped, rough: QuantisedLinear, bounds: Tensor) -> None:
+    def _hold(self, exact: StripLinear, rough: QuantisedLinear, bounds: Tensor) -> None:
         self._exact, self._rough, self._bounds = exact, rough, bounds.contiguous()
         self._outputs, self._inputs = exact.shape
 
-    def search(self) -> Search:
+    def search(self) -> HeadSearch:
         """To ask before each step whether it is to be one."""
-        return Search(self._bounds.shape[1])
+        return HeadSearch(self._bounds.shape[1])
 
     def __call__(self, rows: Tensor) -> Tensor:
         """``[T, in]`` -> ``[T, out]``: all of them."""
         return self._exact(rows)
 
     def room_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         searched = min(rows, MOST_ROWS)
         return self._rough.room_bytes(searched) + searched * self._bounds.shape[1] * (4 + 1)
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         self._exact.record(tape, rows, out, counter, room, most_rows)
 
     def record_search(
@@ -149,7 +149,7 @@ class ScreenedLinear:
             return {key.removeprefix(f"{name}."): own for key, own in tensors.items() if key.startswith(f"{name}.")}
 
         exact = part("exact")
-        form: type[Stripped] = PackedLinear if "layout" in exact else TiledLinear
+        form: type[StripLinear] = PackedLinear if "layout" in exact else TiledLinear
         linear = cls.__new__(cls)
         linear._hold(form.of(exact), QuantisedLinear.of(part("rough")), tensors["bounds"])
         return linear
@@ -164,7 +164,7 @@ def searchable(product: Linear, weight: Tensor) -> ScreenedLinear | None:
     return ScreenedLinear(product, weight)
 
 
-def _by_strip(exact: Stripped, numbers: Tensor) -> Tensor:
+def _by_strip(exact: StripLinear, numbers: Tensor) -> Tensor:
     """The largest of each strip."""
     of_part = -(-exact.part // exact.strip)
     parts = numbers.new_zeros(-(-len(numbers) // exact.part), of_part * exact.strip)
@@ -177,7 +177,7 @@ def _by_strip(exact: Stripped, numbers: Tensor) -> Tensor:
 _FIELDS = "rows", "out", "bounds", "most", "marks", "found", "inputs", "outputs", "part", "strips"
 """Of a screening's job, behind those that all have: addresses of rows, of what the rounded weight gave, of the bounds
 ``[2, strips]``, of the most that an output of each strip can be ``[rows, strips]``, of which strips are to be computed
-``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `Stripped`."""
+``[strips, rows]``, and of how many of a row are ``[rows]``; then sizes, ``part`` as in `StripLinear`."""
 _ROWS, _OUT, _BOUNDS, _MOST, _MARKS, _FOUND, _INPUTS, _OUTPUTS, _PART, _STRIPS = range(
     COUNT + 1, COUNT + 1 + len(_FIELDS)
 )
@@ -191,7 +191,7 @@ def _key(pattern: np.int32) -> np.int32:
 
 
 @cache
-def mark_best_strips(strip_outputs: int) -> Entry:
+def mark_best_strips(strip_outputs: int) -> CompiledEntry:
     """Marks the strip with each row's largest rounded output, and notes the most that those of all strips can be."""
     edition = EDITION
 
@@ -248,11 +248,11 @@ def mark_best_strips(strip_outputs: int) -> Entry:
             marks[best, row] = np.int8(1)
             row = take(job, NEXT, 1)
 
-    return Entry(compute)
+    return CompiledEntry(compute)
 
 
 @cache
-def mark_other_strips(strip_outputs: int) -> Entry:
+def mark_other_strips(strip_outputs: int) -> CompiledEntry:
     """Marks the strips that can hold more than the one that was computed, and makes minus infinity of all others."""
     edition = EDITION
 
@@ -291,4 +291,4 @@ def mark_other_strips(strip_outputs: int) -> Entry:
             founds[row] = found
             row = take(job, NEXT, 1)
 
-    return Entry(compute)
+    return CompiledEntry(compute)

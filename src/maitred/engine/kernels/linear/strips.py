@@ -31,7 +31,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from maitred.engine.kernels.job import COUNT, NEXT, Entry, int8s, take
+from maitred.engine.kernels.job import COUNT, NEXT, CompiledEntry, int8s, take
 from maitred.engine.kernels.linear.dots import LANES
 from maitred.engine.kernels.linear.tiles import MaskedLanes, Tile, element, prefetch, splat
 
@@ -56,7 +56,7 @@ _LONG, _FLOAT = ir.IntType(64), ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
-class Shape(NamedTuple):
+class TileShape(NamedTuple):
     """Of a tile: rows that are multiplied with a strip together.
 
     Attributes:
@@ -73,9 +73,9 @@ class Shape(NamedTuple):
         return self.vectors * LANES
 
 
-OF_MKL = Shape(vectors=3, height=8)
+OF_MKL = TileShape(vectors=3, height=8)
 """With AVX-512: sums take 24 of 32 registers."""
-NARROW = Shape(vectors=1, height=6)
+NARROW = TileShape(vectors=1, height=6)
 """The same for 16 registers of half the size: 12 of them."""
 STRIP = OF_MKL.outputs
 
@@ -168,7 +168,7 @@ def strips_at_a_time(strips: int, threads: int) -> int:
 
 
 @cache
-def strips_product(shape: Shape = OF_MKL) -> Entry:
+def strips_product(shape: TileShape = OF_MKL) -> CompiledEntry:
     """The product, for any number of threads; they take strips."""
     edition, height, vectors, lanes, many_tiles = EDITION, shape.height, shape.vectors, LANES, _MANY_TILES
     tiles_together = _TILES_TOGETHER
@@ -246,7 +246,7 @@ def strips_product(shape: Shape = OF_MKL) -> Entry:
                                         )  # fmt: skip
             taken = take(job, NEXT, share)
 
-    return Entry(compute)
+    return CompiledEntry(compute)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

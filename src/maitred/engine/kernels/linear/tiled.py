@@ -17,7 +17,7 @@ from maitred.engine.kernels.linear.strips import (
     NARROW,
     OF_MKL,
     WEIGHTS_WORTH_A_THREAD,
-    Shape,
+    TileShape,
     block_inputs,
     strips_at_a_time,
     strips_product,
@@ -33,7 +33,7 @@ _ABREAST_BYTES = 1 << 18
 class TiledLinear:
     """``rows @ weight.T + bias`` with a weight that is laid out in strips; it keeps no other copy of the weight.
 
-    Implements `maitred.engine.kernels.linear.form.Stripped`: there is one part.
+    Implements `maitred.engine.kernels.linear.form.StripLinear`: there is one part.
 
     Args:
         weight: fp32 ``[out, in]`` on the CPU.
@@ -45,14 +45,14 @@ class TiledLinear:
     kind: ClassVar[str] = "tiled"
     alignment: ClassVar[int] = 64
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, tile: Shape = BEST) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, tile: TileShape = BEST) -> None:
         outputs, inputs = weight.shape
         packed = aligned(torch.zeros(-(-outputs // tile.outputs) * tile.outputs * inputs), self.alignment)
         for place, strips in _strips(weight, tile.outputs):
             packed[place : place + strips.numel()].view_as(strips).copy_(strips)
         self._hold(packed, (outputs, inputs), bias, tile)
 
-    def _hold(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None, tile: Shape) -> None:
+    def _hold(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None, tile: TileShape) -> None:
         self._packed, self._shape, self._bias, self._tile = packed, shape, bias, tile
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ class TiledLinear:
         return self._tile.outputs
 
     def room_bytes(self, rows: int) -> int:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         return 0
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, room: int, most_rows: int) -> None:
-        """See `maitred.engine.kernels.linear.form.Taped`."""
+        """See `maitred.engine.kernels.linear.form.TapedLinear`."""
         tape.add(strips_product(self._tile), self._fields(rows, out, tape.threads), counter, self._rows_worth_a_thread)
 
     def record_strips(self, tape: Tape, rows: int, out: int, counter: int, marks: int) -> None:
@@ -126,7 +126,9 @@ class TiledLinear:
         """See `Linear`."""
         outputs, inputs, *tile = tensors["shape"].tolist()
         linear = cls.__new__(cls)
-        linear._hold(aligned(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), Shape(*tile))
+        linear._hold(
+            aligned(tensors["packed"], cls.alignment), (outputs, inputs), tensors.get("bias"), TileShape(*tile)
+        )
         return linear
 
 

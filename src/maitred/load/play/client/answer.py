@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.refrain import Refrain
-from maitred.wire.event_cutter import EventCutter
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.refrain import EventFrame
+from maitred.wire.event_cutter import SseSplitter
 
 _LONGEST_QUOTE = 300
 
@@ -47,13 +47,13 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 @dataclass(slots=True)
-class Traffic:
+class StreamTotals:
     """What has come in over all streams, for the live figures."""
 
     pieces: int = 0
 
 
-class AnswerReader:
+class StreamRecorder:
     """A `ResponseReader` that fills a record.
 
     Args:
@@ -83,7 +83,7 @@ class AnswerReader:
         "when_begun",
     )
 
-    def __init__(self, record: Record, traffic: Traffic, *, keep_text: bool) -> None:
+    def __init__(self, record: RequestRecord, traffic: StreamTotals, *, keep_text: bool) -> None:
         self.headers: dict[bytes, bytes] = {}
         self.text: list[str] = []
         self.failure = ""
@@ -91,8 +91,8 @@ class AnswerReader:
         self._record = record
         self._traffic = traffic
         self._keep_text = keep_text
-        self._cutter: EventCutter | None = None
-        self._refrain = Refrain()
+        self._cutter: SseSplitter | None = None
+        self._refrain = EventFrame()
         self._whole = bytearray()
         self._done = False
         self._add = record.arrivals_s.append
@@ -103,7 +103,7 @@ class AnswerReader:
         self._record.status = status
         self._record.headers_s = now_s
         if status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._cutter = EventCutter()
+            self._cutter = SseSplitter()
         if self.when_begun is not None:
             self.when_begun()
 
@@ -143,30 +143,30 @@ class AnswerReader:
             if chunk.error is not None:
                 self.failure = said(event)
 
-    def outcome(self) -> tuple[Outcome, str]:
+    def outcome(self) -> tuple[UserOutcome, str]:
         """How the answer ended, now that the response has; and the reason if it is not complete."""
         if self._record.status >= 500:
-            return Outcome.FAILED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+            return UserOutcome.FAILED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
         if self._record.status != 200:
-            return Outcome.REFUSED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
+            return UserOutcome.REFUSED, f"HTTP {self._record.status}: {said(bytes(self._whole))}"
         if self._cutter is None:
             return self._read_whole()
         if self.failure:
-            return Outcome.CUT, self.failure
+            return UserOutcome.CUT, self.failure
         if not self._done:
-            return Outcome.CUT, "The stream ended without [DONE]."
+            return UserOutcome.CUT, "The stream ended without [DONE]."
         if not self._record.finish_reason:
-            return Outcome.CUT, "The stream ended without a finish reason."
-        return Outcome.COMPLETE, ""
+            return UserOutcome.CUT, "The stream ended without a finish reason."
+        return UserOutcome.COMPLETE, ""
 
-    def _read_whole(self) -> tuple[Outcome, str]:
+    def _read_whole(self) -> tuple[UserOutcome, str]:
         """An answer that was not streamed."""
         try:
             answer = _chunk(self._whole)
         except msgspec.MsgspecError:
-            return Outcome.CUT, f"The response is no answer: {quote(bytes(self._whole))}"
+            return UserOutcome.CUT, f"The response is no answer: {quote(bytes(self._whole))}"
         if not answer.choices:
-            return Outcome.CUT, f"The response has no answer in it: {quote(bytes(self._whole))}"
+            return UserOutcome.CUT, f"The response has no answer in it: {quote(bytes(self._whole))}"
         choice = answer.choices[0]
         text = choice.text if choice.message is None else choice.message.content
         if self._keep_text and text:
@@ -175,8 +175,8 @@ class AnswerReader:
         if answer.usage is not None:
             self._count(answer.usage)
         if not self._record.finish_reason:
-            return Outcome.CUT, "The answer has no finish reason."
-        return Outcome.COMPLETE, ""
+            return UserOutcome.CUT, "The answer has no finish reason."
+        return UserOutcome.COMPLETE, ""
 
     def _count(self, usage: _Usage) -> None:
         self._record.prompt_tokens = usage.prompt_tokens

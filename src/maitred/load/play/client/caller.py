@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.answer import AnswerReader, Traffic
-from maitred.load.play.client.connection import Connection, ConnectionFailed
-from maitred.load.play.client.pool import Pool
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.answer import StreamRecorder, StreamTotals
+from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
+from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.client.retry import delay_s, retries_status
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class UserBehaviour:
     """What one user does besides asking and reading.
 
     Attributes:
@@ -28,11 +28,11 @@ class Manners:
     stall_s: float = 0.0
 
 
-PATIENT = Manners()
+PATIENT = UserBehaviour()
 """Reads to the end."""
 
 
-class Caller:
+class LoadClient:
     """Sends requests over a pool's connections.
 
     Args:
@@ -46,13 +46,13 @@ class Caller:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ConnectionPool,
         *,
         now_s: Callable[[], float],
         retries: int,
         timeout_s: float,
         rng: random.Random,
-        traffic: Traffic,
+        traffic: StreamTotals,
     ) -> None:
         self._pool = pool
         self._now_s = now_s
@@ -62,7 +62,7 @@ class Caller:
         self._traffic = traffic
 
     async def ask(
-        self, record: Record, request: bytes, manners: Manners = PATIENT, *, keep_text: bool = False
+        self, record: RequestRecord, request: bytes, manners: UserBehaviour = PATIENT, *, keep_text: bool = False
     ) -> list[str]:
         """Asks until there is an outcome, and fills the record; the pieces of the answer if they are kept.
 
@@ -71,7 +71,7 @@ class Caller:
         while True:
             reader = await self._attempt(record, request, manners, keep_text)
             if record.status == 0:
-                repeat = record.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+                repeat = record.outcome in (UserOutcome.FAILED, UserOutcome.TIMED_OUT)
             else:
                 repeat = record.status != 200 and retries_status(record.status, reader.headers)
             if not repeat or record.attempts > self._retries:
@@ -80,8 +80,8 @@ class Caller:
             await asyncio.sleep(delay_s(record.attempts - 1, reader.headers, self._rng, wall_s=time.time()))
 
     async def _attempt(
-        self, record: Record, request: bytes, manners: Manners, keep_text: bool, *, new: bool = False
-    ) -> AnswerReader:
+        self, record: RequestRecord, request: bytes, manners: UserBehaviour, keep_text: bool, *, new: bool = False
+    ) -> StreamRecorder:
         """Sends the request once; the record holds what became of it.
 
         A kept connection may be closed by the server in the moment in which it is used again. That is nobody's failure:
@@ -91,8 +91,8 @@ class Caller:
         record.attempts += 1
         record.status = 0
         record.finish_reason = ""
-        reader = AnswerReader(record, self._traffic, keep_text=keep_text)
-        connection: Connection | None = None
+        reader = StreamRecorder(record, self._traffic, keep_text=keep_text)
+        connection: LoadConnection | None = None
         try:
             connection = await self._pool.take(new=new)
             async with asyncio.timeout(self._timeout_s):
@@ -101,21 +101,21 @@ class Caller:
                 if manners is PATIENT:
                     await ended
                 elif await _with_manners(ended, connection, reader, manners):
-                    return self._close(record, reader, Outcome.CANCELLED, "")
+                    return self._close(record, reader, UserOutcome.CANCELLED, "")
             return self._close(record, reader, *reader.outcome())
         except ConnectionFailed as failure:
             if connection is not None and connection.used and record.status == 0 and not new:
                 record.attempts -= 1
                 return await self._attempt(record, request, manners, keep_text, new=True)
-            outcome = Outcome.CUT if record.status == 200 else Outcome.FAILED
+            outcome = UserOutcome.CUT if record.status == 200 else UserOutcome.FAILED
             return self._close(record, reader, outcome, reader.failure or str(failure))
         except TimeoutError:
-            return self._close(record, reader, Outcome.TIMED_OUT, f"No end within {self._timeout_s:g} s.")
+            return self._close(record, reader, UserOutcome.TIMED_OUT, f"No end within {self._timeout_s:g} s.")
         finally:
             if connection is not None:
                 self._pool.give_back(connection)
 
-    def _close(self, record: Record, reader: AnswerReader, outcome: Outcome, error: str) -> AnswerReader:
+    def _close(self, record: RequestRecord, reader: StreamRecorder, outcome: UserOutcome, error: str) -> StreamRecorder:
         record.ended_s = self._now_s()
         record.outcome = outcome
         record.error = error
@@ -123,7 +123,7 @@ class Caller:
 
 
 async def _with_manners(
-    ended: "asyncio.Future[None]", connection: Connection, reader: AnswerReader, manners: Manners
+    ended: "asyncio.Future[None]", connection: LoadConnection, reader: StreamRecorder, manners: UserBehaviour
 ) -> bool:
     """Waits for the response as these manners have it; whether the user has left before its end."""
     loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ class ResponseReader(Protocol):
         ...
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """Carries one request at a time; kept alive between them where the server agrees.
 
     Args:

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
 from maitred.load.play.client.origin import Origin
 from maitred.load.play.clock import RunClock
 
 
-class Pool:
+class ConnectionPool:
     """Hands out connections.
 
     Args:
@@ -25,9 +25,9 @@ class Pool:
         self._connect_timeout_s = connect_timeout_s
         self._clock = clock
         self._tls = origin.tls()
-        self._idle: list[Connection] = []
+        self._idle: list[LoadConnection] = []
 
-    async def take(self, *, new: bool = False) -> Connection:
+    async def take(self, *, new: bool = False) -> LoadConnection:
         """An idle connection unless it must be a new one.
 
         Raises:
@@ -45,20 +45,20 @@ class Pool:
         except OSError as error:
             raise ConnectionFailed(f"No connection: {error.strerror or error}.") from error
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> LoadConnection:
         loop = asyncio.get_running_loop()
         name = self.origin.host if self._tls else None
         if isinstance(self._address, str):
             _, connection = await loop.create_unix_connection(
-                lambda: Connection(self._clock), self._address, ssl=self._tls, server_hostname=name
+                lambda: LoadConnection(self._clock), self._address, ssl=self._tls, server_hostname=name
             )
         else:
             _, connection = await loop.create_connection(
-                lambda: Connection(self._clock), *self._address, ssl=self._tls, server_hostname=name
+                lambda: LoadConnection(self._clock), *self._address, ssl=self._tls, server_hostname=name
             )
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: LoadConnection) -> None:
         """Keeps it for the next request if another may follow, and closes it otherwise."""
         if connection.reusable:
             self._idle.append(connection)

@@ -11,7 +11,7 @@ TRIES = 8
 """A server whose events differ in more than their text (a time stamp, a running count) is given up after so many."""
 
 
-class Refrain:
+class EventFrame:
     """The two ends of a stream's events, as they were last seen."""
 
     __slots__ = ("_after", "_after_length", "_before", "_before_length", "_tries")

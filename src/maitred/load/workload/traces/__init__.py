@@ -10,15 +10,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from maitred.core.errors import InvalidRequest
-from maitred.load.spec import Shape
-from maitred.load.workload.session import Session, Workload
-from maitred.load.workload.sizing import Sizing
+from maitred.load.spec import ShapeSpec
+from maitred.load.workload.session import LoadSession, Workload
+from maitred.load.workload.sizing import LengthScaling
 from maitred.load.workload.traces.agentic import read_agentic
 from maitred.load.workload.traces.azure import read_azure
 from maitred.load.workload.traces.burstgpt import read_burstgpt
 from maitred.load.workload.traces.mooncake import read_mooncake
 from maitred.load.workload.traces.recorded import read_recorded
-from maitred.load.workload.traces.servegen import Part, read_servegen
+from maitred.load.workload.traces.servegen import ServeGenSelection, read_servegen
 
 READERS: dict[str, Callable[[Path], Workload]] = {
     "mooncake": read_mooncake,
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Path], Workload]] = {
 }
 
 
-def load_trace(shape: Shape, seed: int) -> Workload:
+def load_trace(shape: ShapeSpec, seed: int) -> Workload:
     """Opens the trace that a shape names, as ``FORMAT:PATH``; ``servegen`` takes options behind the path.
 
     Args:
@@ -49,15 +49,15 @@ def load_trace(shape: Shape, seed: int) -> Workload:
         )
     if kind == "servegen":
         path, _, options = place.partition("?")
-        own = read_servegen(Path(path), Part.parse(options), seed)
+        own = read_servegen(Path(path), ServeGenSelection.parse(options), seed)
     else:
         own = READERS[kind](Path(place))
-    sizing = Sizing.of(shape, own.block_tokens)
+    sizing = LengthScaling.of(shape, own.block_tokens)
     words = [own.description or kind, "" if shape.speed == 1 else f"speed {shape.speed:g}", str(sizing)]
     return Workload(_played(own.sessions, sizing, shape.speed), sizing.block_tokens, ", ".join(filter(None, words)))
 
 
-def _played(sessions: Iterator[Session], sizing: Sizing, speed: float) -> Iterator[Session]:
+def _played(sessions: Iterator[LoadSession], sizing: LengthScaling, speed: float) -> Iterator[LoadSession]:
     """The sessions in other sizes, by a faster or slower clock; pauses between turns are by the same clock."""
     for session in sessions:
         turns = tuple(sizing.turn(replace(turn, think_s=turn.think_s / speed)) for turn in session.turns)

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
 from maitred.load.workload.traces.lines import read_lines
 
@@ -51,7 +51,7 @@ def read_agentic(path: Path) -> Workload:
     return Workload(_sessions(path, block_tokens), block_tokens, "agentic")
 
 
-def _sessions(path: Path, block_tokens: int) -> Iterator[Session]:
+def _sessions(path: Path, block_tokens: int) -> Iterator[LoadSession]:
     numbers, tails = itertools.count(), itertools.count(-1, -1)
     for line, row in read_lines(path, _Row):
         if row.block_size != block_tokens:
@@ -61,7 +61,7 @@ def _sessions(path: Path, block_tokens: int) -> Iterator[Session]:
             continue
         number = next(numbers)
         base = number * LOCAL_IDS if row.hash_id_scope == "local" else 0
-        yield Session(id=number, turns=tuple(_turn(request, base, block_tokens, tails) for request in requests))
+        yield LoadSession(id=number, turns=tuple(_turn(request, base, block_tokens, tails) for request in requests))
 
 
 def _flat(requests: list[_Request]) -> Iterator[_Request]:
@@ -72,14 +72,14 @@ def _flat(requests: list[_Request]) -> Iterator[_Request]:
             yield request
 
 
-def _turn(request: _Request, base: int, block_tokens: int, tails: Iterator[int]) -> Turn:
+def _turn(request: _Request, base: int, block_tokens: int, tails: Iterator[int]) -> SessionTurn:
     blocks: list[int] = []
     for first, count in request.runs:
         blocks += range(base + first, base + first + count)
     missing_tokens = request.prompt_tokens - len(blocks) * block_tokens
     # The end of a prompt fills no block, so the trace has no id for it: it is nobody else's.
     blocks += itertools.islice(tails, -(-max(0, missing_tokens) // block_tokens))
-    return Turn(
+    return SessionTurn(
         prompt_tokens=request.prompt_tokens,
         output_tokens=max(1, request.output_tokens),
         think_s=request.think_time,

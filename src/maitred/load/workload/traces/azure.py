@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from maitred.load.workload.files import open_text
-from maitred.load.workload.session import Session, Turn, Workload
-from maitred.load.workload.tables import Rows
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
+from maitred.load.workload.tables import TableRows
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOST_FRACTION_DIGITS = 6
@@ -25,20 +25,20 @@ def read_azure(path: Path) -> Workload:
     return Workload(_sessions(path), description="azure")
 
 
-def _sessions(path: Path) -> Iterator[Session]:
+def _sessions(path: Path) -> Iterator[LoadSession]:
     with open_text(path) as lines:
-        rows = Rows(path, lines, COLUMNS)
+        rows = TableRows(path, lines, COLUMNS)
         first_s = last_s = None
         for number, (moment, context, generated) in enumerate(rows):
             at_s = _unix_s(rows, moment)
             if last_s is not None and at_s < last_s:
                 raise rows.fault("TIMESTAMP is before that of the row above")
             first_s, last_s = at_s if first_s is None else first_s, at_s
-            turn = Turn(prompt_tokens=rows.tokens(context), output_tokens=rows.tokens(generated))
-            yield Session(id=number, turns=(turn,), at_s=at_s - first_s)
+            turn = SessionTurn(prompt_tokens=rows.tokens(context), output_tokens=rows.tokens(generated))
+            yield LoadSession(id=number, turns=(turn,), at_s=at_s - first_s)
 
 
-def _unix_s(rows: Rows, moment: str) -> float:
+def _unix_s(rows: TableRows, moment: str) -> float:
     """Seconds since 1970; what says no zone is UTC."""
     whole, _, rest = moment.partition(".")
     digits = rest[:MOST_FRACTION_DIGITS]

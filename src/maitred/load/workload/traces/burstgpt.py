@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from maitred.load.workload.files import open_text
-from maitred.load.workload.session import Session, Turn, Workload
-from maitred.load.workload.tables import Rows
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
+from maitred.load.workload.tables import TableRows
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 """What is read. ``Model`` and ``Log Type`` say where a request came from, which changes nothing about its load."""
@@ -27,9 +27,9 @@ def read_burstgpt(path: Path) -> Workload:
     return Workload(_sessions(path), description="burstgpt")
 
 
-def _sessions(path: Path) -> Iterator[Session]:
+def _sessions(path: Path) -> Iterator[LoadSession]:
     with open_text(path) as lines:
-        rows = Rows(path, lines, COLUMNS)
+        rows = TableRows(path, lines, COLUMNS)
         first_s: float | None = None
         last_s = 0.0
         number = 0
@@ -41,6 +41,6 @@ def _sessions(path: Path) -> Iterator[Session]:
             if output_tokens == 0:
                 continue
             first_s = at_s if first_s is None else first_s
-            turn = Turn(prompt_tokens=rows.tokens(request), output_tokens=output_tokens)
-            yield Session(id=number, turns=(turn,), at_s=at_s - first_s)
+            turn = SessionTurn(prompt_tokens=rows.tokens(request), output_tokens=output_tokens)
+            yield LoadSession(id=number, turns=(turn,), at_s=at_s - first_s)
             number += 1

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
 from maitred.load.workload.traces.lines import read_lines
 
@@ -40,7 +40,7 @@ def read_mooncake(path: Path) -> Workload:
     return Workload(_sessions(path), BLOCK_TOKENS, "mooncake")
 
 
-def _sessions(path: Path) -> Iterator[Session]:
+def _sessions(path: Path) -> Iterator[LoadSession]:
     ids = itertools.count()
     steps = (list(step) for _, step in itertools.groupby(_rows(path), key=lambda row: row.timestamp))
     for step, after in itertools.pairwise(itertools.chain(steps, [None])):
@@ -49,8 +49,8 @@ def _sessions(path: Path) -> Iterator[Session]:
         begin_s = step[0].timestamp / 1000
         step_s = min(STEP_S, after[0].timestamp / 1000 - begin_s) if after else STEP_S
         for place, row in enumerate(step):
-            turn = Turn(prompt_tokens=row.input_length, output_tokens=row.output_length, blocks=row.hash_ids)
-            yield Session(id=next(ids), turns=(turn,), at_s=begin_s + step_s * place / len(step))
+            turn = SessionTurn(prompt_tokens=row.input_length, output_tokens=row.output_length, blocks=row.hash_ids)
+            yield LoadSession(id=next(ids), turns=(turn,), at_s=begin_s + step_s * place / len(step))
 
 
 def _rows(path: Path) -> Iterator[_Row]:

@@ -1,6 +1,6 @@
 """Our own format: a workload as it was played, to be played again, here or elsewhere.
 
-JSON lines: first ``{"format": "maitred-trace/1", "block_tokens": ..., "description": ...}``, then one `Session` per
+JSON lines: first ``{"format": "maitred-trace/1", "block_tokens": ..., "description": ...}``, then one `LoadSession` per
 line. It says lengths, times and block ids, never text. The JSON result of a run is read as well: its requests become
 sessions, without the prefixes that they shared.
 """
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from maitred.core.errors import InvalidRequest
 from maitred.load.workload.files import open_text
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
 
 FORMAT = "maitred-trace/1"
@@ -29,7 +29,7 @@ class _Header(msgspec.Struct, kw_only=True):
     description: str = ""
 
 
-class Asked(NamedTuple):
+class RecordedRequest(NamedTuple):
     """One request of a run, with what its repetition needs.
 
     Attributes:
@@ -83,7 +83,7 @@ def write_recorded(path: Path, workload: Workload) -> int:
     return count
 
 
-def recorded_sessions(requests: Iterable[Asked]) -> Iterator[Session]:
+def recorded_sessions(requests: Iterable[RecordedRequest]) -> Iterator[LoadSession]:
     """The sessions that a run's requests were, in the order in which they begin.
 
     Servers count the whole prompt, and a turn's own message is what a later prompt has on top of the earlier prompt and
@@ -102,10 +102,12 @@ def recorded_sessions(requests: Iterable[Asked]) -> Iterator[Session]:
     usual_tokens = round(statistics.median(messages))
     for number, turns in enumerate(conversations):
         first = turns[0]
-        yield Session(id=number, turns=tuple(_turns(turns, usual_tokens)), tenant=first.tenant, at_s=first.intended_s)
+        yield LoadSession(
+            id=number, turns=tuple(_turns(turns, usual_tokens)), tenant=first.tenant, at_s=first.intended_s
+        )
 
 
-def _message_tokens(conversation: list[Asked]) -> Iterator[int]:
+def _message_tokens(conversation: list[RecordedRequest]) -> Iterator[int]:
     """The length of each turn's own message; 0 where there is no count."""
     history_tokens = 0
     for asked in conversation:
@@ -113,10 +115,10 @@ def _message_tokens(conversation: list[Asked]) -> Iterator[int]:
         history_tokens = asked.prompt_tokens + asked.output_tokens
 
 
-def _turns(conversation: list[Asked], usual_tokens: int) -> Iterator[Turn]:
+def _turns(conversation: list[RecordedRequest], usual_tokens: int) -> Iterator[SessionTurn]:
     free_s = conversation[0].intended_s
     for asked, message_tokens in zip(conversation, _message_tokens(conversation), strict=True):
-        yield Turn(
+        yield SessionTurn(
             prompt_tokens=message_tokens or usual_tokens,
             output_tokens=max(1, asked.asked_tokens),
             think_s=max(0.0, asked.intended_s - free_s),
@@ -139,13 +141,13 @@ class _Result(msgspec.Struct):
     requests: _Columns
 
 
-def _of_result(path: Path) -> Iterator[Session]:
+def _of_result(path: Path) -> Iterator[LoadSession]:
     try:
         with open_text(path) as file:
             columns = msgspec.json.decode(file.read(), type=_Result).requests
         rows = zip(*(getattr(columns, name) for name in columns.__struct_fields__), strict=True)
         requests = [
-            Asked(session, turn, tenant, due_s, due_s if ended_s is None else ended_s, *tokens)
+            RecordedRequest(session, turn, tenant, due_s, due_s if ended_s is None else ended_s, *tokens)
             for session, turn, tenant, due_s, ended_s, *tokens in rows
         ]
     except (msgspec.MsgspecError, ValueError) as error:
@@ -173,8 +175,8 @@ def _foreign(path: Path) -> InvalidRequest:
     )
 
 
-def _sessions(path: Path) -> Iterator[Session]:
-    decoder = msgspec.json.Decoder(Session)
+def _sessions(path: Path) -> Iterator[LoadSession]:
+    decoder = msgspec.json.Decoder(LoadSession)
     last_s = 0.0
     with open_text(path) as lines:
         next(lines)
@@ -191,7 +193,7 @@ def _sessions(path: Path) -> Iterator[Session]:
             yield session
 
 
-def _wrong(session: Session, last_s: float) -> str:
+def _wrong(session: LoadSession, last_s: float) -> str:
     """What is wrong with a session beyond its types, in a few words."""
     if not session.turns:
         return "the session has no turns"

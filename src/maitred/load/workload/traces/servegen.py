@@ -33,7 +33,7 @@ import msgspec
 from maitred.core.errors import InvalidRequest
 from maitred.load.workload import terms
 from maitred.load.workload.lengths import Histogram
-from maitred.load.workload.session import Session, Turn, Workload
+from maitred.load.workload.session import LoadSession, SessionTurn, Workload
 from maitred.load.workload.tables import fault
 
 WINDOW_S = 600.0
@@ -42,7 +42,7 @@ FORMS = "`start=86400`, `end=90000` (seconds of the trace) and `rate=5` (session
 
 
 @dataclass(frozen=True)
-class Part:
+class ServeGenSelection:
     """Which part of the days is played, and how often.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part:
     rate_per_s: float | None = None
 
     @classmethod
-    def parse(cls, options: str) -> "Part":
+    def parse(cls, options: str) -> "ServeGenSelection":
         """Reads what is behind the ``?`` of ``servegen:PATH?start=86400&end=90000&rate=5``; all of it may be missing.
 
         Raises:
@@ -77,7 +77,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Window:
+class ServeGenWindow:
     """A client's arrivals over `WINDOW_S`."""
 
     start_s: float
@@ -93,20 +93,20 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class ServeGenLengths:
     """A client's lengths: from each start on, those of prompts and of answers."""
 
     starts_s: Sequence[float]
     pairs: Sequence[tuple[Histogram, Histogram]]
 
-    def turn(self, at_s: float, rng: random.Random) -> Turn:
+    def turn(self, at_s: float, rng: random.Random) -> SessionTurn:
         """A request of that time."""
         prompt, output = self.pairs[max(0, bisect_right(self.starts_s, at_s) - 1)]
-        return Turn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
+        return SessionTurn(prompt_tokens=max(1, round(prompt.draw(rng))), output_tokens=max(1, round(output.draw(rng))))
 
 
 @dataclass(frozen=True)
-class Client:
+class ServeGenClient:
     """One client.
 
     Attributes:
@@ -117,11 +117,11 @@ class Client:
     """
 
     number: int
-    windows: Sequence[Window]
-    lengths: Sequence[Lengths]
+    windows: Sequence[ServeGenWindow]
+    lengths: Sequence[ServeGenLengths]
     rates: Sequence[float]
 
-    def requests(self, part: Part, factor: float, seed: int) -> Iterator[tuple[float, int, Turn]]:
+    def requests(self, part: ServeGenSelection, factor: float, seed: int) -> Iterator[tuple[float, int, SessionTurn]]:
         """Time since the part's start, client and turn of every request, one after the other."""
         gaps, sizes = (random.Random(f"{seed}:servegen:{self.number}:{purpose}") for purpose in ("gaps", "lengths"))
         left: float | None = None
@@ -138,14 +138,14 @@ class Client:
                 at_s += window.gap(gaps) / rate_per_s
             left = (at_s - end_s) * rate_per_s
 
-    def _turn(self, at_s: float, rng: random.Random) -> Turn:
+    def _turn(self, at_s: float, rng: random.Random) -> SessionTurn:
         if len(self.lengths) == 1:
             return self.lengths[0].turn(at_s, rng)
         (lengths,) = rng.choices(self.lengths, cum_weights=self.rates)
         return lengths.turn(at_s, rng)
 
 
-def read_servegen(path: Path, part: Part, seed: int) -> Workload:
+def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
     """Draws the requests of all clients, in the order of time.
 
     Args:
@@ -167,13 +167,13 @@ def read_servegen(path: Path, part: Part, seed: int) -> Workload:
         *(client.requests(part, factor, seed) for client in clients), key=lambda request: request[:2]
     )
     sessions = (
-        Session(id=number, turns=(turn,), tenant=f"client-{client}", at_s=at_s)
+        LoadSession(id=number, turns=(turn,), tenant=f"client-{client}", at_s=at_s)
         for number, (at_s, client, turn) in enumerate(requests)
     )
     return Workload(sessions, description=f"servegen {path.name} from {part.start_s:g} s")
 
 
-def _expected(client: Client, part: Part) -> float:
+def _expected(client: ServeGenClient, part: ServeGenSelection) -> float:
     """Requests of a client within the part, on average."""
     return sum(
         window.rate_per_s * max(0.0, min(window.start_s + WINDOW_S, part.end_s) - max(window.start_s, part.start_s))
@@ -181,9 +181,9 @@ def _expected(client: Client, part: Part) -> float:
     )
 
 
-def _clients(path: Path) -> list[Client]:
-    windows: dict[int, list[Window]] = {}
-    lengths: dict[int, Lengths] = {}
+def _clients(path: Path) -> list[ServeGenClient]:
+    windows: dict[int, list[ServeGenWindow]] = {}
+    lengths: dict[int, ServeGenLengths] = {}
     for name, file in _files(path):
         if not (match := NAME.search(name.as_posix())):
             continue
@@ -203,7 +203,7 @@ def _clients(path: Path) -> list[Client]:
     lent = [lengths[number] for number in lenders]
     sums = list(itertools.accumulate(rates[number] for number in lenders))
     return [
-        Client(number, windows[number], *(([lengths[number]], [1.0]) if number in lengths else (lent, sums)))
+        ServeGenClient(number, windows[number], *(([lengths[number]], [1.0]) if number in lengths else (lent, sums)))
         for number in sorted(windows)
         if rates[number]
     ]
@@ -225,14 +225,14 @@ def _files(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
         raise InvalidRequest(f"shape.trace: {path} cannot be read: {error}. Give a folder or a tar archive.") from None
 
 
-def _windows(name: Path, file: IO[bytes]) -> list[Window]:
-    windows: list[Window] = []
+def _windows(name: Path, file: IO[bytes]) -> list[ServeGenWindow]:
+    windows: list[ServeGenWindow] = []
     for line, text in enumerate(file.read().decode("utf-8", "replace").splitlines(), 1):
         if not text.strip():
             continue
         try:
             start, rate, _, family, shape, _ = text.strip().split(",")
-            window = Window(terms.number(start), terms.number(rate), family or "Gamma", terms.number(shape))
+            window = ServeGenWindow(terms.number(start), terms.number(rate), family or "Gamma", terms.number(shape))
         except ValueError as error:
             raise fault(name, line, str(error)) from None
         if window.rate_per_s and (window.family not in ("Gamma", "Weibull") or not window.shape):
@@ -248,7 +248,7 @@ class _Tables(msgspec.Struct):
     output_tokens: str
 
 
-def _lengths(name: Path, file: IO[bytes]) -> Lengths:
+def _lengths(name: Path, file: IO[bytes]) -> ServeGenLengths:
     """A client's lengths; windows without requests are left out."""
     try:
         tables = msgspec.json.decode(file.read(), type=dict[str, _Tables])
@@ -259,7 +259,7 @@ def _lengths(name: Path, file: IO[bytes]) -> Lengths:
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidRequest(f"shape.trace: {name} is not as ServeGen writes it: {error}. Fetch it again.") from None
     known = {start_s: (prompt, output) for start_s, (prompt, output) in sorted(pairs.items()) if prompt and output}
-    return Lengths(list(known), list(known.values()))
+    return ServeGenLengths(list(known), list(known.values()))
 
 
 def _histogram(text: str) -> Histogram | None:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from maitred.core.request import Request, SamplingParams
+from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
+from maitred.engine.device import ComputeDevice
 from maitred.engine.gpu_config import GPUConfig
-from maitred.engine.target import Target
 from tests.models import make_model
 
 pytest.importorskip("triton")
@@ -28,7 +28,7 @@ def answers(folder, target):
     for number in range(4):
         prompt = [4 + (number * 7 + position) % 120 for position in range(3 + number * 7)]
         sampling = SamplingParams(max_tokens=5, seed=number, temperature=number % 2, ignore_eos=True)
-        engine.submit("test", Request(id=str(number), prompt=prompt, sampling=sampling))
+        engine.submit("test", EngineRequest(id=str(number), prompt=prompt, sampling=sampling))
     told: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step().get("test", []):
@@ -38,4 +38,4 @@ def answers(folder, target):
 
 def test_answers_are_those_of_the_cpus_own_kernels(tmp_path):
     make_model(tmp_path, "qwen2")
-    assert answers(tmp_path, Target(torch.device("cpu"), accelerated=True)) == answers(tmp_path, None)
+    assert answers(tmp_path, ComputeDevice(torch.device("cpu"), accelerated=True)) == answers(tmp_path, None)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from maitred.load.measure.record import Outcome, Record
-from maitred.load.play.client.answer import AnswerReader, Traffic, said
+from maitred.load.measure.record import RequestRecord, UserOutcome
+from maitred.load.play.client.answer import StreamRecorder, StreamTotals, said
 
 SSE = {b"content-type": b"text/event-stream; charset=utf-8"}
 
@@ -23,8 +23,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def read(*parts, status=200, headers=SSE):
-    record = Record(0, 0, "default", 0.0, 2)
-    reader = AnswerReader(record, Traffic(), keep_text=True)
+    record = RequestRecord(0, 0, "default", 0.0, 2)
+    reader = StreamRecorder(record, StreamTotals(), keep_text=True)
     reader.head(status, headers, 1.0)
     for at_s, part in enumerate(parts, start=2):
         reader.body(part, float(at_s))
@@ -33,7 +33,7 @@ def read(*parts, status=200, headers=SSE):
 
 def test_a_whole_answer_has_times_text_and_the_servers_count():
     record, reader, outcome, error = read(piece("", role="assistant"), piece("a"), piece("b", "stop"), USAGE, DONE)
-    assert (outcome, error) == (Outcome.COMPLETE, "")
+    assert (outcome, error) == (UserOutcome.COMPLETE, "")
     assert list(record.arrivals_s) == [3.0, 4.0]
     assert reader.text == ["a", "b"]
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (9, 4, 2)
@@ -48,7 +48,7 @@ def test_thoughts_and_tool_calls_are_output_too(delta):
 
 def test_the_completions_api_streams_text():
     record, reader, outcome, _ = read(chunk(choices=[{"text": "a", "finish_reason": "length"}], usage=None), DONE)
-    assert (outcome, reader.text, len(record.arrivals_s)) == (Outcome.COMPLETE, ["a"], 1)
+    assert (outcome, reader.text, len(record.arrivals_s)) == (UserOutcome.COMPLETE, ["a"], 1)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_completions_api_streams_text():
 )
 def test_an_answer_that_does_not_end_as_it_must_is_cut(parts, why):
     *_, outcome, error = read(*parts)
-    assert outcome is Outcome.CUT
+    assert outcome is UserOutcome.CUT
     assert why in error
 
 
@@ -75,19 +75,19 @@ def test_an_answer_that_was_not_streamed_has_no_times_of_its_own():
         }
     ).encode()
     record, reader, outcome, _ = read(body[:20], body[20:], headers={b"content-type": b"application/json"})
-    assert (outcome, reader.text, record.output_tokens, len(record.arrivals_s)) == (Outcome.COMPLETE, ["ab"], 2, 0)
+    assert (outcome, reader.text, record.output_tokens, len(record.arrivals_s)) == (UserOutcome.COMPLETE, ["ab"], 2, 0)
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b'{"choices": []}', b'{"choices": [{"message": {}}]}'])
 def test_a_response_that_is_no_answer_is_never_complete(body):
     *_, outcome, error = read(body, headers={})
-    assert outcome is Outcome.CUT
+    assert outcome is UserOutcome.CUT
     assert error
 
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [(400, Outcome.REFUSED), (429, Outcome.REFUSED), (500, Outcome.FAILED), (503, Outcome.FAILED)],
+    [(400, UserOutcome.REFUSED), (429, UserOutcome.REFUSED), (500, UserOutcome.FAILED), (503, UserOutcome.FAILED)],
 )
 def test_a_refusal_is_told_in_the_servers_words(status, outcome):
     *_, ended, error = read(b'{"error": {"message": "Not today."}}', status=status, headers={})

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.load.play.client.connection import Connection, ConnectionFailed
+from maitred.load.play.client.connection import ConnectionFailed, LoadConnection
 from maitred.load.play.clock import RunClock
 
 PIECES = [b"data: one\n\n", b"x" * 300, b"\r\n", b"0\r\n\r\n", b"data: [DONE]\n\n"]
@@ -39,7 +39,7 @@ class Reader:
 
 
 async def received(*segments):
-    connection, reader = Connection(RunClock()), Reader()
+    connection, reader = LoadConnection(RunClock()), Reader()
     connection.connection_made(Wire())
     ended = connection.request(b"", reader)
     for segment in segments:
@@ -79,7 +79,7 @@ async def test_chunk_sizes_may_be_written_in_any_way_that_http_allows():
 
 
 async def test_a_second_response_on_the_same_connection_is_read_anew():
-    connection, first, second = Connection(RunClock()), Reader(), Reader()
+    connection, first, second = LoadConnection(RunClock()), Reader(), Reader()
     connection.connection_made(Wire())
     ended = connection.request(b"", first)
     for segment in (HEAD, *CHUNKS, END):
@@ -94,7 +94,7 @@ async def test_a_second_response_on_the_same_connection_is_read_anew():
 
 
 async def test_what_is_no_chunk_ends_the_response():
-    connection, reader = Connection(RunClock()), Reader()
+    connection, reader = LoadConnection(RunClock()), Reader()
     connection.connection_made(Wire())
     ended = connection.request(b"", reader)
     for segment in (HEAD, CHUNKS[0], b"zz\r\nab\r\n"):

@@ -1,0 +1,130 @@
+"""What all routes of the administration share: the store, the time, and what follows a change."""
+
+import base64
+import hashlib
+import logging
+from asyncio import Lock
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from maitred.api.exchange import HttpExchange
+from maitred.core.clock import Clock
+from maitred.core.errors import Conflict, InvalidRequest, MaitredError
+from maitred.store.directory import DirectoryStore
+from maitred.wire.admin.responses import encode
+from maitred.wire.openai.faults import shown
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E")
+
+Refresh = Callable[[], Awaitable[None]]
+"""Makes this gateway apply what has changed in the store, now."""
+
+_REPLAYED = (b"x-maitred-idempotent-replay", b"true")
+
+
+class AdminReply(NamedTuple):
+    """What a request made."""
+
+    answer: msgspec.Struct
+    again: tuple[int, bytes] | None = None
+    """Status and body for whoever sends the same request again; None: the same answer."""
+
+
+class DirectoryAdmin:
+    """Reads and changes the directory for the routes.
+
+    A request with an ``Idempotency-Key`` is done once. The reply is kept after the work, in another transaction; so
+    that a crash between the two makes nothing twice, ids that the caller does not choose follow from that key, and
+    the second attempt finds its id taken.
+
+    Args:
+        book: Where tenants, keys and limits are kept.
+        refresh: Makes this gateway apply a change at once; the others see it within a second.
+        clock: For expiry.
+    """
+
+    def __init__(self, book: DirectoryStore, refresh: Refresh, clock: Clock) -> None:
+        self.book = book
+        self._refresh = refresh
+        self._clock = clock
+        self._busy: WeakValueDictionary[str, Lock] = WeakValueDictionary()
+
+    def now_s(self) -> float:
+        """Wall time."""
+        return self._clock.wall_s()
+
+    async def changed(self) -> None:
+        """To be called after every change, before the answer."""
+        try:
+            await self._refresh()
+        except MaitredError as error:
+            # The change is made, and must not be answered as if it were not; it takes effect with the next poll.
+            log.warning("A change of the directory could not be applied at once: %s", error.message)
+
+    async def reply(self, call: HttpExchange, answer: msgspec.Struct) -> None:
+        """Answers."""
+        await call.respond(encode(answer))
+
+    async def once(self, call: HttpExchange, make: Callable[[], Awaitable[AdminReply]]) -> None:
+        """Makes something and answers; for a request that came before, answers only.
+
+        Raises:
+            InvalidRequest: The idempotency key cannot be one.
+            Conflict: It came before with another body.
+        """
+        name = _name_of(call)
+        if name is None:
+            await self.reply(call, (await make()).answer)
+            return
+        body_hash = hashlib.sha256(call.body).digest()
+        # Two at once on this gateway wait for each other; on two gateways, one of them finds the id taken.
+        async with self._busy.setdefault(name, Lock()):
+            if await self._replayed(call, name, body_hash):
+                return
+            try:
+                made = await make()
+            except Conflict:
+                if await self._replayed(call, name, body_hash):  # the other gateway was quicker
+                    return
+                raise
+            reply = encode(made.answer)
+            await self.book.remember(name, body_hash, *(made.again or (200, reply)))
+        await call.respond(reply)
+
+    async def _replayed(self, call: HttpExchange, name: str, body_hash: bytes) -> bool:
+        """Answers as before, if the request came before."""
+        known = await self.book.remembered(name, body_hash)
+        if known is not None:
+            status, reply = known
+            await call.respond(reply, status=status, headers=[_REPLAYED])
+        return known is not None
+
+    def id_for(self, call: HttpExchange, length: int) -> str | None:
+        """The id of what an idempotent request makes: the same for the same request. None for any other request."""
+        name = _name_of(call)
+        if name is None:
+            return None
+        digest = hashlib.sha256(name.encode()).digest()
+        return base64.b32encode(digest).decode("ascii").lower()[:length]
+
+
+def page_of(entries: Sequence[E], limit: int) -> tuple[list[E], bool]:
+    """A page of entries of which one more than fits was asked for, and whether there is another page."""
+    return list(entries[:limit]), len(entries) > limit
+
+
+def _name_of(call: HttpExchange) -> str | None:
+    """The request's idempotency key, told apart from the same key of other callers and for other things."""
+    key = call.header(b"idempotency-key")
+    if key is None:
+        return None
+    if not key or len(key) > 255 or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(
+            f"Idempotency-Key must be 1 to 255 printable ASCII characters; got {shown(key)}.", param="Idempotency-Key"
+        )
+    return hashlib.sha256(f"{call.principal.key} {call.method} {call.path} {key}".encode()).hexdigest()

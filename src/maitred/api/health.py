@@ -1,0 +1,128 @@
+"""Routes for whoever runs the server: health, version, metrics, and the description of the API.
+
+They take no place inside and work while the server drains; a probe must see what is going on.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from maitred import __version__
+from maitred.api.exchange import HttpExchange
+from maitred.api.in_flight import InFlightLimiter
+from maitred.api.openapi import describe
+from maitred.api.routes import Route
+from maitred.core.answer import InferenceService
+from maitred.core.errors import StoreUnavailable
+from maitred.core.tenancy import Scope
+
+
+class HealthStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the server can work, and if not, why."""
+
+    status: str
+    """``ok``, ``degraded`` (a store is away and requests run on what is known without it), ``draining``,
+    ``no_replica``, or ``no_store`` (one has been away for too long)."""
+    away: list[str] = []
+    """The stores that do not answer."""
+
+
+class VersionInfo(msgspec.Struct, frozen=True):
+    """What runs here."""
+
+    version: str
+
+
+async def _live(call: HttpExchange) -> None:
+    """Alive: the event loop turns."""
+    await call.respond(msgspec.json.encode(HealthStatus("ok")))
+
+
+LIVE = Route("GET", "/health/live", _live, "Whether the process responds at all.", returns=HealthStatus)
+
+
+class ServiceRoutes:
+    """Health, version, metrics, OpenAPI.
+
+    Args:
+        answering: Asked whether a request could run.
+        gate: Asked whether one would be let in.
+        render_metrics: Everything, and its content type, in a format that an `Accept` header asks for.
+        stores_up: Whether each store that is behind this answers.
+        check_stores: Raises StoreUnavailable once requests are refused because one of them does not.
+    """
+
+    def __init__(
+        self,
+        answering: InferenceService,
+        gate: InFlightLimiter,
+        render_metrics: Callable[[str], tuple[bytes, str]],
+        stores_up: Callable[[], Mapping[str, bool]],
+        check_stores: Callable[[], None],
+    ) -> None:
+        self._answering = answering
+        self._gate = gate
+        self._render_metrics = render_metrics
+        self._stores_up = stores_up
+        self._check_stores = check_stores
+        self._described: Iterable[Route] = ()
+        self._description: bytes | None = None
+
+    def routes(self) -> list[Route]:
+        """The routes, in the order of the documentation."""
+        return [
+            Route("GET", "/health", self.ready, "Whether requests can run now: 200 or 503.", returns=HealthStatus),
+            LIVE,
+            Route(
+                "GET", "/health/ready", self.ready, "Whether requests can run now: 200 or 503.", returns=HealthStatus
+            ),
+            Route("GET", "/version", self.version, "The version of maitred.", returns=VersionInfo),
+            Route(
+                "GET",
+                "/metrics",
+                self.metrics,
+                "Metrics in Prometheus' text format, or as OpenMetrics to whoever accepts it.",
+                content_type="text/plain",
+                needs=Scope.METRICS,
+            ),
+            Route("GET", "/openapi.json", self.openapi, "This description.", content_type="application/json"),
+        ]
+
+    def describe(self, routes: Iterable[Route]) -> None:
+        """Says what `/openapi.json` describes; called once, when all routes are known."""
+        self._described = routes
+
+    async def ready(self, call: HttpExchange) -> None:
+        """Ready: a request that came now would be let in and would run."""
+        away = [store for store, up in self._stores_up().items() if not up]
+        if self._gate.draining:
+            status = "draining"
+        elif not self._answering.ready():
+            status = "no_replica"
+        else:
+            status = self._with_stores(away)
+        code = 200 if status in ("ok", "degraded") else 503
+        await call.respond(msgspec.json.encode(HealthStatus(status, away)), status=code)
+
+    def _with_stores(self, away: Sequence[str]) -> str:
+        try:
+            self._check_stores()
+        except StoreUnavailable:
+            return "no_store"
+        return "degraded" if away else "ok"
+
+    async def version(self, call: HttpExchange) -> None:
+        """The version."""
+        await call.respond(msgspec.json.encode(VersionInfo(__version__)))
+
+    async def metrics(self, call: HttpExchange) -> None:
+        """A scrape."""
+        body, content_type = self._render_metrics(call.header(b"accept") or "")
+        await call.respond(body, content_type=content_type.encode())
+
+    async def openapi(self, call: HttpExchange) -> None:
+        """The API's description of itself, which takes some tenths of a second to write and few ask for."""
+        if self._description is None:
+            self._description = await asyncio.to_thread(describe, self._described)
+        await call.respond(self._description)

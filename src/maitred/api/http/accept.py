@@ -1,0 +1,82 @@
+"""Takes connections at a socket where several processes do, so that each of them gets its part."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+_COURTESY_S = 100e-6
+"""For each connection that a process has, it lets others go first so long, to the millisecond..."""
+_MOST_S = 2e-3
+"""...but not longer than this."""
+_PART = 16
+"""A process that has so many connections takes one more of those that wait at once, and so on."""
+_REST_S = 1.0
+"""After the system has refused one, such as for want of file descriptors; asyncio waits as long."""
+_log = logging.getLogger(__name__)
+
+
+class FairAcceptor:
+    """Gives way to the other processes for longer, the more connections this one has.
+
+    An event loop's own server takes all that wait at once, and so whoever is woken first by a burst of callers has all
+    of them, for as long as they keep their connections, while its neighbours have none. Here, who has less is sooner;
+    and who finds a connection still there after its wait has no neighbour with time for it.
+
+    Args:
+        listener: Listens.
+        protocol: Makes the protocol of a connection.
+        connections: How many this process has.
+    """
+
+    def __init__(
+        self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol], connections: Callable[[], int]
+    ) -> None:
+        listener.setblocking(False)  # another process may be quicker
+        self._listener = listener
+        self._protocol = protocol
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._coming: set[asyncio.Task[None]] = set()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._loop.remove_reader(self._listener)
+
+    def _watch(self) -> None:
+        self._waiting = None
+        self._loop.add_reader(self._listener, self._somebody_comes)
+
+    def _somebody_comes(self) -> None:
+        self._loop.remove_reader(self._listener)
+        courtesy_s = min(_MOST_S, (self._connections() + len(self._coming)) * _COURTESY_S)
+        self._waiting = self._loop.call_later(courtesy_s, self._take)
+
+    def _take(self) -> None:
+        try:
+            for _ in range(1 + self._connections() // _PART):
+                self._accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            pass  # another process has it, or its caller has left
+        except OSError as error:
+            _log.error("No connection can be taken for %g s: %s.", _REST_S, error)
+            self._waiting = self._loop.call_later(_REST_S, self._watch)
+            return
+        self._watch()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        task = self._loop.create_task(self._let_in(connection), name="connection")
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+
+    async def _let_in(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError:
+            connection.close()  # its caller has left

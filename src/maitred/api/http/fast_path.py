@@ -1,0 +1,145 @@
+"""HTTP/1.1 on one connection: a request that has come whole is read, and its answer written, without ASGI's messages.
+
+Most answers meet a client that has room for them: what is to be sent is put together here and handed to the transport
+in one piece. Each way begins with the question whether that can be done. Where it cannot (the client has left, does not
+read, speaks HTTP/1.0 or wants a HEAD) it says so and has done nothing, and ASGI's `send` decides as ever. What uvicorn
+knows of the request is kept as `send` keeps it, so both may be used for parts of one answer.
+"""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from maitred.api.http.head_cache import CachedHead
+from maitred.api.http.upgrade import UpgradeIgnoringProtocol
+from maitred.api.response_head import lines_of
+from maitred.core.cohort import COHORT, CohortStage
+
+_HERE = asyncio.Event()
+"""Of all requests of which nothing is waited for: it is set, and stays so."""
+_HERE.set()
+
+
+class _Whole(RequestResponseCycle):
+    """What uvicorn notes of a request, for one that has come whole: only what differs from one to the next is its own.
+
+    Args:
+        protocol: What it came by.
+        scope: What ASGI is told of it.
+        body: All of it.
+    """
+
+    disconnected = waiting_for_100_continue = more_body = response_started = response_complete = access_log = False
+    keep_alive = True
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
+    message_event = _HERE
+
+    def __init__(self, protocol: HttpToolsProtocol, scope: Any, body: bytes) -> None:  # noqa: ANN401 - as uvicorn's
+        self.scope = scope
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.body = bytearray(body)
+        self.on_response = protocol.on_response_complete
+
+    async def receive(self) -> Any:  # noqa: ANN401 - as uvicorn's
+        """As ASGI's. Whoever asks may have to wait, for the client to leave."""
+        if self.message_event is _HERE:
+            self.message_event = asyncio.Event()
+            self.message_event.set()
+        return await super().receive()
+
+
+class FastPathProtocol(UpgradeIgnoringProtocol):
+    """uvicorn's protocol, with ways around its messages. See `maitred.api.connection.ServerConnection` for each."""
+
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered, or was last."""
+
+    @property
+    def writable(self) -> bool:
+        """See `Connection.writable`."""
+        return not self.flow.write_paused
+
+    @property
+    def ready(self) -> bool:
+        """See `Connection.ready`."""
+        running = self._running
+        if running is None or running.disconnected or running.response_complete or self.flow.write_paused:
+            return False
+        return bool(running.chunked_encoding)  # decided with the head
+
+    def take_body(self) -> bytes | None:
+        """See `Connection.take_body`."""
+        running = self._running
+        if running is None or running.more_body or running.disconnected or running.waiting_for_100_continue:
+            return None
+        body, running.body = bytes(running.body), bytearray()
+        return body
+
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
+        """See `Connection.answer`."""
+        running = self._unanswered()
+        if running is None or (usual := lines_of(running.default_headers)) is None:
+            return False
+        running.response_started, running.waiting_for_100_continue = True, False
+        running.chunked_encoding = False
+        self.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], usual, head, body))
+        self._complete(running)
+        return True
+
+    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
+        """See `Connection.begin`."""
+        running = self._unanswered()
+        if running is None or (usual := lines_of(running.default_headers)) is None:
+            return False
+        running.response_started, running.waiting_for_100_continue = True, False
+        running.chunked_encoding = True
+        whole = b"%b%b%btransfer-encoding: chunked\r\n\r\n" % (STATUS_LINE[status], usual, head)
+        self.transport.write(b"%b%x\r\n%b\r\n" % (whole, len(piece), piece) if piece else whole)
+        return True
+
+    def write(self, piece: bytes) -> None:
+        """See `Connection.write`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def end(self, piece: bytes) -> None:
+        """See `Connection.end`."""
+        running = self._running
+        assert running is not None, "it is ready"
+        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n")
+        self._complete(running)
+
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request, if nothing has been answered and its answer can go out at once, with the connection kept."""
+        running = self._running
+        if running is None or running.response_started or running.disconnected or not running.keep_alive:
+            return None
+        return None if self.flow.write_paused or running.scope["method"] == "HEAD" else running
+
+    def _complete(self, running: RequestResponseCycle) -> None:
+        running.response_complete = True
+        running.message_event.set()
+        if not running.keep_alive:
+            self.transport.close()  # it was to be kept when the answer began
+        self.on_response_complete()
+
+    def _take(self, head: CachedHead, body: bytes) -> None:
+        """Begins with a whole request whose head is known: does what the parser's callbacks do for one."""
+        self.cycle = _Whole(self, head.scope_for(body), body)
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - as uvicorn's
+        self._running = cycle
+        COHORT.called(CohortStage.COME)
+        super()._start_asgi_task(cycle, partial(_begun, app))
+
+
+def _begun(app: Any, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
+    """What a request's task does first."""
+    COHORT.came(CohortStage.COME)
+    return app(scope, receive, send)

@@ -1,0 +1,165 @@
+"""Who may come in, who is inside, and how the house empties.
+
+The gate bounds how many requests are inside at once, and it drains: from the first SIGTERM on it takes nobody new,
+those inside get a grace period, and who is still there when it ends is shown out with an honest error. So is, at any
+time, whose key is no longer valid.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from maitred.admission.policy.departures import SlotReleaseRate
+from maitred.api.cancel_scope import CancelScope
+from maitred.core.clock import Clock, SystemClock
+from maitred.core.errors import Draining, Saturated, Unauthenticated
+from maitred.core.tenancy import Principal
+from maitred.dispatch.policy.retry_after import RetryAfterTurns
+
+_REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
+_DRAIN_RETRY_S = 2.0
+"""A load balancer has taken us out by then."""
+
+
+class InFlightLimiter:
+    """Counts requests in and out.
+
+    Args:
+        capacity: How many may be inside at once.
+        clock: For the pace at which places come free.
+        draw: A number from 0 to 1, for the jitter in times to come back.
+    """
+
+    def __init__(self, capacity: int, clock: Clock | None = None, *, draw: Callable[[], float] = random.random) -> None:
+        self._capacity = capacity
+        self._clock = clock or SystemClock()
+        self._draw = draw
+        self._departures = SlotReleaseRate()
+        self._comebacks = RetryAfterTurns()
+        self._inside: dict[CancelScope, Principal | None] = {}
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def adopt(self, capacity: int) -> None:
+        """So many may be inside from now on; who is inside stays."""
+        self._capacity = capacity
+
+    @property
+    def inside(self) -> int:
+        """Requests that are being answered."""
+        return len(self._inside)
+
+    @property
+    def draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._draining
+
+    def enter(self, principal: Principal | None = None, *, even_if_full: bool = False) -> "InFlightSlot":
+        """A place inside, to be taken at once, for as long as the block runs; the block can be interrupted.
+
+        Args:
+            principal: Whose request it is; None: it ends by itself, whoever sent it. Those of one tenant that are
+                refused shall come back one after the other, as places come free.
+            even_if_full: Whether to come in where no place is left; for those who can make some.
+
+        Raises:
+            Draining: Nobody is let in any more; or, from within the block, the grace period is over.
+            Unauthenticated: From within the block, the principal's key is no longer valid.
+            Saturated: Every place is taken.
+        """
+        if self._draining:
+            raise Draining(retry_after_s=_DRAIN_RETRY_S)
+        if len(self._inside) >= self._capacity and not even_if_full:
+            raise Saturated(retry_after_s=self._comeback_s(principal))
+        return InFlightSlot(self, principal)
+
+    def came(self, visit: "InFlightSlot", principal: Principal | None) -> None:
+        """See `InFlightSlot`."""
+        if not self._inside:
+            self._departures.opened(self._clock.monotonic_s())
+            self._empty.clear()
+        self._inside[visit] = principal
+
+    def left(self, visit: "InFlightSlot") -> None:
+        """See `InFlightSlot`."""
+        del self._inside[visit]
+        self._departures.left(self._clock.monotonic_s())
+        if not self._inside:
+            self._empty.set()
+
+    def recheck(self, holds: Callable[[Principal], bool]) -> int:
+        """Interrupts everyone inside whose key is no longer valid; returns how many.
+
+        Args:
+            holds: Whether a request of this principal would still be let in; asked once for each key and tenant.
+        """
+        verdicts: dict[tuple[str, str], bool] = {}
+        ended = 0
+        for block, principal in list(self._inside.items()):
+            if principal is None:
+                continue
+            member = principal.key, principal.tenants[0]
+            if member not in verdicts:
+                verdicts[member] = holds(principal)
+            if not verdicts[member]:
+                block.interrupt(Unauthenticated(_REVOKED))
+                ended += 1
+        return ended
+
+    def close(self) -> None:
+        """Takes nobody new from now on."""
+        self._draining = True
+
+    async def drain(self, grace_s: float) -> int:
+        """Closes the gate, waits until all have left, and after `grace_s` ends those who have not.
+
+        Returns:
+            How many had to be ended.
+        """
+        self.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._empty.wait()
+        except TimeoutError:
+            pass
+        return self.end_now()
+
+    def end_now(self) -> int:
+        """Interrupts everyone inside, now; returns how many."""
+        self.close()
+        inside = list(self._inside)
+        for block in inside:
+            block.interrupt(Draining("The server shut down before the answer was complete. Send the request again."))
+        return len(inside)
+
+    def _comeback_s(self, principal: Principal | None) -> float:
+        now_s = self._clock.monotonic_s()
+        gap_s = self._departures.gap_s(now_s)
+        tenant = None if principal is None else principal.tenants[0]
+        return self._comebacks.take(tenant, gap_s, gap_s, now_s, self._draw())
+
+
+class InFlightSlot(CancelScope):
+    """A request's place inside. Made by `InFlightLimiter.enter`.
+
+    Args:
+        gate: What it has come in by.
+        principal: Whose request it is; None: it ends by itself, whoever sent it.
+    """
+
+    def __init__(self, gate: InFlightLimiter, principal: Principal | None) -> None:
+        self._gate = gate
+        self._principal = principal
+
+    def __enter__(self) -> Self:
+        self._gate.came(self, self._principal)
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._gate.left(self)
+        super().__exit__(kind, error, traceback)

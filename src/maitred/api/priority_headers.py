@@ -1,0 +1,107 @@
+"""How urgent a request is, until when its answer is of use, and its session: headers that all inference takes.
+
+Headers, because clients can add them without knowing of us (`extra_headers`, `default_headers`), and proxies can on
+behalf of clients. Where a body says the same, the header wins: whoever sets it is nearer to us.
+"""
+
+import math
+
+import msgspec
+
+from maitred.api.header_flags import flag_in, wish_in
+from maitred.api.headers import Headers
+from maitred.api.routing_headers import LOCAL_ONLY, MOST_USD, REGION, bounds_in
+from maitred.core.answer import InferenceRequest
+from maitred.core.errors import InvalidRequest
+from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
+from maitred.wire.openai.faults import shown
+
+PRIORITY = "x-maitred-priority"
+TTFT = "x-maitred-ttft-ms"
+ITL = "x-maitred-itl-ms"
+DEADLINE = "x-maitred-deadline-ms"
+PARTIAL = "x-maitred-partial"
+SESSION = b"x-session-id"
+NO_DEGRADATION = "x-maitred-no-degradation"
+ESCALATE = "x-maitred-escalate"
+RETRY_COUNT = b"x-stainless-retry-count"
+"""What OpenAI's and Anthropic's own clients send with every request: 0, and one more with each retry."""
+
+_LONGEST_MS = 7 * 24 * 3600 * 1000
+_PRIORITY = PRIORITY.encode()
+_CLASSES = {str(name): name for name in PriorityClass}
+_NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCAL_ONLY, REGION, MOST_USD)
+_ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
+
+
+def with_urgency(ask: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
+    """What is asked, with what the headers say of its urgency, its session and its bounds.
+
+    Args:
+        ask: With the priority that the body asks for, if it does.
+        header: The request's headers.
+        retries: How often the same request came before.
+
+    Raises:
+        InvalidRequest: A header makes no sense; `param` names it.
+    """
+    if not header.have_any(_ALL):
+        return ask if not retries else msgspec.structs.replace(ask, retries=retries)
+    priority = _priority_in(header)
+    return msgspec.structs.replace(
+        ask,
+        priority=ask.priority if priority is None else priority,
+        ttft_in_s=_seconds_in(header, TTFT),
+        itl_objective_s=_seconds_in(header, ITL),
+        deadline_in_s=_seconds_in(header, DEADLINE),
+        partial=flag_in(header, PARTIAL),
+        degradable=not flag_in(header, NO_DEGRADATION),
+        escalate=wish_in(header, ESCALATE),
+        session=header(SESSION) or ask.session,
+        retries=retries,
+        **bounds_in(header),
+    )
+
+
+def retries_in(header: Headers) -> int:
+    """How often the client says that it has sent this before; 0 where it says nothing that can be read.
+
+    The header is not ours, and whoever sends nonsense in it has not asked us for anything.
+    """
+    value = header(RETRY_COUNT)
+    if value is None or value == "0":
+        return 0
+    value = value.strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
+
+
+def _priority_in(header: Headers) -> int | None:
+    value = header(_PRIORITY)
+    if value is None:
+        return None
+    word = value.strip().lower()
+    if word in _CLASSES:
+        return _CLASSES[word].priority
+    if word.isascii() and word.isdigit() and len(word) <= 2 and LOWEST_PRIORITY <= int(word) <= HIGHEST_PRIORITY:
+        return int(word)
+    raise InvalidRequest(
+        f"{PRIORITY} must be a number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY} (the most urgent), or one of "
+        f"{', '.join(_CLASSES)}; got {shown(value)}.",
+        param=PRIORITY,
+    )
+
+
+def _seconds_in(header: Headers, name: str) -> float | None:
+    value = header(name.encode())
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds <= _LONGEST_MS:
+        raise InvalidRequest(
+            f"{name} must be a number of milliseconds, more than 0 and at most {_LONGEST_MS}; got {shown(value)}.",
+            param=name,
+        )
+    return milliseconds / 1000

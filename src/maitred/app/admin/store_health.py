@@ -1,0 +1,115 @@
+"""The state of stores, leases and ledger, collected for metrics and health."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from maitred.admission.admission import Admission
+from maitred.app.access import AccessServices
+from maitred.app.stores import GatewayStores
+from maitred.core.counters import CounterState
+from maitred.core.limits import Limit
+from maitred.core.money import usd_of
+from maitred.core.request import Usage
+from maitred.observe.budgets import BudgetUse
+from maitred.observe.store_metrics import AccountsState
+from maitred.replica.engine.client import EngineClient
+
+log = logging.getLogger(__name__)
+
+_NOTHING = Usage(0, 0)
+
+
+class SoftBudgetAlarm:
+    """Says of soft budgets that they were passed, and counts them."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+
+    def __call__(self, limit: Limit, reading: CounterState) -> None:
+        """One was passed."""
+        self.passed += 1
+        log.warning(
+            "The soft budget %s of %s was passed: %.4f of %.4f USD are spent.",
+            limit.kind.value,
+            limit.subject,
+            usd_of(reading.used),
+            usd_of(limit.value),
+        )
+
+
+class StoreHealth:
+    """Reads all of it.
+
+    Args:
+        stores: Database, ledger and counters.
+        access: What is known of keys and limits.
+        admission: Holds the leases.
+        alarm: Counts the soft budgets that were passed.
+        engines: Model -> all that run it.
+    """
+
+    def __init__(
+        self,
+        stores: GatewayStores,
+        access: AccessServices,
+        admission: Admission,
+        alarm: SoftBudgetAlarm,
+        engines: Mapping[str, Sequence[EngineClient]],
+    ) -> None:
+        self._stores = stores
+        self._alarm = alarm
+        self._access = access
+        self._admission = admission
+        self._engines = engines
+
+    def stores_up(self) -> Mapping[str, bool]:
+        """Whether each store answers."""
+        return {
+            "database": not self._access.refresher.away,
+            "counters": self._stores.counters.healthy,
+            "journal": self._stores.journal.healthy,
+        }
+
+    def check_stores(self) -> None:
+        """Raises StoreUnavailable if every request is refused now: for want of a new directory, or of a journal."""
+        self._access.refresher.check()
+        self._stores.journal.check()
+
+    async def budgets(self, tenants: Sequence[str]) -> list[BudgetUse]:
+        """Those of these tenants; ``*`` is everybody together.
+
+        Raises:
+            StoreUnavailable: The counters cannot be read.
+        """
+        uses = await self._admission.uses([name if name == "*" else f"tenant:{name}" for name in tenants])
+        return [
+            BudgetUse(
+                tenant=use.subject.removeprefix("tenant:"),
+                budget=use.limit.kind,
+                model=use.limit.model or "",
+                hard=use.limit.hard,
+                share=use.used / use.limit.value,
+            )
+            for use in uses
+            if use.limit.kind.spend
+        ]
+
+    def state(self) -> AccountsState:
+        """All of it, now."""
+        ledger, leases = self._stores.ledger, self._admission.leases
+        recorded = ledger.totals()
+        return AccountsState(
+            leases_held=leases.held,
+            leases_late=leases.late,
+            backlog=ledger.backlog,
+            backlog_age_s=ledger.backlog_age_s,
+            directory_age_s=self._access.refresher.age_s,
+            stores_up=self.stores_up(),
+            recorded=recorded,
+            costs_usd={model: usd_of(nusd) for model, nusd in ledger.costs_nusd().items()},
+            soft_budgets_passed=self._alarm.passed,
+            drift_tokens={
+                model: sum(link.output_tokens for link in links) - recorded.get(model, _NOTHING).completion_tokens
+                for model, links in self._engines.items()
+            },
+        )

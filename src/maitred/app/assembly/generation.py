@@ -1,0 +1,80 @@
+"""What one configuration makes, and how one follows the other.
+
+    clients -> Reception -> the regime of now   -> queues, counters, stores, connections
+                        `-> those before it ---'   (which stay, and are told of new settings)
+
+A *regime* is everything that is made from a configuration and holds no state: routes, names, prices, ladders, pipeline.
+It is made as a whole and takes the place of the one before it in one assignment, so no request ever sees a part of
+each. A request belongs to the regime that it began under, to its end. What only past regimes use, such as a server that
+is not named any more, is let go of when the last of their requests has ended.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from maitred.api.app import GatewayApp
+from maitred.api.exchange import Receive, Scope, Send
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.upstreams import UpstreamModels
+from maitred.config.tree import Config
+from maitred.core.answer import RequestObserver
+
+
+@dataclass(eq=False, slots=True)
+class ConfigGeneration:
+    """One of them.
+
+    Attributes:
+        config: What it was made from.
+        edge: Takes requests.
+        served: What servers of others run under it.
+        models: The names of all that have a queue under it.
+        control: Decides on requests.
+        observers: Told of every one that has ended.
+    """
+
+    config: Config
+    edge: GatewayApp
+    served: UpstreamModels
+    models: Sequence[str]
+    control: LocalFlowController
+    observers: Sequence[RequestObserver]
+
+
+class GenerationSwitch:
+    """The ASGI application: hands each request to the regime of the moment that it comes.
+
+    Args:
+        first: The regime of now.
+        retire: Told which ones are left whenever one is over.
+    """
+
+    def __init__(self, first: ConfigGeneration, retire: Callable[[Sequence[ConfigGeneration]], None]) -> None:
+        self._now = first
+        self._living = [first]
+        self._retire = retire
+
+    @property
+    def now(self) -> ConfigGeneration:
+        """The regime of now."""
+        return self._now
+
+    @property
+    def living(self) -> int:
+        """How many regimes there are: that of now, and those before it that have requests."""
+        return len(self._living)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """ASGI's entry point."""
+        return self._now.edge(scope, receive, send)
+
+    def succeed(self, regime: ConfigGeneration) -> None:
+        """Requests that come from now on are this one's."""
+        before, self._now = self._now, regime
+        self._living.append(regime)
+        before.edge.when_empty(partial(self._over, before))
+
+    def _over(self, regime: ConfigGeneration) -> None:
+        self._living.remove(regime)
+        self._retire(self._living)

@@ -1,0 +1,86 @@
+"""What is served by engines of ours: the models, where requests for each can go, and the engines. It never changes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from maitred.app.encoder import EncoderModels
+from maitred.app.local import LocalModel
+from maitred.app.models.on_demand import OnDemandModelSet
+from maitred.app.pins import PinnableModel
+from maitred.config.tree import Config
+from maitred.core.errors import ConfigInvalid
+from maitred.dispatch.request import AnyEndpoint
+from maitred.fleet.engines import Engine
+from maitred.observe.engines import Engines, EngineState
+from maitred.replica.engine.client import EngineClient
+from maitred.routing.catalog import AnyModel
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRegistry:
+    """Made by `roster_of`.
+
+    Attributes:
+        models: For the catalog.
+        posts: For the dispatchers of models that generate; encoders bring theirs.
+        engines: Our own, by model and replica.
+        pinnable: Models whose prefixes can be made to stay.
+        starting: The models whose engines start with us.
+    """
+
+    models: Sequence[AnyModel]
+    posts: Mapping[str, Sequence[AnyEndpoint]]
+    engines: Mapping[tuple[str, str], Engine]
+    pinnable: Mapping[str, PinnableModel]
+    starting: Sequence[str]
+
+    def check(self, config: Config) -> None:
+        """Raises ConfigInvalid where a model of the configuration has the name of one that starts with us."""
+        for name in self.starting:
+            if name in config.models:
+                raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
+
+    def links(self) -> dict[str, list[EngineClient]]:
+        """To our own engines, by model."""
+        links: dict[str, list[EngineClient]] = {}
+        for (model, _), engine in self.engines.items():
+            links.setdefault(model, []).append(engine.link)
+        return links
+
+    def addresses(self, local: LocalModel | None) -> dict[str, str]:
+        """Where the engines of the model that is always there listen, by name."""
+        return {} if local is None else {name: str(engine.link.address) for name, engine in local.engines.items()}
+
+    def states(self) -> Engines:
+        """How our own engines are."""
+        return {where: _state_of(engine) for where, engine in self.engines.items()}
+
+
+def roster_of(
+    config: Config, local: LocalModel | None, on_demand: OnDemandModelSet, encoders: EncoderModels
+) -> EngineRegistry:
+    """Puts together what was opened.
+
+    Raises:
+        ConfigInvalid: Two models have one name.
+    """
+    models: list[AnyModel] = [*on_demand.models]
+    posts = on_demand.posts()
+    pinnable = on_demand.pinnable
+    engines: dict[tuple[str, str], Engine] = {}
+    if local is not None:
+        models.append(local.model)
+        posts[local.name] = local.posts()
+        pinnable[local.name] = local.pinnable
+        engines |= {(local.name, replica): engine for replica, engine in local.engines.items()}
+    for name, encoder in encoders.engines.items():
+        engines[name, config.encoder.engine_address or "local"] = encoder
+    starting = list(dict.fromkeys(name for name, _ in engines))
+    roster = EngineRegistry([*models, *encoders.models], posts, engines | on_demand.engines, pinnable, starting)
+    roster.check(config)
+    return roster
+
+
+def _state_of(engine: Engine) -> EngineState:
+    up = engine.link.ready
+    return EngineState(up, engine.restarts, engine.link.load(), engine.link.card() if up else None)

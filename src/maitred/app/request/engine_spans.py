@@ -1,0 +1,82 @@
+"""What an engine of ours says of a choice, as chapters of the request's story.
+
+The engine counts seconds on a clock of its own, which may be that of another machine. What it says took place between
+our sending the request and our hearing of it, so it is put into the middle of that time: off by at most half of what
+the messages took, and no two machines need to agree on the time.
+"""
+
+from maitred.app.request.output import OutputProcessor
+from maitred.core.request import SequenceStats, TokenDelta
+from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
+
+
+def tell_course(story: RequestTimeline, index: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
+    """Notes what has come with a delta: the way to the first token, then that to the end.
+
+    Args:
+        story: Has the attempt that the delta comes from.
+        index: Of the choice, among those of all prompts.
+        choice: With what it has got so far, this delta included.
+        delta: Has a course.
+        now_s: When it came.
+    """
+    attempt, course = story.running(SpanName.ATTEMPT), delta.course
+    if attempt is None or course is None:
+        return
+    engine = next((one for one in attempt.inside if one.facts["choice"] == index), None)
+    if engine is None:
+        engine = _begin(attempt, index, choice, delta, course, now_s)
+    if delta.finish is None:
+        return
+    # The end bounds the time on the way, too, where we came late to hear of the first token.
+    offset_s = engine.began_s - attempt.began_s
+    slack_s = now_s - attempt.began_s - course.waited_s - course.prefill_s - course.decode_s
+    began_s = attempt.began_s + max(0.0, min(offset_s, slack_s / 2))
+    first_s = _lay_out(engine, began_s, course)
+    engine.facts |= {
+        "output_tokens": choice.tokens,
+        "finish_reason": str(delta.finish),
+        "preemptions": course.preemptions,
+        "displaced_s": round(course.displaced_s, 6),
+        "recomputed_tokens": course.recomputed_tokens,
+    }
+    if course.decode_steps:
+        decode = TimelineSpan(
+            SpanName.DECODE,
+            first_s,
+            {"steps": course.decode_steps, "batch": round(course.decode_batch, 2), "output_tokens": choice.tokens},
+        )
+        decode.end(first_s + course.decode_s)
+        engine.inside.append(decode)
+    engine.end(first_s + course.decode_s)
+
+
+def _begin(
+    attempt: TimelineSpan, index: int, choice: OutputProcessor, delta: TokenDelta, course: SequenceStats, now_s: float
+) -> TimelineSpan:
+    """The way to the first token."""
+    slack_s = now_s - attempt.began_s - course.waited_s - course.prefill_s
+    began_s = attempt.began_s + max(0.0, slack_s) / 2
+    engine = TimelineSpan(SpanName.ENGINE, began_s, {"choice": index, "replica": attempt.facts["replica"]})
+    prefill = {
+        "prompt_tokens": choice.prompt_tokens,
+        "cached_tokens": delta.cached_tokens,
+        "steps": course.prefill_steps,
+        "batch": course.prefill_batch,
+    }
+    engine.inside += [
+        TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": delta.waited_ms or {}}),
+        TimelineSpan(SpanName.PREFILL, began_s, prefill),
+    ]
+    _lay_out(engine, began_s, course)
+    attempt.inside.append(engine)
+    return engine
+
+
+def _lay_out(engine: TimelineSpan, began_s: float, course: SequenceStats) -> float:
+    """Puts the way to the first token behind the moment of arrival; when that token came."""
+    waited, prefill = engine.inside
+    engine.began_s = waited.began_s = began_s
+    waited.ended_s = prefill.began_s = began_s + course.waited_s
+    prefill.ended_s = prefill.began_s + course.prefill_s
+    return prefill.ended_s

@@ -1,0 +1,107 @@
+"""One answer, by the first of several models that gives one.
+
+A model that fails before anything of its answer has been seen is followed by the next on the request's way (see
+`maitred.routing.pools.route_table`); each is admitted, queued and billed as what it is. Where none gives an answer, the
+caller is told of the first failure: it is that of the model that was asked for.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+from maitred.core.answer import PushStream, RequestContext, ResponseStream, StreamSink, TextDelta
+from maitred.core.errors import MaitredError
+from maitred.routing.pools.route_table import RoutePlan, RouteTarget
+
+Serve = Callable[[RouteTarget], Awaitable[AbstractAsyncContextManager[ResponseStream]]]
+"""Plans the work at one model. Entering the context begins it; leaving ends it."""
+
+
+class FallbackStream(PushStream):
+    """Implements `maitred.core.answer.ResponseStream`. A context; leaving it ends what is unfinished.
+
+    Args:
+        serve: Plans the work at a model.
+        way: The models.
+        tally: What is known of the request.
+        whole: Whether nobody sees a part of the answer before all of it is there.
+
+    Attributes:
+        first_failure: Of the model that was asked for; None: there is none yet.
+    """
+
+    def __init__(self, serve: Serve, way: RoutePlan, tally: RequestContext, *, whole: bool) -> None:
+        self._serve = serve
+        self._way = way
+        self._tally = tally
+        self._whole = whole
+        self._work: AbstractAsyncContextManager[ResponseStream] | None = None
+        """Of the model that is at it."""
+        self._batches: AsyncIterator[list[TextDelta]] | None = None
+        self._seen: AsyncIterator[list[TextDelta]] | None = None
+        """Its answer, once anything of it has been seen."""
+        self.first_failure: MaitredError | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._start(self._way.first())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            await work.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[list[TextDelta]]:
+        # Once it has begun nothing stands between it and its reader; for each of its tokens that would be a frame more.
+        return self._first() if self._seen is None else anext(self._seen)
+
+    def pour(self, outlet: StreamSink) -> None:
+        """See `core.answer.Pouring`."""
+        answer: object = self._seen
+        if isinstance(answer, PushStream):
+            answer.pour(outlet)
+
+    async def _first(self) -> list[TextDelta]:
+        """What comes before anything of it has been seen."""
+        while True:
+            assert self._batches is not None
+            try:
+                parts = await anext(self._batches)
+            except MaitredError as failure:
+                target = self._next(failure)
+                await self.__aexit__(type(failure), failure, failure.__traceback__)
+                await self._start(target)
+            else:
+                # With a stream's first batch its head goes out, text or not.
+                self._seen = self._batches if parts or not self._whole else None
+                return parts
+
+    async def _start(self, target: RouteTarget) -> None:
+        """Begins at a model, or at one of those after it."""
+        while True:
+            self._tally.arm = self._way.arm_at(target)
+            try:
+                work = await self._serve(target)
+                self._batches = aiter(await work.__aenter__())
+            except MaitredError as failure:
+                target = self._next(failure)
+            else:
+                self._work = work
+                return
+
+    def _next(self, failure: MaitredError) -> RouteTarget:
+        """What follows a model that has failed; raises the first failure where nothing does."""
+        self.first_failure = self.first_failure or failure
+        target = self._way.after(failure)
+        if target is None:
+            if self.first_failure is failure:
+                raise failure
+            raise self.first_failure from failure
+        self._tally.begin_anew(f"{target.rank}={target.name}")
+        return target

@@ -1,0 +1,156 @@
+"""What happened to one request on its way, in order and with times.
+
+Each stage writes a chapter when the request is its own: what was done, from when to when, and the facts that it was
+decided by. Nobody reads the story before the request has ended. Then it is told in two ways, as the spans of a trace
+and as what `maitred explain` prints, so the two never disagree.
+
+A story holds names, numbers and times; prompts and answers are not among them.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import MaitredError
+from maitred.core.trace_context import TraceContext
+
+MOST_CHAPTERS = 512
+"""A request in thousands of parts, such as one for many embeddings, is told by the first of them."""
+
+
+class SpanName(StrEnum):
+    """What a chapter is about."""
+
+    RESOLVE = "resolve"
+    """Which model the name stands for, and why."""
+    PLAN = "plan"
+    """The prompt was read and counted, and it was predicted when its turn would come."""
+    ADMISSION = "admission"
+    """What it may use was taken from its caller's limits."""
+    QUEUE = "queue"
+    """It waited for a replica."""
+    ROUTING = "routing"
+    """A replica was chosen."""
+    ATTEMPT = "attempt"
+    """A replica had it: an engine of ours, or somebody else's server."""
+    ENGINE = "engine"
+    """The same for one choice, as the engine has seen it. Inside an attempt, and the next three inside it."""
+    ENGINE_QUEUE = "engine.queue"
+    """It waited for a place in the batch."""
+    PREFILL = "prefill"
+    """Its prompt was computed, up to its first token."""
+    DECODE = "decode"
+    """The tokens after the first."""
+    ENCODE = "encode"
+    """In place of these two, of texts that get vectors: these were computed."""
+    SETTLEMENT = "settlement"
+    """What it had used was written down and charged."""
+
+
+class TimelineSpan(msgspec.Struct):
+    """One stretch of a request's way."""
+
+    name: SpanName
+    began_s: float
+    """Monotonic, as all times here."""
+    facts: dict[str, Any] = {}
+    """Names with their units -> numbers, texts, and lists of these; ``candidates`` is a list of such facts."""
+    ended_s: float | None = None
+    """None: it had not ended when the request did."""
+    error: str = ""
+    """The code of what it failed with; empty: it did not."""
+    inside: list["TimelineSpan"] = []
+    span_id: str = ""
+    """Under which others were told of it; empty: they were not."""
+
+    def end(self, now_s: float, error: str = "", **facts: object) -> None:
+        """It is over. A second time changes nothing."""
+        if self.ended_s is None:
+            self.ended_s, self.error = now_s, error or self.error
+            if facts:
+                self.facts |= facts
+
+
+class RequestTimeline(msgspec.Struct):
+    """The chapters of one request."""
+
+    chapters: list[TimelineSpan] = []
+    trace: TraceContext | None = None
+    """Where the request itself stands in its trace; None: nobody traces."""
+    parent_span_id: str = ""
+    """The span of whoever sent it; empty: the trace begins here."""
+
+    @property
+    def trace_id(self) -> str:
+        """Of its trace; empty: nobody traces."""
+        return "" if self.trace is None else self.trace.trace_id
+
+    def begin(self, name: SpanName, now_s: float, **facts: object) -> TimelineSpan:
+        """A new chapter; whoever begins one ends it."""
+        chapter = TimelineSpan(name, now_s, facts)
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(chapter)
+        return chapter
+
+    def tell(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any]) -> None:
+        """A chapter that is over, and went well."""
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(TimelineSpan(name, began_s, facts, ended_s))
+
+    def fail(self, name: SpanName, began_s: float, ended_s: float, facts: dict[str, Any], why: BaseException) -> None:
+        """A chapter that is over, and ended with an error."""
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(TimelineSpan(name, began_s, facts, ended_s, code_of(why)))
+
+    def note(self, name: SpanName, now_s: float, **facts: object) -> None:
+        """A chapter of no length."""
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(TimelineSpan(name, now_s, facts, now_s))
+
+    def telling(self, name: SpanName, now: Callable[[], float], **facts: object) -> "_SpanScope":
+        """A chapter that is as long as the block; what leaves the block as an exception is its error."""
+        chapter = TimelineSpan(name, now(), facts)
+        if len(self.chapters) < MOST_CHAPTERS:
+            self.chapters.append(chapter)
+        return _SpanScope(chapter, now)
+
+    def running(self, name: SpanName) -> TimelineSpan | None:
+        """The latest of that name that has not ended."""
+        return next((one for one in reversed(self.chapters) if one.name is name and one.ended_s is None), None)
+
+    def context_at(self, chapter: TimelineSpan, new_span_id: Callable[[], str]) -> TraceContext | None:
+        """What others are told who work for this chapter, which gets an id of its own; None: nobody traces."""
+        if self.trace is None:
+            return None
+        chapter.span_id = new_span_id()
+        return self.trace.below(chapter.span_id).accounting()
+
+
+class _SpanScope(msgspec.Struct):
+    """The context that `RequestTimeline.telling` returns."""
+
+    chapter: TimelineSpan
+    now: Callable[[], float]
+
+    def __enter__(self) -> TimelineSpan:
+        return self.chapter
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        chapter = self.chapter
+        if error is not None:
+            chapter.end(self.now(), code_of(error))
+        elif chapter.ended_s is None:
+            chapter.ended_s = self.now()
+
+
+def code_of(error: BaseException) -> str:
+    """What a chapter calls an exception."""
+    if isinstance(error, MaitredError):
+        return error.code
+    # What is no `Exception` ends a task from outside.
+    return type(error).__name__ if isinstance(error, Exception) else "cancelled"

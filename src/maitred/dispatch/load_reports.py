@@ -1,0 +1,89 @@
+"""What replicas say of their load, as far as it can be believed.
+
+Of a replica's load we know what we have sent there and has not come back; the rest is its own word: of our engines the
+prompts that are still to be computed, after every step; of servers of others, where they tell, what others have there,
+as of the last look. A word that does not come in time loses weight (`policy.staleness`): a replica that hangs, or whose
+metrics do, is judged more and more by its peers and always by what we have sent there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from maitred.dispatch.config import ReportsConfig
+from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.policy.staleness import AgedLoad, believed, trust
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedLoad:
+    """What a replica has to do, beyond what was sent from here since it said so."""
+
+    requests: float
+    """Of others."""
+    prompt_tokens: float
+    """To be computed."""
+
+
+class LoadReports:
+    """Listens to the replicas of one model.
+
+    Args:
+        config: The settings.
+    """
+
+    def __init__(self, config: ReportsConfig) -> None:
+        self._fresh_s = config.fresh_s
+        self._half_s = config.half_s
+
+    def trust(self, station: EndpointState, now_s: float) -> float:
+        """How much the replica's last word counts, from 0 to 1."""
+        return trust(late_s(station, now_s), self._fresh_s, self._half_s)
+
+    def believed(self, stations: Sequence[EndpointState], prompt_tokens: float, now_s: float) -> list[ReportedLoad]:
+        """The word of each as it is believed.
+
+        Args:
+            stations: The replicas that are compared.
+            prompt_tokens: Of a typical request; what waits at a server of somebody else's is taken to be like it.
+            now_s: Now.
+        """
+        lates_s = [late_s(station, now_s) for station in stations]
+        words = [_word(station, prompt_tokens, now_s) for station in stations]
+        if max(lates_s) <= self._fresh_s:
+            return words
+        requests = [AgedLoad(word.requests, late) for word, late in zip(words, lates_s, strict=True)]
+        prompts = [
+            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _counted_tokens(station)))
+            for word, late, station in zip(words, lates_s, stations, strict=True)
+        ]
+        fresh_s, half_s = self._fresh_s, self._half_s
+        return list(map(ReportedLoad, believed(requests, fresh_s, half_s), believed(prompts, fresh_s, half_s)))
+
+
+def late_s(station: EndpointState, now_s: float) -> float:
+    """For how long a replica's next word has been due.
+
+    Our engines report after every step, so one with something to do owes a report since its step began; one without
+    owes none.
+    """
+    post = station.post
+    if post.exact:
+        return 0.0 if station.credits.idle else now_s - station.step_began_s
+    return inf if post.hearsay is None else post.hearsay(now_s).late_s
+
+
+def _word(station: EndpointState, prompt_tokens: float, now_s: float) -> ReportedLoad:
+    post = station.post
+    if post.exact:
+        return ReportedLoad(0.0, station.load.waiting_prompt_tokens)
+    if post.hearsay is None:
+        return ReportedLoad(0.0, 0.0)
+    hearsay = post.hearsay(now_s)
+    return ReportedLoad(hearsay.requests, hearsay.waiting * prompt_tokens)
+
+
+def _counted_tokens(station: EndpointState) -> int:
+    """Of the prompts that the replica counts, those from here of which nothing has come back."""
+    credits_ = station.credits
+    return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)

@@ -1,0 +1,60 @@
+"""Running sequences as rows of arrays, so that a step's inputs are gathered instead of built.
+
+A *lane* is the row that a running sequence keeps until it loses its blocks. Its block table is copied only when blocks
+are added, one number every `block_tokens` steps; everything that a step of decodes needs is then a few array
+operations over all of them, whatever their number.
+"""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.engine.scheduler.plan import Chunk
+from maitred.engine.scheduler.sequence import Sequence
+
+
+class BlockTableRows:
+    """The block tables of all running sequences.
+
+    Args:
+        max_sequences: Number of lanes.
+        context_tokens: Longest sequence.
+        block_tokens: Tokens per block.
+    """
+
+    def __init__(self, max_sequences: int, context_tokens: int, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._tables = np.zeros((max_sequences, -(-context_tokens // block_tokens)), dtype=np.int32)
+        self._filled = [0] * max_sequences
+        self._free = list(range(max_sequences))
+        self._lane_of: dict[int, int] = {}
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.key in self._lane_of
+
+    def take(self, sequence: Sequence) -> None:
+        """Gives a lane to a sequence that was just admitted."""
+        self._lane_of[sequence.key] = self._free.pop()
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes the lane of a sequence that lost its blocks; one without a lane is left as it is."""
+        lane = self._lane_of.pop(sequence.key, None)
+        if lane is not None:
+            self._filled[lane] = 0
+            self._free.append(lane)
+
+    def tables(self, chunks: Items[Chunk]) -> NDArray[np.int32]:
+        """The block tables of the chunks' sequences, ``[chunks, most blocks]``; unused ends are undefined."""
+        lanes = [self._fresh_lane(chunk.sequence) for chunk in chunks]
+        widest = max((len(chunk.sequence.table.blocks) for chunk in chunks), default=1)
+        return self._tables[lanes, :widest]
+
+    def _fresh_lane(self, sequence: Sequence) -> int:
+        lane = self._lane_of[sequence.key]
+        blocks = sequence.table.blocks
+        filled = self._filled[lane]
+        if filled < len(blocks):
+            self._tables[lane, filled : len(blocks)] = blocks[filled:]
+            self._filled[lane] = len(blocks)
+        return lane

@@ -1,0 +1,95 @@
+"""What an engine's process logs of requests, under the ids that their clients know.
+
+Counts and times, never a token, and of what a client has made up nothing but its id. What goes well is said at debug
+level: the gateway has it all with the answer (see `courses`).
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from maitred.core.request import EngineRequest, SequenceStats, TokenDelta
+from maitred.engine.scheduler.sequence import Sequence
+
+logger = logging.getLogger("maitred.engine")
+
+_MOST_NAMED = 16
+
+
+def refused(request: EngineRequest, reason: str) -> None:
+    """It can never run here."""
+    _log(logging.INFO, request, "refused: %s", reason)
+
+
+def given_up(request: EngineRequest) -> None:
+    """Its answer cannot be held to its grammar, which is the client's own words."""
+    _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
+
+
+def ended(sequence: Sequence, delta: TokenDelta) -> None:
+    """A choice has its last tokens."""
+    if logger.isEnabledFor(logging.DEBUG):
+        course = delta.course or SequenceStats()
+        _log(
+            logging.DEBUG,
+            sequence.request,
+            "choice %d ended by %s: %d prompt tokens, %d of them cached, and %d output tokens; waited %.3f s, "
+            "prefill %.3f s, decode %.3f s, %d preemptions",
+            *(sequence.index, delta.finish, sequence.prompt_tokens, sequence.cached_tokens or 0),
+            *(sequence.output_tokens, course.waited_s, course.prefill_s, course.decode_s, sequence.preemptions),
+        )
+
+
+def cancelled(sequence: Sequence) -> None:
+    """Nobody reads a choice any more."""
+    if logger.isEnabledFor(logging.DEBUG):
+        _log(
+            logging.DEBUG,
+            sequence.request,
+            "choice %d cancelled after %d output tokens",
+            *(sequence.index, sequence.output_tokens),
+        )
+
+
+def preempted(sequence: Sequence) -> None:
+    """It has lost its place."""
+    if logger.isEnabledFor(logging.DEBUG):
+        _log(
+            logging.DEBUG,
+            sequence.request,
+            "choice %d gives its place to others after %d output tokens",
+            *(sequence.index, sequence.output_tokens),
+        )
+
+
+def encoded(request: EngineRequest, waited_s: float, batch: int) -> None:
+    """A text has its vector."""
+    if logger.isEnabledFor(logging.DEBUG):
+        _log(
+            logging.DEBUG,
+            request,
+            "a text of %d tokens encoded in a batch of %d; waited %.3f s",
+            *(len(request.prompt), batch, waited_s),
+        )
+
+
+@contextmanager
+def naming(requests: Iterable[EngineRequest]) -> Iterator[None]:
+    """Computes a step with these in it: if it fails, and the engine with it, one of them may be why.
+
+    Args:
+        requests: Gone through only then.
+    """
+    try:
+        yield
+    except Exception:
+        names = [*dict.fromkeys(request.known_as or request.id for request in requests)]
+        more = ", …" if len(names) > _MOST_NAMED else ""
+        named = ", ".join(names[:_MOST_NAMED])
+        logger.critical("a step failed that had %d requests in it: %s%s", len(names), named, more)
+        raise
+
+
+def _log(level: int, request: EngineRequest, message: str, *values: object) -> None:
+    ids = {"request_id": request.known_as or request.id, "trace_id": request.trace_id}
+    logger.log(level, message, *values, extra={name: one for name, one in ids.items() if one})

@@ -1,0 +1,123 @@
+"""Weights from the cache, or made and put there: what a model's loader calls."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar, cast
+
+import torch
+
+from maitred.engine.lean_torch import complete_torch
+from maitred.engine.weights_cache.config import WeightsCacheConfig
+from maitred.engine.weights_cache.key import key_of
+from maitred.engine.weights_cache.parts import WeightParts, put_together
+from maitred.engine.weights_cache.store import WeightsCacheStore
+from maitred.engine.weights_cache.tensor_file import BrokenFile, map_tensors, write_tensors
+
+logger = logging.getLogger("maitred.engine")
+
+W = TypeVar("W")
+
+
+def cache_folder(config: WeightsCacheConfig, env: Mapping[str, str] | None = None) -> Path:
+    """Where kept weights are, by the settings or by the XDG base directories."""
+    if config.folder:
+        return Path(config.folder).expanduser()
+    cache = (os.environ if env is None else env).get("XDG_CACHE_HOME", "")
+    # The specification says that a relative path counts as none.
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "maitred" / "weights"
+
+
+def kept(
+    make: Callable[[], W],
+    structs: Iterable[type],
+    config: WeightsCacheConfig,
+    folder: Path,
+    device: torch.device,
+    **form: object,
+) -> W:
+    """Weights that are mapped if they can be, and made if they must be.
+
+    Args:
+        make: Reads the checkpoint.
+        structs: The dataclasses that the weights are made of.
+        config: Where they are kept, if so.
+        folder: The checkpoint.
+        device: Only what a CPU computes with is kept: that of others is in their own memory.
+        form: What else decides how the weights look; see `key_of`.
+
+    Raises:
+        ConfigInvalid: From `make`.
+    """
+
+    def made() -> W:
+        complete_torch()
+        return make()
+
+    if not config.enabled or device.type != "cpu":
+        return made()
+    shelf = WeightsCacheStore(cache_folder(config), config.most_bytes)
+    return CachedWeights(shelf, key_of(folder, form), {struct.__name__: struct for struct in structs}).get(made)
+
+
+@dataclass(frozen=True)
+class CachedWeights:
+    """Keeps one model's weights in one form.
+
+    Attributes:
+        shelf: Where.
+        key: Under which name; it holds all that they depend on.
+        structs: The dataclasses that they are made of, by their names.
+    """
+
+    shelf: WeightsCacheStore
+    key: str
+    structs: Mapping[str, type]
+
+    def get(self, make: Callable[[], W]) -> W:
+        """The weights, mapped; made before that, if need be.
+
+        Where they cannot be kept, they are what `make` gives: a cache that fails costs time, and nothing else.
+        """
+        try:
+            return cast(W, self._mapped())
+        except FileNotFoundError:
+            pass
+        except BrokenFile as fault:
+            logger.warning("%s is not used, and written anew: %s.", self.shelf.path(self.key), fault)
+        made: W | None = None
+        try:
+            with self.shelf.writing(self.key) as file:
+                if file is not None:
+                    began_s = time.perf_counter()
+                    made = make()
+                    made_s = time.perf_counter()
+                    self._write(file, WeightParts.of(made))
+            if file is not None:
+                logger.info(
+                    "The weights were converted in %.1f s, and kept in %s in %.1f s.",
+                    *(made_s - began_s, self.shelf.path(self.key), time.perf_counter() - made_s),
+                )
+                self.shelf.tidy(self.key)
+            return cast(W, self._mapped())
+        except (OSError, BrokenFile) as fault:
+            logger.warning("The weights cannot be kept in %s: %s", self.shelf.folder, fault)
+        return make() if made is None else made
+
+    def _mapped(self) -> object:
+        tensors, plan = map_tensors(self.shelf.path(self.key))
+        try:
+            weights: object = put_together(plan, tensors, self.structs)
+        except (LookupError, TypeError, ValueError) as fault:
+            raise BrokenFile(f"it was written by another version ({fault!r})") from fault
+        self.shelf.used(self.key)
+        return weights
+
+    def _write(self, file: BinaryIO, parts: WeightParts) -> None:
+        needed = sum(placed.tensor.nbytes for placed in parts.tensors.values())  # at most: zeros take no room
+        if needed > self.shelf.most_bytes:
+            raise OSError(f"{needed} bytes are more than engine.weights_cache.most_bytes, {self.shelf.most_bytes}")
+        write_tensors(file, parts.tensors, parts.plan)

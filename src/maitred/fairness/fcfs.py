@@ -1,0 +1,110 @@
+"""First come, first served; with classes, the more urgent first."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Generic, TypeVar
+
+from maitred.core.flow import Flow, PriorityClass
+from maitred.fairness.ageing import Ageing
+from maitred.fairness.entry import QueueEntry, WorkAhead
+from maitred.fairness.sorted_entries import LAST, EntryQueue
+
+T = TypeVar("T")
+
+
+class FcfsQueue(Generic[T]):
+    """Order of arrival, whoever it is. What was served changes nothing.
+
+    Args:
+        classes: Whether more urgent classes go first. Their order is strict, so what does not age may starve.
+        ageing_s: Time in a class after which a request moves up.
+    """
+
+    def __init__(self, *, classes: bool, ageing_s: float | None) -> None:
+        self._classes = classes
+        self._queues = [EntryQueue() for _ in PriorityClass]
+        self._ageing = Ageing(ageing_s if classes else None)
+        self._waiting = dict.fromkeys(PriorityClass, 0)
+        self._joined = 0
+
+    def add(self, entry: QueueEntry[T], now_s: float) -> None:
+        """Joins."""
+        self._joined += 1
+        entry.number = self._joined
+        entry.rank = entry.flow.priority.rank if self._classes else 0
+        self._join(entry)
+
+    def remove(self, entry: QueueEntry[T]) -> None:
+        """Leaves without having run."""
+        self._leave(entry)
+
+    def head(self, now_s: float) -> QueueEntry[T] | None:
+        """The oldest of the most urgent."""
+        while (ripe := self._ageing.ripe(now_s)) is not None:
+            self._leave(ripe)
+            ripe.rank -= 1
+            self._join(ripe)
+        return next((queue.least() for queue in self._queues if queue), None)
+
+    def take(self, entry: QueueEntry[T], now_s: float) -> None:
+        """Leaves and runs."""
+        self._leave(entry)
+
+    def pass_through(self, entry: QueueEntry[T], now_s: float) -> None:
+        """Joins, and is taken in the same moment."""
+        self.add(entry, now_s)
+        self.take(entry, now_s)
+
+    def charge(self, flow: Flow, service: float) -> None:
+        """Changes nothing."""
+
+    def stream(self, flow: Flow, service: float) -> None:
+        """Changes nothing."""
+
+    def tick(self) -> None:
+        """Changes nothing."""
+
+    def done(self, flow: Flow) -> None:
+        """Changes nothing."""
+
+    def put_back(self, entry: QueueEntry[T], now_s: float) -> None:
+        """Waits again, where it stood."""
+        self._join(entry)
+
+    def ahead(self, entry: QueueEntry[T], now_s: float) -> WorkAhead:
+        """The older ones of its class, and all of more urgent classes."""
+        waits = entry in self._queues[entry.rank]
+        rank = entry.rank if waits or not self._classes else entry.flow.priority.rank
+        before = self._queues[rank if self._classes else 0].before(entry.arrived_s, entry.number if waits else LAST)
+        above = self._queues[:rank] if self._classes else ()
+        return WorkAhead(
+            before.entries + sum(len(queue) for queue in above), before.service + sum(queue.service for queue in above)
+        )
+
+    def over_service(self, flow: Flow) -> float:
+        """Nobody is owed anything."""
+        return 0.0
+
+    def lead(self, flow: Flow) -> float:
+        """The same."""
+        return 0.0
+
+    def waiting_in(self, priority: PriorityClass) -> int:
+        """How many wait that joined with this class."""
+        return self._waiting[priority]
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues)
+
+    def __iter__(self) -> Iterator[QueueEntry[T]]:
+        return chain.from_iterable(self._queues)
+
+    def _join(self, entry: QueueEntry[T]) -> None:
+        self._queues[entry.rank].join(entry.arrived_s, entry)
+        self._ageing.watch(entry)
+        self._waiting[entry.flow.priority] += 1
+
+    def _leave(self, entry: QueueEntry[T]) -> None:
+        self._queues[entry.rank].leave(entry)
+        self._ageing.forget(entry)
+        self._waiting[entry.flow.priority] -= 1

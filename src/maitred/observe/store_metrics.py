@@ -1,0 +1,85 @@
+"""Metrics of who owes what: leases, the ledger and how far it is from the engines' own counts, and the stores behind.
+
+Read when somebody scrapes, like the engines' state.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from maitred.core.request import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsState:
+    """The accounts at the moment of a scrape."""
+
+    leases_held: int = 0
+    """Requests that hold what they reserved."""
+    leases_late: int = 0
+    """Of these, the ones that have ended; the counters could not be told yet."""
+    backlog: int = 0
+    """Lines of the ledger that are in the journal only."""
+    backlog_age_s: float = 0.0
+    directory_age_s: float = 0.0
+    """How old what is known of keys and limits may be."""
+    stores_up: Mapping[str, bool] = field(default_factory=dict)
+    """``database`` and ``counters``."""
+    recorded: Mapping[str, Usage] = field(default_factory=dict)
+    """Model -> tokens in the ledger since this gateway started."""
+    costs_usd: Mapping[str, float] = field(default_factory=dict)
+    """Model -> what these have cost."""
+    soft_budgets_passed: int = 0
+    """Since this gateway started."""
+    drift_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Model -> output tokens that its engine has counted and the ledger has not."""
+
+
+class AccountMetrics(Collector):
+    """Reads the accounts when somebody scrapes."""
+
+    def __init__(self, state: Callable[[], AccountsState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus asks."""
+        state = self._state()
+        leases = GaugeMetricFamily("maitred_leases", "Reservations of requests.", labels=["state"])
+        leases.add_metric(["held"], state.leases_held)
+        leases.add_metric(["late"], state.leases_late)
+        yield leases
+        yield GaugeMetricFamily("maitred_ledger_backlog", "Lines that are in the journal only.", state.backlog)
+        yield GaugeMetricFamily(
+            "maitred_ledger_backlog_age_seconds", "How long the oldest of them waits.", state.backlog_age_s
+        )
+        yield GaugeMetricFamily(
+            "maitred_directory_age_seconds", "How old what is known of keys and limits may be.", state.directory_age_s
+        )
+        stores = GaugeMetricFamily("maitred_store_up", "1 while the store answers.", labels=["store"])
+        for store, up in state.stores_up.items():
+            stores.add_metric([store], up)
+        yield stores
+        yield CounterMetricFamily(
+            "maitred_soft_budgets_passed", "Soft budgets that were passed.", state.soft_budgets_passed
+        )
+        prompt = CounterMetricFamily("maitred_ledger_prompt_tokens", "Prompt tokens in the ledger.", labels=["model"])
+        output = CounterMetricFamily("maitred_ledger_output_tokens", "Output tokens in the ledger.", labels=["model"])
+        for model, usage in state.recorded.items():
+            prompt.add_metric([model], usage.prompt_tokens)
+            output.add_metric([model], usage.completion_tokens)
+        cost = CounterMetricFamily("maitred_ledger_cost_usd", "What these cost.", labels=["model"])
+        for model, usd in state.costs_usd.items():
+            cost.add_metric([model], usd)
+        yield prompt
+        yield output
+        yield cost
+        drift = GaugeMetricFamily(
+            "maitred_ledger_drift_tokens",
+            "Output tokens that the engine has counted and the ledger has not.",
+            labels=["model"],
+        )
+        for model, tokens in state.drift_tokens.items():
+            drift.add_metric([model], tokens)
+        yield drift

@@ -1,0 +1,232 @@
+"""One server of somebody else's as a replica: where it is, how it is reached, what is known of it.
+
+Requests go out over HTTP, and answers come back as parts; see `exchange` for one of them.
+"""
+
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import cache, partial
+
+from maitred import __version__
+from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
+from maitred.core.text_replica import TextRequest
+from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.peers import PoolHealth
+from maitred.replica.http.connection import Response, ResponseBroken
+from maitred.replica.http.pool import ConnectFailed, HostPool, OpenConnections
+from maitred.replica.http.request_head import head_of
+from maitred.replica.upstream.address import Address
+from maitred.replica.upstream.call import UpstreamCall
+from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.dialects import ANTHROPIC, DIALECTS
+from maitred.replica.upstream.external_load import ExternalLoadTracker
+from maitred.replica.upstream.gauges import ServerLoad
+from maitred.replica.upstream.openai_stream import broken
+from maitred.replica.upstream.status import UpstreamStatus
+
+UNKNOWN_WINDOW_TOKENS = 1 << 20
+"""Of a server that does not say how long prompt and answer may be, and for which nobody has declared it."""
+UNKNOWN_VOCABULARY = 1 << 31
+_NO_REPORT = LoadReport()
+
+
+class UpstreamReplica:
+    """Implements `core.relay.TextReplica` over OpenAI's HTTP API, or Anthropic's.
+
+    Args:
+        config: Where it is, and how it is spoken to.
+        model: The name under which the model is served here.
+        context_tokens: Prompt and answer together, if that is declared.
+        max_choices: Largest `n`.
+        connections: Closes those that are made here; whoever made it closes it.
+        health: When it gets fewer requests or none.
+        peers: The other servers of the model, which it joins.
+        before: The same server as it was spoken to before: what is known of it stays true.
+
+    Attributes:
+        name: What ledger and log call it.
+        model: What it calls the model.
+        address: Where it is.
+        standing: Whether it is there, and how well it does.
+        window_tokens: Its own word for `context_tokens`, once it has said it.
+        reported: What it said last of its own load.
+        open_streams: Contexts of `relay` that have not been left. 0 when nothing leaks.
+        settings: All that it was made from; equal ones make the same.
+    """
+
+    def __init__(
+        self,
+        config: UpstreamConfig,
+        model: str,
+        connections: OpenConnections,
+        *,
+        context_tokens: int | None = None,
+        max_choices: int = 128,
+        health: HealthConfig | None = None,
+        peers: PoolHealth | None = None,
+        before: "UpstreamReplica | None" = None,
+    ) -> None:
+        self.config = config
+        self.address = Address(config.url)
+        self.name = config.name or self.address.host_and_port
+        self.dialect = ANTHROPIC if config.kind == "anthropic" else DIALECTS[config.dialect]
+        known = None if before is None else before.standing
+        self.standing: UpstreamStatus = known or UpstreamStatus(self.name, config.probe_every_s, health, peers)
+        self.window_tokens: int | None = None if before is None else before.window_tokens
+        self.reported = ServerLoad()
+        self._grapevine = ExternalLoadTracker(config.probe_every_s)
+        self.open_streams = 0
+        self.model = config.model or model
+        provider = config.kind if config.kind == "anthropic" else config.dialect
+        self._whereabouts: Mapping[str, str | int] = {
+            "provider": provider,
+            "host": self.address.host,
+            "port": self.address.port,
+            "model": self.model,
+        }
+        self._fixed_headers = self._headers()
+        self._heads: dict[tuple[str, str], bytes] = {}
+        """Of the requests that are sent, without what each has for itself."""
+        self._declared_tokens = context_tokens
+        self._card: ModelCard | None = None
+        self._max_choices = max_choices
+        self.settings = (config, context_tokens, max_choices)
+        tls = None
+        if self.address.tls:
+            tls = _trusted if config.ca_file is None else partial(_same, _trust(config.ca_file))
+        self.line = HostPool(connections, self.address.host, self.address.port, config.connect_timeout_s, tls)
+
+    def is_at(self, config: UpstreamConfig) -> bool:
+        """Whether these settings lead to the same server under the same name."""
+        mine = self.config
+        return (mine.url, mine.name, mine.kind, mine.dialect) == (config.url, config.name, config.kind, config.dialect)
+
+    # --- the replica ---
+
+    def card(self) -> ModelCard:
+        """See `core.ports.Host`."""
+        self.standing.check()
+        window = self._declared_tokens or self.window_tokens or UNKNOWN_WINDOW_TOKENS
+        if self._card is None or self._card.context_tokens != window:
+            self._card = self._card_of(window)
+        return self._card
+
+    def _card_of(self, window: int) -> ModelCard:
+        return ModelCard(
+            name=self.model,
+            context_tokens=window,
+            vocab_size=UNKNOWN_VOCABULARY,
+            eos_token_ids=(),
+            max_sequences=UNKNOWN_WINDOW_TOKENS,
+            kv_capacity_tokens=window,
+            max_choices=self._max_choices,
+            dtype="",
+            device=self.name,
+        )
+
+    @property
+    def window_known(self) -> bool:
+        """Whether `card` has a window that somebody has named."""
+        return (self._declared_tokens or self.window_tokens) is not None
+
+    def load(self) -> LoadReport:
+        """See `core.ports.Host`; empty, since what such servers say of themselves is too old to release requests by."""
+        return _NO_REPORT
+
+    def tells(self, load: ServerLoad) -> None:
+        """It was asked for its load."""
+        self.reported = load
+        self._grapevine.heard(load, self.open_streams, time.monotonic())
+
+    def hearsay(self, now_s: float) -> ExternalLoad:
+        """What it has to do for others, by its own word; `now_s` is monotonic."""
+        return self._grapevine.at(now_s)
+
+    def unheard(self) -> int:
+        """See `core.ports.Host`."""
+        return self.open_streams
+
+    @property
+    def whereabouts(self) -> Mapping[str, str | int]:
+        """See `core.relay.TextReplica`."""
+        return self._whereabouts
+
+    @property
+    def weight(self) -> float:
+        """See `core.ports.Host`."""
+        return self.standing.weight
+
+    def watch(self, listener: Callable[[], None]) -> None:
+        """See `core.ports.Host`."""
+        self.standing.watch(listener)
+
+    def relay(self, request: TextRequest) -> UpstreamCall:
+        """See `core.relay.TextReplica`."""
+        return UpstreamCall(self, request)
+
+    # --- how it is reached ---
+
+    @asynccontextmanager
+    async def get(self, path: str) -> AsyncIterator[Response]:
+        """Asks for a path, on a connection of its own: servers that fail here may close it without a word.
+
+        Raises:
+            ReplicaUnavailable: No connection can be made, or not one that is safe.
+            ReplicaLost: It ended before a response began.
+            Interrupted: From what the response reads.
+        """
+        try:
+            response = await self.line.ask(self.head("GET", path) + b"connection: close\r\n\r\n", kept=False)
+        except (ConnectFailed, ResponseBroken) as error:
+            raise self.missed(error) from None
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def missed(self, error: ConnectFailed | ResponseBroken) -> ReplicaUnavailable | ReplicaLost:
+        """What it means that no response has come; nobody is sent to a server that cannot be reached."""
+        if isinstance(error, ResponseBroken):
+            return broken(f"it gave no answer ({error})")
+        self.standing.missed(f"it cannot be reached ({error})")
+        unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
+        unavailable.add_note(self.standing.reason)
+        return unavailable
+
+    def head(self, method: str, path: str) -> bytes:
+        """Of a request for a path, without what that has for itself."""
+        head = self._heads.get((method, path))
+        if head is None:
+            kinds = {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
+            headers = {"host": self.address.host_and_port, **self._fixed_headers, **kinds}
+            head = self._heads[method, path] = head_of(method, self.address.target(path), headers)
+        return head
+
+    def _headers(self) -> dict[str, str]:
+        config = self.config
+        headers = {"user-agent": f"maitred/{__version__}", **self.dialect.headers, **config.headers}
+        headers["accept-encoding"] = "identity"
+        if config.api_key is not None:
+            key = config.api_key.reveal()
+            header = self.dialect.key_header
+            headers[header] = f"Bearer {key}" if header == "Authorization" else key
+        return headers
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whom this system trusts."""
+    return _trust(None)
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _same(context: ssl.SSLContext) -> ssl.SSLContext:
+    return context
